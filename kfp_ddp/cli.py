@@ -1,0 +1,54 @@
+"""The `kfp-ddp` program: each command lives in `kfp_ddp.commands` and is imported when called."""
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from kfp_ddp import __version__
+
+COMMANDS = {
+    "compile": "Write compiled/*.yaml from the pipelines, or check that they are fresh.",
+    "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them: `--help` stays under 100 ms."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module; None for a name that is not in the table."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"kfp_ddp.commands.{cmd_name.replace('-', '_')}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands from its own texts, importing nothing."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kfp-ddp")
+def app() -> None:
+    """Train with PyTorch DDP from Kubeflow Pipelines: bucket to evaluated, exported model."""
+
+
+def main() -> NoReturn:
+    """Run the program; an `InputError` is one line on stderr and exit code 1."""
+    from kfp_ddp.training.errors import InputError
+
+    try:
+        app(prog_name="kfp-ddp")
+    except InputError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    sys.exit(0)

@@ -1,0 +1,1 @@
+"""The DDP training loop; it knows nothing of KFP, Kubernetes or buckets."""
