@@ -1,1 +1,1 @@
-"""One module a command of the `kfp-ddp` program; `kfp_ddp.cli` imports a module when it is called."""
+"""One module a command of `kfp-ddp`; `kfp_ddp.cli` imports a module when it is called."""
