@@ -1,0 +1,30 @@
+"""`kfp-ddp compile`: write the YAML that users upload, or check the committed copy."""
+
+from pathlib import Path
+
+import click
+
+from kfp_ddp.training.errors import InputError
+
+
+@click.command("compile")
+@click.option("--check", is_flag=True, help="Write nothing; fail if a file is stale or orphaned.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("compiled"),
+    show_default=True,
+    help="Folder of the YAML files.",
+)
+def command(check: bool, directory: Path) -> None:
+    """Compile every pipeline to a YAML file for upload to Kubeflow Pipelines."""
+    from kfp_ddp.pipelines import compiled
+
+    if not check:
+        for path in compiled.write(directory):
+            click.echo(path)
+        return
+    found = compiled.differences(directory)
+    if found:
+        raise InputError("; ".join(found) + "; run `kfp-ddp compile` and commit the result")
+    click.echo(f"{directory} is fresh")

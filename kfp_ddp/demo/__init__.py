@@ -1,0 +1,1 @@
+"""The demo: the committed pipeline, run for real on this machine."""

@@ -1,0 +1,28 @@
+"""The demo's child process: the compiled YAML through kfp.local, its log on stdout."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import kfp_ddp
+
+COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
+
+
+def run(arguments: dict[str, object], pipeline_root: str) -> None:
+    """Run `compiled/train_resnet.yaml` in subprocesses of this one.
+
+    Raises:
+        RuntimeError: when a step failed.
+    """
+    from kfp import components, local
+
+    # The steps run in this Python, whatever their image is called.
+    warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=pipeline_root)
+    components.load_component_from_file(str(COMPILED))(**arguments)
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,60 @@
+"""What the demo shows while it runs: a line for each phase, the current one with its progress."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+CLEAR_LINE = "\r\x1b[2K"
+
+
+class Phase:
+    """One phase: prints `✓ name  detail  seconds` when it ends well, `✗` when it does not.
+
+    Used as a context manager. On a terminal the line is drawn while the phase runs; in a log
+    there is one line, at its end.
+    """
+
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self.name = name
+        self.detail = ""
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty()
+        self._started = time.monotonic()
+
+    def show(self, detail: str) -> None:
+        """Replace the detail of the line."""
+        self.detail = detail
+        if self._live:
+            self._stream.write(CLEAR_LINE + self._line("…"))
+            self._stream.flush()
+
+    def end(self, good: bool) -> None:
+        """Write the phase's last line."""
+        mark = "✓" if good else "✗"
+        self._stream.write((CLEAR_LINE if self._live else "") + self._line(mark) + "\n")
+        self._stream.flush()
+
+    def __enter__(self) -> Self:
+        self.show("")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(good=error is None)
+
+    def _line(self, mark: str) -> str:
+        seconds = time.monotonic() - self._started
+        return f"  {mark} {self.name:<15} {self.detail:<66.66} {seconds:5.1f} s"
+
+
+def bar(done: int, total: int, width: int = 20) -> str:
+    """A bar such as `██████░░░░` for `done` of `total`."""
+    filled = width * min(done, total) // max(total, 1)
+    return "█" * filled + "░" * (width - filled)
+
+

@@ -1,0 +1,3 @@
+"""Pipelines, one a file: only wiring. Each is compiled to `compiled/<file name>.yaml`."""
+
+NAMES = ("train_resnet",)

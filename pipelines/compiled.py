@@ -1,0 +1,49 @@
+"""Compile the pipelines, and tell whether the committed documents still say what they say."""
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kfp import compiler
+
+from kfp_ddp.pipelines import NAMES
+
+
+def write(directory: Path) -> list[Path]:
+    """Compile every pipeline to `<directory>/<name>.yaml` and return the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in NAMES:
+        pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
+        path = directory / f"{name}.yaml"
+        compiler.Compiler().compile(pipeline, package_path=str(path))
+        written.append(path)
+    return written
+
+
+def differences(directory: Path) -> list[str]:
+    """One line for each document in `directory` that is missing, stale or has no pipeline."""
+    found = []
+    with tempfile.TemporaryDirectory() as fresh:
+        for path in write(Path(fresh)):
+            committed = directory / path.name
+            if not committed.exists():
+                found.append(f"{committed}: missing")
+            elif _documents(committed) != _documents(path):
+                found.append(f"{committed}: differs from pipelines/{path.stem}.py")
+    orphans = {path.stem for path in directory.glob("*.y*ml")} - set(NAMES)
+    return found + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
+
+
+def _documents(path: Path) -> list[Any]:
+    """The file's YAML documents, with the version of the compiling SDK masked."""
+    try:
+        documents = list(yaml.safe_load_all(path.read_text()))
+    except yaml.YAMLError:
+        return []
+    for document in documents:
+        if isinstance(document, dict) and "sdkVersion" in document:
+            document["sdkVersion"] = "masked"
+    return documents

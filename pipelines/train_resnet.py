@@ -1,0 +1,143 @@
+"""The pipeline `train_resnet`: bucket to evaluated, gated and exported model."""
+
+from kfp import dsl, kubernetes
+
+from kfp_ddp.components.data_sync.component import data_sync
+from kfp_ddp.components.dataset_volume.component import dataset_volume
+from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.export.component import export
+from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.teardown.component import teardown
+from kfp_ddp.components.train.component import train
+
+
+def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> dsl.PipelineTask:
+    """Mount the claims a step uses and switch its cache off: what it reads changes under a path."""
+    if data is not None:
+        kubernetes.mount_pvc(task, pvc_name=data, mount_path="/data")
+    if work is not None:
+        kubernetes.mount_pvc(task, pvc_name=work, mount_path="/work")
+    return task.set_caching_options(False)
+
+
+@dsl.pipeline(
+    name="train-resnet",
+    display_name="Train a ResNet with PyTorch DDP",
+    description="Bucket to verified dataset, DDP training, evaluation, gate and exported bundle.",
+)
+def train_resnet(
+    source: str,
+    dataset: str = "dataset",
+    model: str = "resnet50",
+    image_size: int = 224,
+    epochs: int = 90,
+    batch_size: int = 256,
+    learning_rate: float = 0.1,
+    warmup_epochs: float = 5.0,
+    weight_decay: float = 5e-5,
+    label_smoothing: float = 0.1,
+    seed: int = 0,
+    workers: int = 4,
+    checkpoint_epochs: int = 1,
+    checkpoint_minutes: float = 15.0,
+    backend: str = "local",
+    nproc_per_node: int = 0,
+    min_accuracy: float = 0.7,
+    model_name: str = "resnet",
+    destination: str = "",
+    data_claim: str = "kfp-ddp-data",
+    work_claim: str = "kfp-ddp-work",
+    data_dir: str = "/data",
+    work_dir: str = "/work",
+) -> None:
+    """Sync a bucket, train with DDP, evaluate, gate and export.
+
+    Args:
+        source: Prefix with train/<class>/ and val/<class>/ image folders: gs://bucket/prefix.
+        dataset: Name of the dataset, for labels and the names of its claims.
+        model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
+        image_size: Height and width of the images that the network sees, in pixels.
+        epochs: Passes over the training split.
+        batch_size: Images a step, over all ranks together.
+        learning_rate: Peak learning rate, reached after the warm-up.
+        warmup_epochs: Epochs of linear warm-up before the cosine decay.
+        weight_decay: L2 penalty on the weights of convolutions and linear layers.
+        label_smoothing: Share of the target spread over all classes, 0 to 1.
+        seed: Seed of initialisation, order and augmentation.
+        workers: Loader processes for each rank.
+        checkpoint_epochs: Save a checkpoint each so many epochs.
+        checkpoint_minutes: And each so many minutes; 0 for epochs only.
+        backend: Where training runs: local, as processes of the train step itself.
+        nproc_per_node: Ranks on the node; 0 for one for each GPU, or one on a CPU.
+        min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
+        model_name: Name of the exported model in its bundle and serving layout.
+        destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.
+        data_claim: Claim that holds the versions of the dataset.
+        work_claim: Claim that holds checkpoints, evaluations and bundles.
+        data_dir: Where the data claim is mounted; change it for local runs only.
+        work_dir: Where the work claim is mounted; change it for local runs only.
+    """
+    last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, work_dir=work_dir)
+    _mount(last, work=work_claim)
+    with dsl.ExitHandler(last, name="training"):
+        synced = _mount(
+            data_sync(source=source, data_dir=data_dir, dataset=dataset),
+            data=data_claim,
+        )
+        volume = _mount(
+            dataset_volume(
+                dataset=dataset,
+                digest=synced.outputs["digest"],
+                path=synced.outputs["path"],
+                claim=data_claim,
+            )
+        )
+        trained = _mount(
+            train(
+                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+                dataset_path=volume.outputs["path"],
+                work_dir=work_dir,
+                backend=backend,
+                nproc_per_node=nproc_per_node,
+                model=model,
+                image_size=image_size,
+                epochs=epochs,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                warmup_epochs=warmup_epochs,
+                weight_decay=weight_decay,
+                label_smoothing=label_smoothing,
+                seed=seed,
+                workers=workers,
+                checkpoint_epochs=checkpoint_epochs,
+                checkpoint_minutes=checkpoint_minutes,
+            ),
+            data=volume.outputs["claim"],
+            work=work_claim,
+        )
+        evaluated = _mount(
+            evaluate(
+                checkpoint=trained.outputs["checkpoint"],
+                run_dir=trained.outputs["run_dir"],
+                dataset_path=volume.outputs["path"],
+            ),
+            data=volume.outputs["claim"],
+            work=work_claim,
+        )
+        verdict = gate(
+            accuracy=evaluated.outputs["accuracy"], min_accuracy=min_accuracy
+        ).set_caching_options(False)
+        with dsl.If(verdict.outputs["blessed"] == True, name="blessed"):  # noqa: E712
+            _mount(
+                export(
+                    checkpoint=trained.outputs["checkpoint"],
+                    run_dir=trained.outputs["run_dir"],
+                    dataset_path=volume.outputs["path"],
+                    evaluation=evaluated.outputs["evaluation"],
+                    model_name=model_name,
+                    destination=destination,
+                ),
+                data=volume.outputs["claim"],
+                work=work_claim,
+            )
