@@ -1,0 +1,103 @@
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.pictures import (
+    MAX_POINTS,
+    Series,
+    confusion_matrix,
+    line_chart,
+    page,
+    training_curves,
+)
+
+NS = "{http://www.w3.org/2000/svg}"
+
+
+def parse(svg: str) -> ET.Element:
+    return ET.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+
+
+def test_a_chart_says_its_last_values_to_a_screen_reader() -> None:
+    root = parse(line_chart("Loss", [Series("training", [(0, 2.0), (1, 0.5)])], "epoch"))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "Loss by epoch; last values: training 0.5"
+
+
+def test_a_curve_lies_inside_its_axes_and_falls_when_the_loss_falls() -> None:
+    points = [(float(x), 100.0 / (1 + x)) for x in range(2000)]
+    root = parse(line_chart("Loss", [Series("training", points)], "step"))
+    curve = next(e for e in root.iter(f"{NS}path") if e.get("class") == "curve")
+    path = re.findall(r"[\d.]+ [\d.]+", curve.attrib["d"])
+    drawn = [tuple(map(float, pair.split())) for pair in path]
+    assert len(drawn) <= MAX_POINTS
+    assert all(0 <= x <= 640 and 0 <= y <= 320 for x, y in drawn)
+    heights = [y for _, y in drawn]
+    assert heights == sorted(heights)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [[], [(0.0, float("nan"))], [(1.0, 3.0)], [(1.0, 3.0), (2.0, 3.0)], [(0.0, float("inf"))]],
+)
+def test_odd_series_still_make_a_picture_without_odd_numbers(
+    points: list[tuple[float, float]],
+) -> None:
+    svg = line_chart("Loss", [Series("training", points)], "epoch")
+    parse(svg)
+    assert "nan" not in svg
+    assert "inf" not in svg
+
+
+def test_hostile_names_stay_text() -> None:
+    evil = "<script>alert(1)</script>"
+    svg = confusion_matrix([evil, '"&'], [[3, 1], [0, 4]])
+    parse(svg)
+    document = page(evil, svg + line_chart(evil, [Series(evil, [(0, 1)])], evil))
+    assert "<script" not in document
+
+
+def test_the_matrix_shows_each_count_and_what_it_means() -> None:
+    root = parse(confusion_matrix(["cat", "dog"], [[30, 2], [5, 63]]))
+    assert root.get("aria-label") == "Confusion matrix of 2 classes: 93 of 100 on the diagonal"
+    titles = {e.text for e in root.iter(f"{NS}title")}
+    assert "dog taken for cat: 5 of 68" in titles
+
+
+def test_a_hundred_classes_stay_small_and_more_are_refused() -> None:
+    names = [f"class number {i}" for i in range(100)]
+    counts = [[1 + (i * j) % 7 for j in range(100)] for i in range(100)]
+    assert len(confusion_matrix(names, counts)) < 250_000
+    with pytest.raises(ValueError, match="at most 100"):
+        confusion_matrix([*names, "more"], [])
+
+
+def test_curves_skip_torn_lines_and_count_a_step_done_again_once(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    events = [
+        {"event": "start", "world_size": 2},
+        {"event": "step", "step": 1, "epoch": 0.5, "loss": 9.0},
+        {"event": "step", "step": 1, "epoch": 0.5, "loss": 2.0},
+        {"event": "step", "step": 2, "epoch": 1.0, "loss": 1.0},
+        {"event": "eval", "step": 2, "epoch": 1, "loss": 1.5, "accuracy": 0.75, "top5": None},
+    ]
+    lines = [json.dumps(event) for event in events]
+    file.write_text("\n".join([*lines, '{"event": "step", "st']))
+    html = training_curves(file)
+    assert "training 1, validation 1.5" in html
+    assert "top 1 75.00%" in html
+    assert "top 5" not in html
+    loss = parse(re.findall(r"<svg.*?</svg>", html)[0])
+    assert len(loss.findall(f"{NS}circle")) == 3
+
+
+def test_no_metrics_make_no_curves(tmp_path: Path) -> None:
+    assert training_curves(tmp_path / "metrics.jsonl") == ""
+
+
+def test_a_page_fetches_nothing() -> None:
+    document = page("t", line_chart("Loss", [Series("a", [(0, 1), (1, 2)])], "epoch"))
+    assert not re.search(r"(src|href)=|url\(|@import|<script", document)
