@@ -1,0 +1,1 @@
+"""Launching a training job and following it to its end."""

@@ -1,0 +1,96 @@
+"""What the loop wrote to metrics.jsonl, as events and as one line for a person."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+METRICS_FILE = "metrics.jsonl"
+
+
+class Tail:
+    """Reads the complete lines that a growing JSONL file gained since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def skip(self) -> None:
+        """Pass over what the file holds now: an earlier attempt wrote it."""
+        self.offset = self.path.stat().st_size if self.path.exists() else 0
+
+    def read(self) -> list[Event]:
+        """The new events; a line that is still being written waits, a broken one is passed over."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+class Progress:
+    """The state of a run as its events tell it, in one line: step, loss, images/s, ETA."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.first: Event | None = None
+        self.last: Event | None = None
+        self.accuracy: float | None = None
+
+    def update(self, events: list[Event]) -> bool:
+        """Take events in; True when the line has changed."""
+        changed = False
+        for event in events:
+            kind = event.get("event")
+            if kind == "start":
+                self.total, self.first = int(event.get("steps_total", 0)), None
+            elif kind == "step":
+                self.first, self.last, changed = self.first or event, event, True
+            elif kind == "eval":
+                self.accuracy, changed = float(event.get("accuracy", math.nan)), True
+        return changed
+
+    def line(self) -> str:
+        """One line, for example `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`."""
+        last = self.last or {}
+        step = int(last.get("step", 0))
+        parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
+        if math.isfinite(loss := float(last.get("loss") or math.nan)):
+            parts.append(f"loss {loss:.3f}")
+        if speed := float(last.get("images_per_s") or 0):
+            parts.append(f"{speed:,.0f} images/s")
+        if self.accuracy is not None:
+            parts.append(f"val accuracy {self.accuracy:.1%}")
+        if (left := self.seconds_left()) is not None:
+            parts.append(f"ETA {clock(left)}")
+        return " · ".join(parts)
+
+    def seconds_left(self) -> float | None:
+        """Time to the last step at the rate since the first one seen; None until that is known."""
+        if self.first is None or self.last is None or not self.total:
+            return None
+        steps = int(self.last["step"]) - int(self.first["step"])
+        seconds = float(self.last["time"]) - float(self.first["time"])
+        if steps <= 0 or seconds <= 0:
+            return None
+        return (self.total - int(self.last["step"])) * seconds / steps
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

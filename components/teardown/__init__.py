@@ -1,0 +1,1 @@
+"""The exit handler that ends whatever a run left behind."""

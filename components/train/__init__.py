@@ -1,0 +1,1 @@
+"""The step that trains a ResNet with PyTorch DDP."""

@@ -1,0 +1,131 @@
+"""The KFP signature of `train`."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.1.0", install_kfp_package=False)
+def train(
+    run_id: str,
+    dataset_path: str,
+    work_dir: str,
+    trained_model: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    loss_curve: dsl.Output[dsl.HTML],
+    task_name: str = "train",
+    backend: str = "local",
+    nproc_per_node: int = 0,
+    model: str = "resnet50",
+    image_size: int = 224,
+    epochs: int = 90,
+    batch_size: int = 256,
+    micro_batch_size: int = 0,
+    learning_rate: float = 0.1,
+    lr_reference_batch: int = 0,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-5,
+    warmup_epochs: float = 5.0,
+    label_smoothing: float = 0.1,
+    ema_decay: float = 0.0,
+    augment: str = "auto",
+    images: str = "convert",
+    on_bad_image: str = "fail",
+    verify_images: int = 10000,
+    seed: int = 0,
+    workers: int = 4,
+    precision: str = "auto",
+    device: str = "auto",
+    deterministic: bool = False,
+    checkpoint_epochs: int = 1,
+    checkpoint_minutes: float = 15.0,
+    keep_checkpoints: int = 2,
+    resume: str = "auto",
+    log_steps: int = 50,
+    timeout_minutes: float = 10.0,
+) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str)]):
+    """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
+
+    Args:
+        run_id: Id of the pipeline run; names the folder of the run under work_dir.
+        dataset_path: Folder with train/<class>/ and val/<class>/ of images.
+        work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics.
+        trained_model: The newest checkpoint: its path, digest, step and metrics.
+        metrics: Final loss, accuracy, speed and step.
+        loss_curve: Loss and accuracy over the steps, as a picture.
+        task_name: Name of this task in the pipeline.
+        backend: Where the ranks run: local, as processes of this step.
+        nproc_per_node: Ranks a node; 0 for one for each GPU, or one where there is none.
+        model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
+        image_size: Height and width of the images that the network sees, in pixels.
+        epochs: Passes over the training split.
+        batch_size: Images a step, over all ranks together.
+        micro_batch_size: Images a forward pass on one rank; 0 for batch_size / world size.
+        learning_rate: Peak learning rate, reached after the warm-up.
+        lr_reference_batch: Scale the learning rate by batch_size / this; 0 for never.
+        momentum: Nesterov momentum of SGD, 0 to 1.
+        weight_decay: L2 penalty on the weights of convolutions and linear layers.
+        warmup_epochs: Epochs of linear warm-up before the cosine decay.
+        label_smoothing: Share of the target spread over all classes, 0 to 1.
+        ema_decay: Decay a step of the averaged weights; 0 for no averaging.
+        augment: none, shift, shift-flip, crop or crop-flip; auto fits the model.
+        images: Images not RGB and square: convert them with a warning, or strict.
+        on_bad_image: An unreadable image: fail with its name, or skip and count.
+        verify_images: Images decoded in full before the first epoch, at most.
+        seed: Seed of initialisation, order and augmentation.
+        workers: Loader processes for each rank.
+        precision: fp32 or bf16; auto is bf16 on a GPU that has it, fp32 on a CPU.
+        device: cuda or cpu; auto is what there is.
+        deterministic: Refuse kernels that are not deterministic.
+        checkpoint_epochs: Save a checkpoint each so many epochs; 0 for never.
+        checkpoint_minutes: And each so many minutes; 0 for epochs only.
+        keep_checkpoints: Newest checkpoints that are kept, at least 2.
+        resume: auto goes on from this run's newest valid checkpoint, never starts anew.
+        log_steps: Steps between two lines of metrics.
+        timeout_minutes: A collective that waits longer than this fails the training.
+
+    Returns:
+        The folder of the newest checkpoint, and the folder of the run.
+    """
+    from kfp_ddp.components.train.engine import run
+
+    return run(
+        run_id=run_id,
+        task_name=task_name,
+        work_dir=work_dir,
+        backend=backend,
+        nproc_per_node=nproc_per_node,
+        training={
+            "data": dataset_path,
+            "model": model,
+            "image_size": image_size,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "micro_batch_size": micro_batch_size,
+            "learning_rate": learning_rate,
+            "lr_reference_batch": lr_reference_batch,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "warmup_epochs": warmup_epochs,
+            "label_smoothing": label_smoothing,
+            "ema_decay": ema_decay,
+            "augment": augment,
+            "images": images,
+            "on_bad_image": on_bad_image,
+            "verify_images": verify_images,
+            "seed": seed,
+            "workers": workers,
+            "precision": precision,
+            "device": device,
+            "deterministic": deterministic,
+            "checkpoint_epochs": checkpoint_epochs,
+            "checkpoint_minutes": checkpoint_minutes,
+            "keep_checkpoints": keep_checkpoints,
+            "resume": resume,
+            "log_steps": log_steps,
+            "timeout_minutes": timeout_minutes,
+        },
+        trained_model=trained_model,
+        metrics=metrics,
+        loss_curve=loss_curve,
+    )

@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+from kfp_ddp.components.launch.progress import Event, Progress, Tail, clock
+
+
+def steps(*pairs: tuple[int, float]) -> list[Event]:
+    return [
+        {"event": "step", "time": at, "step": step, "loss": 0.5, "images_per_s": 1234.4}
+        for step, at in pairs
+    ]
+
+
+def test_tail_waits_for_the_end_of_a_line_and_passes_over_a_broken_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    path.write_text('{"event": "step", "step": 1}\n{"event": "st')
+    assert [event["step"] for event in tail.read()] == [1]
+    assert tail.read() == []
+    with path.open("a") as file:
+        file.write('ep", "step": 2}\nnot json\n[1]\n' + json.dumps({"step": 3}) + "\n")
+    assert [event["step"] for event in tail.read()] == [2, 3]
+
+
+def test_tail_skips_what_an_earlier_attempt_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    tail = Tail(path)
+    tail.skip()
+    with path.open("a") as file:
+        file.write('{"step": 2}\n')
+    assert tail.read() == [{"step": 2}]
+
+
+def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
+    progress = Progress()
+    assert not progress.update([{"event": "start", "steps_total": 110}])
+    assert progress.update(steps((10, 100.0), (20, 105.0)))
+    assert progress.line() == "step 20/110 · loss 0.500 · 1,234 images/s · ETA 0:45"
+    progress.update([{"event": "eval", "accuracy": 0.987}])
+    assert "val accuracy 98.7%" in progress.line()
+
+
+def test_the_rate_starts_anew_when_training_is_resumed() -> None:
+    progress = Progress()
+    progress.update(steps((10, 0.0), (20, 10.0)))
+    progress.update([{"event": "start", "steps_total": 110}, *steps((20, 1000.0), (30, 1005.0))])
+    assert progress.seconds_left() == 40.0
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    progress = Progress()
+    progress.update([{"event": "step", "step": 1, "time": 0, "loss": None, "images_per_s": 1}])
+    assert progress.line() == "step 1 · 1 images/s"
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (5, 65, 3605)] == ["0:05", "1:05", "1:00:05"]
