@@ -223,11 +223,11 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
             f'<text {size} x="{left - 6}" y="{top + middle + text / 3:.1f}" text-anchor="end">'
             f"{full}</text>"
         )
-        x, y = left + middle, top + side + (8 if tall else 16)
-        turn = f'transform="rotate(-90 {x:g} {y:g})" text-anchor="end"' if tall else ""
+        across, under = left + middle, top + side + (8 if tall else 16)
+        turn = f'transform="rotate(-90 {across:g} {under})" text-anchor="end"' if tall else ""
         turn = turn or 'text-anchor="middle"'
         shift = text / 3 if tall else 0.0
-        names.append(f'<text {size} x="{x:g}" y="{y + shift:.1f}" {turn}>{full}</text>')
+        names.append(f'<text {size} x="{across:g}" y="{under + shift:.1f}" {turn}>{full}</text>')
     hits = sum(counts[i][i] for i in range(n))
     total = sum(map(sum, counts))
     axes = (

@@ -1,0 +1,52 @@
+"""The KFP component `evaluate`."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.1.0", install_kfp_package=False)
+def evaluate(
+    checkpoint: str,
+    run_dir: str,
+    dataset_path: str,
+    metrics: dsl.Output[dsl.Metrics],
+    confusion: dsl.Output[dsl.ClassificationMetrics],
+    report: dsl.Output[dsl.HTML],
+    summary: dsl.Output[dsl.Markdown],
+    split: str = "val",
+    batch_size: int = 256,
+    worst: int = 24,
+) -> NamedTuple("Evaluated", [("accuracy", float), ("evaluation", str)]):
+    """Evaluate a checkpoint on every sample of a split, each exactly once.
+
+    Args:
+        checkpoint: Folder of the checkpoint, as train returned it.
+        run_dir: Folder of the run; the evaluation is written below it.
+        dataset_path: Folder of the dataset version, with <split>/<class>/ image folders.
+        metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration error, AUC.
+        confusion: Confusion matrix and ROC curve, with at most 50 classes.
+        report: Self-contained report: curves, confusion, classes, worst mistakes.
+        summary: The headline numbers.
+        split: Folder of the dataset to evaluate on.
+        batch_size: Images at a time.
+        worst: How many of the worst mistakes the report shows, 0 to 200.
+
+    Returns:
+        accuracy: Share of the samples whose likeliest class is the true one.
+        evaluation: Path of evaluation.json, for gate and export.
+    """
+    from kfp_ddp.components.evaluate.engine import run
+
+    return run(
+        checkpoint=checkpoint,
+        run_dir=run_dir,
+        dataset_path=dataset_path,
+        split=split,
+        batch_size=batch_size,
+        worst=worst,
+        metrics=metrics,
+        confusion=confusion,
+        report=report,
+        summary=summary,
+    )

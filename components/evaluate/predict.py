@@ -1,0 +1,105 @@
+"""Run a checkpoint over every sample of a split, once each."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kfp_ddp.components.evaluate.measure import Tally
+from kfp_ddp.components.evaluate.record import PREDICTION_COLUMNS
+from kfp_ddp.training import data
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.model import normalise
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What every sample of a split came to, (N,) tensors in the order of the index."""
+
+    index: data.Index
+    root: Path
+    predicted: Tensor
+    confidence: Tensor
+    loss: Tensor
+    tally: Tally
+
+    def worst(self, count: int) -> list[int]:
+        """Positions of the mistakes with the highest loss, the worst first."""
+        targets = torch.as_tensor(self.index.targets)
+        wrong = (self.predicted != targets).nonzero()[:, 0]
+        order = self.loss[wrong].argsort(descending=True, stable=True)[:count]
+        return [int(position) for position in wrong[order]]
+
+    def relative(self, position: int) -> str:
+        """Path of a sample below its split, with forward slashes."""
+        return Path(self.index.paths[position]).relative_to(self.root).as_posix()
+
+    def to_csv(self) -> str:
+        """One row a sample: path, true and predicted class, confidence, loss."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(PREDICTION_COLUMNS)
+        names = self.index.classes
+        columns = zip(
+            self.index.targets,
+            self.predicted.tolist(),
+            self.confidence.tolist(),
+            self.loss.tolist(),
+            strict=True,
+        )
+        for position, (target, predicted, confidence, loss) in enumerate(columns):
+            writer.writerow(
+                (
+                    self.relative(position),
+                    names[target],
+                    names[predicted],
+                    f"{confidence:.6f}",
+                    f"{loss:.6f}",
+                )
+            )
+        return text.getvalue()
+
+
+def predict(
+    model: torch.nn.Module,
+    info: ModelInfo,
+    index: data.Index,
+    root: Path,
+    batch_size: int,
+    device: torch.device,
+) -> Predictions:
+    """Class, confidence and loss of every sample of `index`, and the counts over them.
+
+    Raises:
+        InputError: if the model gives NaN or infinity, as after training that diverged.
+        RuntimeError: if a sample came twice or not at all.
+    """
+    n = len(index.paths)
+    predicted = torch.full((n,), -1, dtype=torch.int64)
+    confidence, loss = torch.zeros(n), torch.zeros(n)
+    tally = Tally(len(info.classes), device)
+    model.to(device)
+    with torch.inference_mode():
+        for images, targets, positions in data.evaluation_batches(
+            index, info.image_size, batch_size, rank=0, world=1
+        ):
+            pixels = normalise(images.to(device), info.mean, info.std)
+            logits = model(pixels).float()
+            finite = logits.isfinite().all(1)
+            if not finite.all():
+                at = int(positions[int((~finite).nonzero()[0])])
+                raise InputError(
+                    f"the checkpoint gives NaN or infinity for {index.paths[at]}: training "
+                    "diverged; train again with a lower learning_rate"
+                )
+            batch = tally.update(logits, targets.to(device))
+            predicted[positions] = batch.predicted.cpu()
+            confidence[positions] = batch.confidence.cpu()
+            loss[positions] = batch.loss.cpu()
+    if tally.samples != n or bool((predicted < 0).any()):
+        raise RuntimeError(f"{tally.samples} predictions for {n} samples, or one came twice")
+    return Predictions(index, root, predicted, confidence, loss, tally)

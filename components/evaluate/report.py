@@ -1,0 +1,224 @@
+"""An evaluation for people: a self-contained HTML report and a Markdown summary."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.pictures import (
+    MAX_CELLS_SIDE,
+    Series,
+    cards,
+    confusion_matrix,
+    line_chart,
+    page,
+    training_curves,
+)
+
+THUMBNAIL_SIDE = 112
+_CONFUSED = 12
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A sample told wrong: file, path below the split, true and predicted class, confidence."""
+
+    file: Path
+    path: str
+    target: str
+    predicted: str
+    confidence: float
+
+
+def html(
+    result: Evaluation,
+    run_dir: Path,
+    mistakes: Sequence[Mistake],
+    config: Mapping[str, object],
+) -> str:
+    """The report: headline numbers, curves, confusion, classes, worst mistakes, provenance."""
+    sections = [_head(result)]
+    curves = training_curves(run_dir / "metrics.jsonl")
+    if curves:
+        sections.append(f"<h2>Training</h2>{curves}")
+    sections += [_confusion(result), _classes(result), _calibration(result), _mistakes(mistakes)]
+    sections.append(_provenance(result, config))
+    return page(f"Evaluation of {result.model}", "".join(sections))
+
+
+def markdown(result: Evaluation) -> str:
+    """The headline numbers and the classes that went worst, for the KFP UI."""
+    low, high = result.accuracy_low, result.accuracy_high
+    lines = [
+        f"## {result.accuracy:.2%} of {result.samples} samples right",
+        "",
+        "| metric | value |",
+        "|---|---|",
+        f"| accuracy | {result.accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}) |",
+    ]
+    if result.top5 is not None:
+        lines.append(f"| top-5 accuracy | {result.top5:.4f} |")
+    lines += [
+        f"| loss | {result.loss:.4f} |",
+        f"| macro F1 | {result.macro_f1:.4f} |",
+        f"| calibration error | {result.calibration_error:.4f} |",
+    ]
+    if result.roc_auc is not None:
+        lines.append(f"| ROC AUC | {result.roc_auc:.4f} |")
+    worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:5]
+    lines += ["", "Classes with the lowest recall:", "", "| class | samples | recall | precision |"]
+    lines.append("|---|---|---|---|")
+    lines += [
+        f"| {cell(c.name)} | {c.samples} | {c.recall:.3f} | {c.precision:.3f} |" for c in worst
+    ]
+    confused = _most_confused(result)[:5]
+    if confused:
+        lines += ["", "Most confused:", "", "| true | taken for | samples |", "|---|---|---|"]
+        lines += [f"| {cell(a)} | {cell(b)} | {n} |" for a, b, n in confused]
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """`text` as it stands in a Markdown table, whatever it holds."""
+    marked = (f"&#{ord(c)};" if c in "&\\`*_[]|<>" else c for c in text)
+    return " ".join("".join(marked).split())
+
+
+def _head(result: Evaluation) -> str:
+    low, high = result.accuracy_low, result.accuracy_high
+    values = [
+        ("accuracy", f"{result.accuracy:.2%}"),
+        ("95 % interval", f"{low * 100:.1f} to {high * 100:.1f}"),
+        ("loss", f"{result.loss:.4f}"),
+        ("macro F1", f"{result.macro_f1:.4f}"),
+        ("calibration error", f"{result.calibration_error:.4f}"),
+    ]
+    if result.top5 is not None:
+        values.insert(2, ("top-5 accuracy", f"{result.top5:.2%}"))
+    if result.roc_auc is not None:
+        values.append(("ROC AUC", f"{result.roc_auc:.4f}"))
+    return (
+        f"<h1>{escape(result.model)}, step {result.step}</h1>"
+        f'<p class="soft">{result.correct} of {result.samples} samples of '
+        f"{escape(result.split)} right, in {len(result.classes)} classes, each counted once</p>"
+        f"{cards(values)}"
+    )
+
+
+def _confusion(result: Evaluation) -> str:
+    parts = ["<h2>Confusion</h2>"]
+    if result.confusion is not None and len(result.classes) <= MAX_CELLS_SIDE:
+        names = [c.name for c in result.classes]
+        parts.append(f'<div class="scroll">{confusion_matrix(names, result.confusion)}</div>')
+    if len(result.classes) > 20:
+        rows = "".join(
+            f"<tr><td>{escape(true)}</td><td>{escape(said)}</td><td>{count}</td></tr>"
+            for true, said, count in _most_confused(result)[:_CONFUSED]
+        )
+        parts.append(
+            '<div class="scroll"><table><tr><th>true</th><th>taken for</th><th>samples</th></tr>'
+            f"{rows}</table></div>"
+        )
+    return "".join(parts)
+
+
+def _most_confused(result: Evaluation) -> list[tuple[str, str, int]]:
+    """(true, predicted, samples) off the diagonal, the most first."""
+    names = [c.name for c in result.classes]
+    pairs = [
+        (names[i], names[j], count)
+        for i, row in enumerate(result.confusion or [])
+        for j, count in enumerate(row)
+        if count and i != j
+    ]
+    return sorted(pairs, key=lambda pair: -pair[2])
+
+
+def _classes(result: Evaluation) -> str:
+    def rows(results: Sequence[int]) -> str:
+        return "".join(
+            f"<tr><td>{escape(c.name)}</td><td>{c.samples}</td><td>{c.precision:.3f}</td>"
+            f"<td>{c.recall:.3f}</td><td>{c.f1:.3f}</td>"
+            f'<td><div class="bar" role="img" aria-label="F1 {c.f1:.2f}">'
+            f'<i style="width:{c.f1 * 100:.0f}%"></i></div></td></tr>'
+            for c in (result.classes[i] for i in results)
+        )
+
+    head = (
+        "<tr><th>class</th><th>samples</th><th>precision</th><th>recall</th><th>F1</th>"
+        '<th aria-hidden="true"></th></tr>'
+    )
+    order = sorted(range(len(result.classes)), key=lambda i: result.classes[i].f1)
+    shown, folded = order[:20], order[20:]
+    table = '<div class="scroll"><table>{}{}</table></div>'
+    more = ""
+    if folded:
+        more = f"<details><summary>{len(folded)} more</summary>{table.format(head, rows(folded))}"
+        more += "</details>"
+    title = "<h2>Classes, the lowest F1 first</h2>"
+    return f"{title}{table.format(head, rows(shown))}{more}"
+
+
+def _calibration(result: Evaluation) -> str:
+    measured = [(b.confidence * 100, b.accuracy) for b in result.calibration]
+    ideal = Series("were it calibrated", [(0.0, 0.0), (100.0, 1.0)], 2)
+    chart = line_chart(
+        "Accuracy", [Series("measured", measured, 0), ideal], "confidence in %", percent=True
+    )
+    return (
+        "<h2>Calibration</h2><p class='soft'>Of the samples told with a confidence, how many "
+        f'were right; below the line the model is too sure.</p><div class="row">{chart}</div>'
+    )
+
+
+def _mistakes(mistakes: Sequence[Mistake]) -> str:
+    if not mistakes:
+        return "<h2>Worst mistakes</h2><p>None.</p>"
+    items = "".join(
+        f"<li>{_thumbnail(m.file, m.path)}<b>{escape(m.target)}</b> taken for "
+        f"<b>{escape(m.predicted)}</b><br><span class='soft'>{m.confidence:.1%} sure</span></li>"
+        for m in mistakes
+    )
+    return f'<h2>Worst mistakes, the highest loss first</h2><ul class="thumbs">{items}</ul>'
+
+
+def _thumbnail(file: Path, name: str) -> str:
+    """An `img` with the picture inline as WebP, at most 112 pixels a side."""
+    from PIL import Image, ImageOps
+
+    with Image.open(file) as opened:
+        picture = ImageOps.exif_transpose(opened).convert("RGB")
+    tiny = max(picture.size) < THUMBNAIL_SIDE // 2
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", lossless=tiny, quality=80)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    kind = ' class="tiny"' if tiny else ""
+    said = escape(name)
+    return f'<img{kind} src="data:image/webp;base64,{data}" alt="{said}" title="{said}">'
+
+
+def _provenance(result: Evaluation, config: Mapping[str, object]) -> str:
+    facts = {
+        "checkpoint": result.checkpoint,
+        "checkpoint sha256": result.checkpoint_digest,
+        "dataset digest": result.dataset_digest or "not recorded beside the data",
+        "samples digest": result.samples_digest,
+        "image size": f"{result.image_size} x {result.image_size}",
+        "evaluated on": f"{result.device}, in {result.seconds:.1f} s",
+    }
+    return (
+        f"<h2>Where it comes from</h2>{_facts(facts)}"
+        f"<details><summary>Configuration of the training</summary>{_facts(config)}</details>"
+    )
+
+
+def _facts(facts: Mapping[str, object]) -> str:
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(key)}</th><td>{escape(str(value))}</td></tr>"
+        for key, value in facts.items()
+    )
+    return f'<table class="plain">{rows}</table>'

@@ -1,0 +1,54 @@
+"""The KFP component `gate`."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
+def gate(
+    accuracy: float,
+    verdict: dsl.Output[dsl.Markdown],
+    min_accuracy: float = 0.0,
+    evaluation: str = "",
+    use_lower_bound: bool = False,
+    min_class_recall: float = 0.0,
+    max_calibration_error: float = 1.0,
+    champion: str = "",
+    min_improvement: float = 0.0,
+    max_p_value: float = 1.0,
+) -> NamedTuple("Verdict", [("blessed", bool), ("reason", str)]):
+    """Decide whether a model may be exported. Not blessed is a result, not a failure.
+
+    Args:
+        accuracy: Accuracy of the model, from evaluate.
+        verdict: The rules and which of them hold.
+        min_accuracy: Accuracy a model must have, 0 to 1.
+        evaluation: Path of evaluation.json, from evaluate; the rules below need it.
+        use_lower_bound: Hold min_accuracy against the lower end of the 95 % interval instead.
+        min_class_recall: Recall that every class must have, 0 to 1.
+        max_calibration_error: Expected calibration error a model may have, 0 to 1.
+        champion: Model to beat: its evaluation.json, folder or bundle, as path, file:// or gs://;
+            empty for none. While nothing is there yet, every challenger passes.
+        min_improvement: Accuracy that the challenger must gain on the champion, -1 to 1.
+        max_p_value: Chance that the gain is luck, by McNemar's exact test on the same samples;
+            1 to not ask.
+
+    Returns:
+        blessed: Whether all rules hold.
+        reason: What decided it, in one line.
+    """
+    from kfp_ddp.components.gate.engine import run
+
+    return run(
+        accuracy=accuracy,
+        evaluation=evaluation,
+        champion=champion,
+        min_accuracy=min_accuracy,
+        use_lower_bound=use_lower_bound,
+        min_class_recall=min_class_recall,
+        max_calibration_error=max_calibration_error,
+        min_improvement=min_improvement,
+        max_p_value=max_p_value,
+        verdict_artifact=verdict,
+    )

@@ -1,0 +1,168 @@
+"""The rules a model must meet, and the verdict over them in words. Plain Python."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.training.errors import InputError
+
+
+class Rules(BaseModel):
+    """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    min_accuracy: float = Field(0.0, ge=0, le=1)
+    use_lower_bound: bool = False
+    min_class_recall: float = Field(0.0, ge=0, le=1)
+    max_calibration_error: float = Field(1.0, ge=0, le=1)
+    min_improvement: float = Field(0.0, ge=-1, le=1)
+    max_p_value: float = Field(1.0, gt=0, le=1)
+
+    @classmethod
+    def checked(cls, **values: float | bool) -> "Rules":
+        """The rules with `values`.
+
+        Raises:
+            InputError: naming the first threshold that is out of its range.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            raise InputError(
+                f"{name} is {values.get(name)}: {first['msg'][0].lower()}{first['msg'][1:]}; "
+                "shares are written from 0 to 1, 97 % as 0.97"
+            ) from None
+
+    @property
+    def need_evaluation(self) -> list[str]:
+        """The rules set that ask for more than the accuracy alone."""
+        asked = {
+            "use_lower_bound": self.use_lower_bound,
+            "min_class_recall": self.min_class_recall > 0,
+            "max_calibration_error": self.max_calibration_error < 1,
+        }
+        return [name for name, is_set in asked.items() if is_set]
+
+    @property
+    def need_champion(self) -> list[str]:
+        """The rules set that compare with a champion."""
+        asked = {
+            "min_improvement": self.min_improvement != 0,
+            "max_p_value": self.max_p_value < 1,
+        }
+        return [name for name, is_set in asked.items() if is_set]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule as applied: does it hold, and the comparison in words."""
+
+    holds: bool
+    words: str
+
+
+def at_least(what: str, value: float, bound: float) -> Check:
+    """Check `value >= bound`."""
+    holds = value >= bound
+    return Check(holds, f"{what} {value:.4f} {'>=' if holds else '<'} {bound:g}")
+
+
+def at_most(what: str, value: float, bound: float) -> Check:
+    """Check `value <= bound`."""
+    holds = value <= bound
+    return Check(holds, f"{what} {value:.4g} {'<=' if holds else '>'} {bound:g}")
+
+
+def own_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
+    """The rules that look at the model alone."""
+    if evaluation is not None and rules.use_lower_bound:
+        what = "lower end of the 95 % interval of the accuracy"
+        checks = [at_least(what, evaluation.accuracy_low, rules.min_accuracy)]
+    else:
+        checks = [at_least("accuracy", accuracy, rules.min_accuracy)]
+    if evaluation is not None and rules.min_class_recall > 0:
+        worst = min((c for c in evaluation.classes if c.samples), key=lambda c: c.recall)
+        what = f"lowest class recall ({worst.name})"
+        checks.append(at_least(what, worst.recall, rules.min_class_recall))
+    if evaluation is not None and rules.max_calibration_error < 1:
+        error = evaluation.calibration_error
+        checks.append(at_most("calibration error", error, rules.max_calibration_error))
+    return checks
+
+
+def champion_checks(
+    rules: Rules,
+    challenger: Evaluation,
+    champion: Evaluation,
+    hits: tuple[dict[str, bool], dict[str, bool]] | None,
+) -> list[Check]:
+    """The rules that compare with the champion, on the very same samples.
+
+    Args:
+        rules: The thresholds.
+        challenger: Evaluation of the model at the gate.
+        champion: Evaluation of the model that it would replace.
+        hits: For challenger and champion, whether each sample was told right; None if
+            no rule asks for it.
+    """
+    if not comparable(challenger, champion):
+        words = (
+            "the champion was evaluated on other samples, so the two do not compare: "
+            "evaluate it on this dataset first"
+        )
+        return [Check(False, words)]
+    gain = (challenger.correct - champion.correct) / challenger.samples
+    checks = [at_least("improvement on the champion", gain, rules.min_improvement)]
+    if hits is not None:
+        won, lost = discordant(*hits)
+        what = f"McNemar p-value ({won} samples won, {lost} lost)"
+        checks.append(at_most(what, mcnemar(won, lost), rules.max_p_value))
+    return checks
+
+
+def comparable(one: Evaluation, other: Evaluation) -> bool:
+    """Were both evaluated on the same samples? Content counts where its digest is known."""
+    known = one.dataset_digest and other.dataset_digest
+    same_data = one.dataset_digest == other.dataset_digest if known else True
+    return same_data and one.samples_digest == other.samples_digest
+
+
+def discordant(challenger: dict[str, bool], champion: dict[str, bool]) -> tuple[int, int]:
+    """Samples only the challenger got right, and those only the champion got right.
+
+    Raises:
+        InputError: if the two do not hold the same samples.
+    """
+    if challenger.keys() != champion.keys():
+        raise InputError(
+            "the predictions of challenger and champion name other samples than their "
+            "evaluations: keep predictions.csv beside the evaluation.json it belongs to"
+        )
+    won = sum(hit and not champion[path] for path, hit in challenger.items())
+    lost = sum(champion[path] and not hit for path, hit in challenger.items())
+    return won, lost
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """Exact one-sided p-value that the challenger is no better (McNemar 1947, Psychometrika 12).
+
+    The chance of at least `won` heads in `won + lost` fair throws; 1 without any.
+    """
+    n = won + lost
+    term = total = 1
+    for heads in range(n, won, -1):
+        term = term * heads // (n - heads + 1)
+        total += term
+    return total / (1 << n)
+
+
+def verdict(checks: list[Check]) -> tuple[bool, str]:
+    """Blessed if all hold, and one line that names what decided it."""
+    failed = [check.words for check in checks if not check.holds]
+    if failed:
+        return False, "not blessed: " + "; ".join(failed)
+    return True, "blessed: " + "; ".join(check.words for check in checks)
