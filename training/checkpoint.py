@@ -1,0 +1,254 @@
+"""Checkpoints, whole or not there: written aside, verified by digest, renamed into place."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kfp_ddp.training import model as models
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.errors import InputError
+
+STATE = "state.pt"
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified step directory: `digest` is the sha256 of its state.pt."""
+
+    path: Path
+    step: int
+    digest: str
+    manifest: dict[str, Any]
+
+    def state(self) -> dict[str, Any]:
+        """The saved state on the CPU; no code in the file is run."""
+        state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        return state
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a trained model needs beside its weights."""
+
+    model: str
+    classes: tuple[str, ...]
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    step: int
+    config: dict[str, Any]
+
+
+def verify(path: Path) -> Checkpoint:
+    """Read one step directory and check each file's size and sha256 against its manifest.
+
+    Raises:
+        InputError: no manifest, a missing, torn or altered file.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, expected in manifest["files"].items():
+            if (path / name).stat().st_size != expected["size"]:
+                raise InputError(f"{path / name} is torn: use an older checkpoint")
+            if _sha256(path / name) != expected["sha256"]:
+                raise InputError(f"{path / name} was altered: use an older checkpoint")
+        digest = manifest["files"][STATE]["sha256"]
+        return Checkpoint(path, int(manifest["step"]), digest, manifest)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is no whole checkpoint: {error}") from None
+
+
+def newest_valid(directory: Path) -> Checkpoint | None:
+    """The newest checkpoint in a `checkpoints` folder that verifies; None if there is none.
+
+    Newest by step, not by a clock.
+    """
+    for path in steps(directory):
+        try:
+            return verify(path)
+        except InputError:
+            continue
+    return None
+
+
+def steps(directory: Path) -> list[Path]:
+    """Step directories, newest first, verified or not."""
+    try:
+        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
+    """The model of a step directory: float32 on the CPU, in eval mode, averaged weights if kept.
+
+    Its input is normalised (`model.normalise`), its output are logits.
+
+    Raises:
+        InputError: the checkpoint does not verify.
+    """
+    checkpoint = verify(path)
+    manifest = checkpoint.manifest
+    network = models.build(manifest["model"], len(manifest["classes"]))
+    state = checkpoint.state()
+    network.load_state_dict(state["ema"] or state["model"])
+    info = ModelInfo(
+        model=manifest["model"],
+        classes=tuple(manifest["classes"]),
+        image_size=manifest["image_size"],
+        mean=tuple(manifest["mean"]),
+        std=tuple(manifest["std"]),
+        step=checkpoint.step,
+        config=manifest["config"],
+    )
+    return network.float().eval(), info
+
+
+class Writer:
+    """Saves in the background: the caller waits for a copy into buffers that are kept, no more.
+
+    An error of a save is raised by the next `save`, `wait` or `close`, as an InputError.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self.directory = directory
+        self.keep = keep
+        self._buffers: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Begin to save `state` as `step-<step>`; `manifest` gets its step and files added.
+
+        Raises:
+            InputError: the save before this one failed.
+        """
+        self.wait()
+        copy = self._snapshot(state, "")
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        # Not a daemon: the interpreter does not end before a begun save is durable.
+        self._thread = threading.Thread(
+            target=self._write, args=(step, copy, dict(manifest)), name="checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the save that was begun last is durable; raises its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            last = newest_valid(self.directory)
+            kept = f"step {last.step} is kept" if last else "none was saved before"
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(
+                f"cannot save a checkpoint in {self.directory}: {reason}; {kept}; "
+                "make room or repair the volume and start again to resume"
+            ) from error
+
+    def _snapshot(self, value: Any, name: str) -> Any:
+        """A copy whose tensors lie in buffers that the next save uses again."""
+        if isinstance(value, Tensor):
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+                self._buffers[name] = buffer
+            return buffer.copy_(value.detach(), non_blocking=True)
+        if isinstance(value, Mapping):
+            return {key: self._snapshot(item, f"{name}/{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._snapshot(item, f"{name}/{i}") for i, item in enumerate(value)]
+        return value
+
+    def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+        try:
+            write(self.directory, step, state, manifest)
+            for old in steps(self.directory)[self.keep :]:
+                shutil.rmtree(old)
+        except Exception as error:  # noqa: BLE001  raised again by wait()
+            self._error = error
+
+
+def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
+    """Write one checkpoint durably and return its folder; raises OSError or RuntimeError.
+
+    Aside first, synced to disk, then renamed: a reader never sees half of one.
+    """
+    final = directory / f"step-{step:08d}"
+    aside = directory / f".{final.name}.tmp"
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    with (aside / STATE).open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
+    with (aside / MANIFEST).open("w") as text:
+        json.dump({"step": step, **manifest, "files": files}, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    _sync(aside)
+    if final.exists():  # a save of the same step that an earlier attempt left behind
+        shutil.rmtree(final)
+    os.replace(aside, final)
+    _sync(directory)
+    return final
+
+
+def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
+    """Rename step directories that are newer than `newest`, none of which verifies, and clean up.
+
+    Otherwise they would count among the checkpoints to keep. Returns them.
+    """
+    shunned = [path for path in steps(directory) if newest is None or path > newest.path]
+    for path in shunned:
+        target = path.with_name(f"corrupt-{path.name}")
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(path, target)
+    for left in directory.glob(".step-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    return shunned
+
+
+def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> dict[str, Any]:
+    """What a manifest says beside its step and files."""
+    return {
+        **more,
+        "config": config.model_dump(),
+        "classes": list(classes),
+        "model": config.model,
+        "image_size": config.image_size,
+        "mean": list(models.MEAN),
+        "std": list(models.STD),
+    }
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

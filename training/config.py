@@ -1,0 +1,188 @@
+"""The one typed description of a run, shared by pipeline, launcher and loop; free of torch."""
+
+import dataclasses
+import difflib
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kfp_ddp.training.errors import InputError
+
+ModelName = Literal[
+    "cifar_resnet8", "cifar_resnet14", "cifar_resnet20", "resnet18", "resnet34", "resnet50"
+]
+MODELS: tuple[str, ...] = typing.get_args(ModelName)
+
+
+class TrainConfig(BaseModel):
+    """A training run; the defaults train a ResNet-50 on 224 px images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    data: str = Field(description="Folder with train/<class>/ and val/<class>/ images.")
+    output_dir: str = Field(description="Folder for checkpoints, metrics and logs.")
+    model: ModelName = Field("resnet50", description="Network to train.")
+    image_size: int = Field(224, ge=4, le=2048, description="Height and width in pixels.")
+    epochs: int = Field(90, ge=1, description="Passes over the training split.")
+    batch_size: int = Field(256, ge=1, description="Images a step over all ranks together.")
+    micro_batch_size: int = Field(
+        0, ge=0, description="Images a forward pass on one rank; 0 for batch_size / world size."
+    )
+    learning_rate: float = Field(0.1, gt=0, description="Peak learning rate, after the warm-up.")
+    lr_reference_batch: int = Field(
+        0,
+        ge=0,
+        description="Scale the learning rate by batch_size / this (linear scaling); 0 for never.",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of SGD.")
+    weight_decay: float = Field(5e-5, ge=0, description="L2 penalty on weights, not on BatchNorm.")
+    warmup_epochs: float = Field(5.0, ge=0, description="Epochs of linear warm-up before cosine.")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Target spread over all classes.")
+    ema_decay: float = Field(
+        0.0, ge=0, lt=1, description="Decay a step of the averaged weights; 0 for none."
+    )
+    augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = Field(
+        "auto",
+        description="Random shift or resized crop, with or without a horizontal flip; "
+        "auto is shift for cifar models and crop-flip for the others.",
+    )
+    images: Literal["convert", "strict"] = Field(
+        "convert", description="Images not RGB and square: convert with a warning, or refuse."
+    )
+    on_bad_image: Literal["fail", "skip"] = Field(
+        "fail", description="An unreadable image: fail with its name, or skip and count."
+    )
+    verify_images: int = Field(
+        10_000, ge=0, description="Images decoded in full before the first epoch, at most."
+    )
+    seed: int = Field(0, ge=0, description="Seed of initialisation, order and augmentation.")
+    workers: int = Field(4, ge=0, description="Loader processes for each rank.")
+    checkpoint_epochs: int = Field(1, ge=0, description="Save each so many epochs; 0 for never.")
+    checkpoint_minutes: float = Field(
+        15.0, ge=0, description="And each so many minutes; 0 for epochs only."
+    )
+    eval_epochs: int = Field(1, ge=1, description="Evaluate each so many epochs, and at the end.")
+    keep_checkpoints: int = Field(2, ge=2, description="Newest checkpoints to keep, 2 or more.")
+    resume: Literal["auto", "never"] = Field(
+        "auto", description="Go on from the newest checkpoint that verifies, or start anew."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto is bf16 autocast on a GPU that has it, fp32 on a CPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where ranks compute: cuda (nccl), cpu (gloo), or what there is."
+    )
+    deterministic: bool = Field(False, description="Refuse kernels that are not deterministic.")
+    log_steps: int = Field(50, ge=1, description="Steps between two lines of metrics.")
+    timeout_minutes: float = Field(
+        10.0, gt=0, description="A collective that waits longer than this fails the run."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise ValueError(
+                f"warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}; "
+                "lower it below the number of epochs"
+            )
+        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} is no multiple of "
+                f"micro_batch_size={self.micro_batch_size}"
+            )
+        return self
+
+    @classmethod
+    def create(cls, **fields: Any) -> Self:
+        """Validate `fields`.
+
+        Raises:
+            InputError: one line that names the first field at fault.
+        """
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The configuration that `to_json` wrote; raises InputError as `create` does."""
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"the configuration is no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise InputError("the configuration must be a JSON object of field names and values")
+        return cls.create(**fields)
+
+    def to_json(self) -> str:
+        """All fields as an indented JSON object."""
+        return self.model_dump_json(indent=2)
+
+    def to_argv(self) -> list[str]:
+        """The command line flags that `parse` turns into this configuration again."""
+        argv = []
+        for name, value in self.model_dump().items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                argv.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                argv += [f"--{flag}", str(value)]
+        return argv
+
+
+def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
+    """The configuration of command line flags (`sys.argv` without a value).
+
+    Raises:
+        InputError: a value that a field does not take, in one line.
+        SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
+    """
+    import tyro
+
+    fields = [
+        (name, Annotated[info.annotation, tyro.conf.arg(help=info.description)], _default(info))
+        for name, info in TrainConfig.model_fields.items()
+    ]
+    flags = dataclasses.make_dataclass("Flags", fields, kw_only=True)
+    flags.__doc__ = "Train a ResNet on image folders with DistributedDataParallel."
+    parsed: object = tyro.cli(flags, args=list(sys.argv[1:] if argv is None else argv), prog=prog)
+    return TrainConfig.create(**vars(parsed))
+
+
+def load(path: Path) -> TrainConfig:
+    """Read a configuration from a JSON file; raises InputError if it is missing or wrong."""
+    try:
+        return TrainConfig.from_json(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from None
+
+
+def _default(info: Any) -> Any:
+    return dataclasses.MISSING if info.is_required() else info.default
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first problem of a pydantic error, in the words of somebody who sets the field."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"])
+    value = first["input"]
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, TrainConfig.model_fields, n=1)
+        return f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if first["type"] == "missing":
+        return f"{name} is missing: {TrainConfig.model_fields[name].description}"
+    if first["type"] == "literal_error":
+        known = typing.get_args(TrainConfig.model_fields[name].annotation)
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{name}={value!r} is unknown: it is one of {', '.join(known)}{hint}"
+    message = first["msg"].removeprefix("Value error, ")
+    if not name:
+        return message
+    return f"{name}={value!r} cannot be used: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,164 @@
+"""The process group, and what the ranks must agree on."""
+
+import datetime
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks of the run."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    control: dist.ProcessGroup | None = None
+    """A gloo group for what is decided on the CPU; None when there is one rank alone."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, the one that writes."""
+        return self.rank == 0
+
+    def from_first(self, produce: Callable[[], T]) -> T:
+        """What `produce` returned on rank 0, on every rank; its InputError is raised on all."""
+        box: list[tuple[T | None, str]] = [(None, "")]
+        if self.first:
+            try:
+                box = [(produce(), "")]
+            except InputError as error:
+                box = [(None, str(error))]
+        if self.control is not None:
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        value, error_line = box[0]
+        if error_line:
+            raise InputError(error_line)
+        return value  # type: ignore[return-value]
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, in the order of ranks."""
+        if self.control is None:
+            return [value]
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values  # type: ignore[return-value]
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sums over the ranks in float64."""
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.control is not None:
+            dist.all_reduce(total, group=self.control)
+        return [float(value) for value in total]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+
+def start(config: TrainConfig) -> World:
+    """Join the process group that torchrun's environment describes; without one, train alone.
+
+    Raises:
+        InputError: a GPU was asked for and there are too few.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device = _device(config, local_rank, local_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if "RANK" not in os.environ or size == 1:
+        return World(rank, size, local_rank, local_size, device)
+    timeout = datetime.timedelta(minutes=config.timeout_minutes)
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(control, dist.ProcessGroup)  # every rank is a member
+    return World(rank, size, local_rank, local_size, device, control)
+
+
+def finish() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _device(config: TrainConfig, local_rank: int, local_size: int) -> torch.device:
+    there = torch.cuda.device_count() if config.device != "cpu" else 0
+    if config.device == "cpu" or (config.device == "auto" and there == 0):
+        return torch.device("cpu")
+    if there == 0:
+        raise InputError(
+            "device=cuda was asked for but this machine has no GPU: "
+            "request one for the job, or set device=cpu"
+        )
+    if local_size > there:
+        raise InputError(
+            f"{local_size} ranks on this machine but only {there} GPUs: "
+            "lower the ranks per node, or set device=cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+@dataclass
+class Stop:
+    """Whether the ranks stop at the next step boundary; a signal on one rank stops all.
+
+    The flags travel in an asynchronous all-reduce on the CPU, posted before a step and read
+    after it, so that agreeing costs a step no wait and the GPU no synchronisation.
+    """
+
+    world: World
+    reason: str = ""
+    _flag: threading.Event = field(default_factory=threading.Event)
+    _tensor: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int32))
+    _work: dist.Work | None = None
+
+    def on_signals(self) -> None:
+        """Ask for a stop on SIGTERM and SIGINT; does nothing outside the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+
+    def ask(self, reason: str) -> None:
+        """Ask all ranks to stop at the next step boundary."""
+        self.reason = self.reason or reason
+        self._flag.set()
+
+    def post(self) -> None:
+        """Tell the others, without waiting, whether this rank asks for a stop."""
+        if self.world.control is not None:
+            self._tensor.fill_(int(self._flag.is_set()))
+            self._work = dist.all_reduce(
+                self._tensor, dist.ReduceOp.MAX, group=self.world.control, async_op=True
+            )
+
+    def agreed(self) -> bool:
+        """Whether any rank had asked when `post` was called; the same on all ranks."""
+        if self._work is None:
+            return self._flag.is_set()
+        self._work.wait()
+        self._work = None
+        return bool(self._tensor.item())
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.ask(signal.Signals(number).name)

@@ -1,0 +1,156 @@
+"""`python -m kfp_ddp.training.launch [torchrun flags] -- [training flags]`: the ranks of a node.
+
+The torch elastic API with what the torchrun script lacks: exit codes that tell preemption (143)
+from bad input (2) and failure, and one JSON line that names the first failing rank and its error.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.watch import PARENT, Parent
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Where Kubernetes reads a container's last words; at most 4,096 bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The root cause of a run that did not end with 0."""
+
+    exit_code: int
+    rank: int
+    error: str
+    retryable: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch, wait, and return 0 (done), 143 (preempted) or the exit code of the first failure."""
+    parent = Parent()
+    parent.on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    ours, flags = _split(arguments)
+    try:
+        config = parse(flags, prog="python -m kfp_ddp.training.launch [torchrun flags] --")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return _report(Failure(2, -1, str(error), False), None)
+    return _launch(ours, config)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return [], arguments
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
+    args = run.get_args_parser().parse_args(
+        [*torchrun_flags, "-m", "kfp_ddp.training", *config.to_argv()]
+    )
+    log_dir = _log_dir(args.log_dir, config)
+    args.log_dir = str(log_dir)
+    alone = not args.rdzv_endpoint and args.master_port is None and _max_nodes(args.nnodes) == 1
+    if args.standalone or (args.rdzv_backend == "static" and alone):
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
+        args.rdzv_id = str(uuid.uuid4())
+    args.master_port = args.master_port or 29500
+    args.redirects = args.tee = "3"
+    args.role = "rank"
+    launch, command, command_args = run.config_from_args(args)
+    launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
+    launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
+    os.environ[PARENT] = str(os.getpid())
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # a second one must not end the orderly stop
+        raise SignalException(f"got {signal.Signals(number).name}", signal.Signals(number))
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        elastic_launch(launch, command)(*command_args)
+    except SignalException as error:
+        line = f"stopped by {signal.Signals(error.sigval).name}"
+        return _report(Failure(128 + error.sigval, -1, line, True), log_dir)
+    except ChildFailedError as error:
+        return _report(_root_cause(error), log_dir)
+    return 0
+
+
+def _max_nodes(nnodes: str) -> int:
+    """The upper end of "2" or "1:4"."""
+    return int(str(nnodes).rpartition(":")[2])
+
+
+def _log_dir(given: str | None, config: TrainConfig) -> Path:
+    """A folder for the ranks' logs; where the output folder cannot be written a temporary one."""
+    path = Path(given) if given else Path(config.output_dir) / "logs"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "failure.json").unlink(missing_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kfp-ddp-logs-"))
+    return path
+
+
+def _root_cause(error: Any) -> Failure:
+    """The first failure that is no consequence of another one."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        failure = error.failures[rank]
+        data = failure.error_file_data
+        ended_as_told = failure.exitcode in (143, -signal.SIGTERM)
+        return (
+            bool(data.get("consequence")) or ended_as_told,
+            float(data.get("exact_time", failure.timestamp)),
+        )
+
+    rank = min(error.failures, key=order)
+    failure = error.failures[rank]
+    code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    message = failure.error_file_data.get("message", {})
+    line = message.get("message", "") if isinstance(message, dict) else ""
+    if code == 143:
+        line = "preempted; the newest checkpoint is durable"
+    elif not line:
+        line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
+    return Failure(code, rank, line, retryable=code >= 128)
+
+
+def _report(failure: Failure, log_dir: Path | None) -> int:
+    """Write the failure where the caller and Kubernetes look for it; returns its exit code."""
+    line = json.dumps(dataclasses.asdict(failure))[:4000]
+    targets = [log_dir / "failure.json"] if log_dir else []
+    if "KUBERNETES_SERVICE_HOST" in os.environ or "KFP_DDP_TERMINATION_LOG" in os.environ:
+        targets.append(Path(os.environ.get("KFP_DDP_TERMINATION_LOG", TERMINATION_LOG)))
+    for path in targets:
+        try:
+            path.write_text(line + "\n")
+        except OSError as error:
+            print(f"warning: cannot write {path}: {error.strerror}", file=sys.stderr)
+    if failure.rank >= 0:
+        print(f"rank {failure.rank}: {failure.error}", file=sys.stderr, flush=True)
+    return failure.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""What a run reports while it goes on: one JSON object a line, flushed at once."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.training.errors import InputError
+
+
+class Metrics:
+    """Appends events to `metrics.jsonl`; on the ranks that do not write it does nothing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None
+        if path is None:
+            return
+        try:
+            torn = path.exists() and not path.read_bytes().endswith(b"\n")
+            self._file = path.open("a", encoding="utf-8")
+            if torn:  # the last line of a process that was killed
+                self._file.write("\n")
+        except OSError as error:
+            raise InputError(
+                f"cannot write {path}: {error.strerror}; give the run an output folder it may write"
+            ) from None
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event with the time; numbers that JSON lacks become null."""
+        if self._file is None:
+            return
+        line = {"event": event, "time": time.time(), **fields}
+        try:
+            self._file.write(json.dumps({k: _plain(v) for k, v in line.items()}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self._file.name}: {error.strerror}; "
+                "make room or repair the volume and start again to resume"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,86 @@
+"""From a decoded image to the square that the network sees, on uint8."""
+
+import math
+import random
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from kfp_ddp.training.config import TrainConfig
+
+
+def augmentation(config: TrainConfig) -> str:
+    """The augmentation of a run, with "auto" resolved."""
+    if config.augment != "auto":
+        return config.augment
+    return "shift" if config.model.startswith("cifar") else "crop-flip"
+
+
+def generator(seed: int, epoch: int, index: int) -> random.Random:
+    """The random numbers of one image in one epoch: all that augmentation may depend on."""
+    return random.Random(((seed << 20) + epoch << 40) + index)
+
+
+def train(image: Tensor, size: int, augment: str, draw: random.Random) -> Tensor:
+    """One augmented image: uint8 [3, H, W] to uint8 [3, size, size]."""
+    if augment.startswith("crop"):
+        image = _resized_crop(image, size, draw)
+    else:
+        image = resize(image, size, size)
+    if augment.startswith("shift"):
+        image = _shift(image, max(1, size // 8), draw)
+    if augment.endswith("flip") and draw.random() < 0.5:
+        image = image.flip(-1)
+    return image
+
+
+def evaluate(image: Tensor, size: int) -> Tensor:
+    """The centre of one image: uint8 [3, H, W] to uint8 [3, size, size]."""
+    height, width = image.shape[-2:]
+    short = short_side(size)
+    scale = short / min(height, width)
+    image = resize(image, max(short, round(height * scale)), max(short, round(width * scale)))
+    top, left = (image.shape[-2] - size) // 2, (image.shape[-1] - size) // 2
+    return image[:, top : top + size, left : left + size]
+
+
+def short_side(size: int) -> int:
+    """The shorter side, in pixels, that an image is resized to before its centre is cut out.
+
+    From 128 pixels on the convention of ImageNet (256 for 224); small images are kept whole.
+    """
+    return round(size / 0.875) if size >= 128 else size
+
+
+def resize(image: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear with antialiasing, which torch has for uint8 as it is; the same if it fits."""
+    if image.shape[-2:] == (height, width):
+        return image
+    return F.interpolate(image[None], size=(height, width), mode="bilinear", antialias=True)[0]
+
+
+def _resized_crop(image: Tensor, size: int, draw: random.Random) -> Tensor:
+    """A random part of 8 % to 100 % of the area, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
+    height, width = image.shape[-2:]
+    for _ in range(10):
+        area = height * width * draw.uniform(0.08, 1.0)
+        aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            break
+    else:
+        w = h = min(height, width)
+    top, left = draw.randint(0, height - h), draw.randint(0, width - w)
+    return resize(image[:, top : top + h, left : left + w], size, size)
+
+
+def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
+    """Move by up to `by` pixels each way; what comes in is black."""
+    down, right = draw.randint(-by, by), draw.randint(-by, by)
+    height, width = image.shape[-2:]
+    out = torch.zeros_like(image)
+    out[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
+        :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
+    ]
+    return out
