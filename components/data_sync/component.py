@@ -1,0 +1,61 @@
+"""The KFP component `data_sync`."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
+def data_sync(
+    version: dsl.Output[dsl.Dataset],
+    report: dsl.Output[dsl.Markdown],
+    source: str,
+    data_dir: str,
+    dataset: str = "dataset",
+    include: str = "",
+    exclude: str = "",
+    hostile_names: str = "error",
+    symlinks: str = "error",
+    concurrency: int = 64,
+    bandwidth_mb: float = 0.0,
+    keep_versions: int = 3,
+    lock_wait: int = 600,
+) -> NamedTuple("Synced", [("digest", str), ("path", str)]):
+    """Bring a bucket prefix to a claim as a verified version, named by its content.
+
+    Unchanged data costs one listing and copies nothing. The version appears under
+    `<data_dir>/versions/<first 12 digits of the digest>` when it is whole, or not at all.
+
+    Args:
+        version: Facts of the version: digest, path, files, bytes.
+        report: What was added, changed, removed, linked and downloaded, and how fast.
+        source: gs://bucket/prefix, file:///folder or the path of a folder.
+        data_dir: Folder of the claim that holds the versions, where it is mounted.
+        dataset: Name of the dataset: at most 40 lower-case letters, digits and dashes.
+        include: Globs of the names to take, comma-separated; empty for all. * stops at a
+            slash, ** does not; a pattern without a slash is matched with the last segment.
+        exclude: Globs of the names to leave out, comma-separated.
+        hostile_names: For names that cannot be files: error, skip or encode.
+        symlinks: For symbolic links in a source folder: error, skip or follow.
+        concurrency: Connections at once.
+        bandwidth_mb: The most megabytes a second; 0 for no limit.
+        keep_versions: Versions of this dataset to keep, the new one included; 0 for all.
+        lock_wait: Seconds to wait for another sync of the same folder.
+    """
+    from kfp_ddp.components.data_sync.engine import run
+
+    return run(
+        version,
+        report,
+        source,
+        data_dir,
+        dataset,
+        include,
+        exclude,
+        hostile_names,
+        symlinks,
+        concurrency,
+        bandwidth_mb,
+        keep_versions,
+        lock_wait,
+    )

@@ -1,0 +1,93 @@
+"""The step `data_sync`: options from the pipeline, the sync, its artifacts."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from kfp_ddp.components.data_sync import report
+from kfp_ddp.components.data_sync.progress import Progress
+from kfp_ddp.components.data_sync.sync import Options, sync
+from kfp_ddp.components.step import step
+from kfp_ddp.training.errors import InputError
+
+
+class Artifact(Protocol):
+    """What is used of a KFP output artifact."""
+
+    path: str
+    metadata: dict[str, object]
+
+
+class Synced(NamedTuple):
+    """Full digest of the version, and the folder it lies in."""
+
+    digest: str
+    path: str
+
+
+@step
+def run(
+    version: Artifact,
+    report_artifact: Artifact,
+    source: str,
+    data_dir: str,
+    dataset: str,
+    include: str,
+    exclude: str,
+    hostile_names: str,
+    symlinks: str,
+    concurrency: int,
+    bandwidth_mb: float,
+    keep_versions: int,
+    lock_wait: int,
+) -> Synced:
+    """Sync, print what happened, and write the version's facts and the report."""
+    check_dataset(dataset)
+    if not source:
+        raise InputError("source is empty; give gs://bucket/prefix, or a folder")
+    options = Options(
+        dataset=dataset,
+        include=globs(include),
+        exclude=globs(exclude),
+        hostile_names=hostile_names,
+        symlinks=symlinks,
+        concurrency=concurrency,
+        bandwidth=bandwidth_mb * 1e6,
+        keep_versions=keep_versions,
+        lock_wait=lock_wait,
+    )
+    with Progress(sys.stdout) as progress:
+        result = sync(source, Path(data_dir), options, progress.watch)
+    print(report.line(result), flush=True)
+    facts = {
+        "dataset": dataset,
+        "source": source,
+        "digest": result.digest,
+        "path": str(result.path),
+        "files": result.files,
+        "bytes": result.bytes,
+    }
+    version.metadata.update(facts)
+    Path(version.path).write_text(json.dumps(facts, indent=1) + "\n")
+    Path(report_artifact.path).write_text(report.markdown(result))
+    return Synced(result.digest, str(result.path))
+
+
+def globs(text: str) -> tuple[str, ...]:
+    """Patterns from a comma-separated list."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def check_dataset(dataset: str) -> None:
+    """Refuse a dataset name that could not be part of a claim's name and a label.
+
+    Raises:
+        InputError: it is not lower-case letters, digits and dashes, at most 40.
+    """
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", dataset):
+        raise InputError(
+            f"dataset is {dataset!r}; give at most 40 lower-case letters, digits and dashes, "
+            "as it becomes part of a claim's name"
+        )

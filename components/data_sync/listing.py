@@ -1,0 +1,126 @@
+"""What a source holds: names, sizes and checksums in columns, and the digest over them."""
+
+import hashlib
+import itertools
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+_BATCH = 4096
+
+
+@dataclass
+class Listing:
+    """Objects of one source, sorted by name; columns, so that a million fit in 150 MB.
+
+    `names` are relative to the source's prefix and, after the name policy, to the target.
+    `crcs` are crc32c values; `tags` replaces them (ETags) where a store lists no crc32c, and
+    is empty otherwise. `generations` pin the content of a download, 0 for stores without.
+    `origins` maps a target name back to the object's own name where the two differ.
+    """
+
+    names: list[str] = field(default_factory=list)
+    sizes: "array[int]" = field(default_factory=lambda: array("Q"))
+    crcs: "array[int]" = field(default_factory=lambda: array("I"))
+    generations: "array[int]" = field(default_factory=lambda: array("Q"))
+    tags: list[str] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, size: int, crc: int, generation: int = 0, tag: str = "") -> None:
+        """Append one object; sizes in bytes."""
+        self.names.append(name)
+        self.sizes.append(size)
+        self.crcs.append(crc)
+        self.generations.append(generation)
+        if tag:
+            self.tags.append(tag)
+
+    def origin(self, index: int) -> str:
+        """The object's name in the source, relative to its prefix."""
+        name = self.names[index]
+        return self.origins.get(name, name) if self.origins else name
+
+    def token(self, index: int) -> str:
+        """What stands for the object's content in the digest: its crc32c in hex, or its ETag."""
+        return self.tags[index] if self.tags else f"{self.crcs[index]:08x}"
+
+    def take(self, indices: Sequence[int]) -> "Listing":
+        """A listing of these objects, in this order."""
+        return Listing(
+            [self.names[i] for i in indices],
+            array("Q", [self.sizes[i] for i in indices]),
+            array("I", [self.crcs[i] for i in indices]),
+            array("Q", [self.generations[i] for i in indices]),
+            [self.tags[i] for i in indices] if self.tags else [],
+            self.origins,
+        )
+
+    def sorted(self) -> "Listing":
+        """This listing in the order of its names (code points, which is UTF-8's order too)."""
+        if all(a <= b for a, b in itertools.pairwise(self.names)):
+            return self
+        return self.take(sorted(range(len(self)), key=self.names.__getitem__))
+
+    def digest(self, layout: str = "") -> str:
+        """Sha256 (hex) over the sorted (name, size, content) lines.
+
+        `layout` names a form on disk other than one file an object, which makes other bytes.
+        """
+        state = hashlib.sha256()
+        rows = zip(self.names, self.sizes, self.tags or self.crcs, strict=True)
+        form = "%s\0%d\0%s\n" if self.tags else "%s\0%d\0%08x\n"
+        while batch := list(itertools.islice(rows, _BATCH)):
+            text = "".join([form % row for row in batch])
+            state.update(text.encode("utf-8", "surrogateescape"))
+        if layout:
+            state.update(f"\0{layout}".encode())
+        return state.hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """Sum of the sizes."""
+        return sum(self.sizes)
+
+
+def select(listing: Listing, include: Iterable[str], exclude: Iterable[str]) -> Listing:
+    """The objects that match any of `include` (or all, when empty) and none of `exclude`.
+
+    `*` and `?` stop at a slash, `**` does not; a pattern without a slash matches the last
+    segment of the name, as in rclone and gitignore.
+    """
+    wanted, unwanted = _pattern(include), _pattern(exclude)
+    if wanted is None and unwanted is None:
+        return listing
+    kept = [
+        index
+        for index, name in enumerate(listing.names)
+        if (wanted is None or wanted.fullmatch(name))
+        and (unwanted is None or not unwanted.fullmatch(name))
+    ]
+    return listing.take(kept)
+
+
+def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
+    parts = [_translate(glob.strip()) for glob in globs if glob.strip()]
+    return re.compile("|".join(parts), re.DOTALL) if parts else None
+
+
+def _translate(glob: str) -> str:
+    """A glob as a regular expression over the whole relative name."""
+    out = "" if "/" in glob else "(?:.*/)?"
+    glob = glob.removeprefix("/")
+    position = 0
+    while position < len(glob):
+        if glob.startswith("**/", position):
+            out, position = out + "(?:.*/)?", position + 3
+        elif glob.startswith("**", position):
+            out, position = out + ".*", position + 2
+        elif glob[position] in "*?":
+            out, position = out + ("[^/]*" if glob[position] == "*" else "[^/]"), position + 1
+        else:
+            out, position = out + re.escape(glob[position]), position + 1
+    return out

@@ -1,0 +1,110 @@
+"""The manifest of a version: what each file is, as JSON lines, sorted by name."""
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.components.data_sync.listing import Listing
+
+NAME = "_MANIFEST.jsonl"
+SUCCESS = "_SUCCESS"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
+
+    name: str
+    size: int
+    token: str
+    crc: int
+    mtime_ns: int
+    origin: str
+
+
+@dataclass
+class Changes:
+    """How a listing differs from the version before; indices are into the listing."""
+
+    same: list[int] = field(default_factory=list)
+    mtimes: "array[int]" = field(default_factory=lambda: array("q"))
+    """The mtime on disk of each file of `same`."""
+    crcs: "array[int]" = field(default_factory=lambda: array("I"))
+    added: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+def write(path: Path, header: dict[str, Any], listing: Listing, mtimes: "array[int]") -> None:
+    """Write the manifest beside its final place, flush it to disk and rename it there."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(json.dumps(header) + "\n")
+        for index, name in enumerate(listing.names):
+            row: list[object] = [
+                name,
+                listing.sizes[index],
+                listing.token(index),
+                f"{listing.crcs[index]:08x}",
+                mtimes[index],
+            ]
+            if name in listing.origins:
+                row.append(listing.origins[name])
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The first line of a manifest; {} when there is none that can be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            found = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The files of a manifest, one at a time; nothing when it cannot be read."""
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError:
+        return
+    with file:
+        file.readline()
+        for line in file:
+            try:
+                name, size, token, crc, mtime, *origin = json.loads(line)
+            except ValueError:
+                return
+            yield Row(name, size, token, int(crc, 16), mtime, origin[0] if origin else name)
+
+
+def compare(listing: Listing, before: Iterator[Row]) -> Changes:
+    """Join the sorted listing with the sorted rows of the version before."""
+    found = Changes()
+    row = next(before, None)
+    for index, name in enumerate(listing.names):
+        while row is not None and row.name < name:
+            found.removed.append(row.name)
+            row = next(before, None)
+        if row is None or row.name != name:
+            found.added.append(index)
+            continue
+        if row.size == listing.sizes[index] and row.token == listing.token(index):
+            found.same.append(index)
+            found.mtimes.append(row.mtime_ns)
+            found.crcs.append(row.crc)
+        else:
+            found.changed.append(index)
+        row = next(before, None)
+    if row is not None:
+        found.removed.append(row.name)
+        found.removed.extend(rest.name for rest in before)
+    return found

@@ -1,0 +1,180 @@
+"""Which object names become files: names from a bucket are hostile until proven."""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.training.errors import InputError
+
+POLICIES = ("error", "skip", "encode")
+RESERVED = frozenset({".kfsync", "_SUCCESS", "_MANIFEST.jsonl"})
+SEGMENT_BYTES = 255
+PATH_BYTES = 4000
+_SAFE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
+_SEGMENT = "[A-Za-z0-9_][A-Za-z0-9_. -]{0,200}"
+_PLAIN = re.compile(f"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}")
+
+
+@dataclass
+class Names:
+    """The listing under the names of its files, and the objects that were left out."""
+
+    listing: Listing
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    encoded: dict[str, str] = field(default_factory=dict)
+
+
+def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
+    """Judge every name before a byte is written.
+
+    `folds` says that the target's file system holds names that differ by case or by Unicode
+    normalisation as one.
+
+    Raises:
+        InputError: under the policy "error", when any name cannot be a file.
+    """
+    bad = dict(_unusable(listing))
+    _conflicts(listing, bad, folds)
+    if not bad:
+        return Names(listing.sorted())
+    if policy == "error":
+        shown = "; ".join(f"{listing.names[i]!r} ({bad[i]})" for i in sorted(bad)[:5])
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise InputError(
+            f"{len(bad)} object names cannot be files: {shown}{more}; rename them in the bucket, "
+            f"or set hostile_names to skip or encode"
+        )
+    if policy == "skip":
+        kept = listing.take([i for i in range(len(listing)) if i not in bad])
+        return Names(kept.sorted(), [(listing.names[i], bad[i]) for i in sorted(bad)])
+    return _encode(listing, bad, folds)
+
+
+def judge(name: str, size: int = 0) -> str:
+    """Why this name cannot be a file, or '' when it can. A trailing slash names a folder."""
+    if _PLAIN.fullmatch(name) and not name.startswith("_"):
+        return ""
+    if not name:
+        return "empty name"
+    if name.startswith("/"):
+        return "starts with /"
+    if name.endswith("/"):
+        if size:
+            return "folder marker with content"
+        name = name[:-1]
+    if not _SAFE.fullmatch(name):
+        return "control character or invalid text"
+    segments = name.split("/")
+    if segments[0] in RESERVED:
+        return f"{segments[0]} is reserved"
+    if any(segment in ("", ".", "..") for segment in segments):
+        return "segment that is empty, . or .."
+    if any(len(segment.encode()) > SEGMENT_BYTES for segment in segments):
+        return f"segment longer than {SEGMENT_BYTES} bytes"
+    if len(name.encode()) > PATH_BYTES:
+        return f"path longer than {PATH_BYTES} bytes"
+    return ""
+
+
+def folds_names(folder: Path) -> bool:
+    """Whether the file system below `folder` holds `a` and `A`, or é in two forms, as one.
+
+    Probes with a file in the folder, which must be writable.
+    """
+    probe = folder / "probe-\u00e9a"
+    probe.touch()
+    try:
+        return (folder / "probe-e\u0301a").exists() or (folder / "probe-\u00e9A").exists()
+    finally:
+        probe.unlink()
+
+
+def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
+    for index, name in enumerate(listing.names):
+        if reason := judge(name, listing.sizes[index]):
+            yield index, reason
+
+
+def _conflicts(listing: Listing, bad: dict[int, str], folds: bool) -> None:
+    """Add names that would share a path: a file and a folder, and under folding, look-alikes."""
+    folders: set[str] = set()
+    for index, name in enumerate(listing.names):
+        if index in bad:
+            continue
+        parent = name.rpartition("/")[0]
+        while parent and parent not in folders:
+            folders.add(parent)
+            parent = parent.rpartition("/")[0]
+    seen: set[str] = set()
+    for index, name in enumerate(listing.names):
+        if index in bad:
+            continue
+        if name in folders:
+            bad[index] = "also a folder of other objects"
+        elif (key := fold(name) if folds else name) in seen:
+            bad[index] = "same file as another name on this file system" if folds else "duplicate"
+        else:
+            seen.add(key)
+    if folds:
+        _folded_folders(listing, folders, bad)
+
+
+def _folded_folders(listing: Listing, folders: set[str], bad: dict[int, str]) -> None:
+    first: dict[str, str] = {}
+    for folder in sorted(folders):
+        first.setdefault(fold(folder), folder)
+    clash = {folder for folder in folders if first[fold(folder)] != folder}
+    for index, name in enumerate(listing.names):
+        if index in bad:
+            continue
+        parents = [name[: at + 1].rstrip("/") for at, char in enumerate(name) if char == "/"]
+        if any(parent in clash for parent in parents) or fold(name) in first:
+            bad[index] = "same folder as another name on this file system"
+
+
+def fold(name: str) -> str:
+    """The form under which folding file systems compare names."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
+    """Give each bad object a safe name of its own; manifest and report hold both names."""
+    names, origins = list(listing.names), dict(listing.origins)
+    taken = {fold(n) if folds else n for i, n in enumerate(names) if i not in bad}
+    encoded = {}
+    for index in sorted(bad):
+        name = names[index]
+        target = _percent(name)
+        key = fold(target) if folds else target
+        if bad[index].startswith(("also", "same", "duplicate")) or judge(target) or key in taken:
+            target = f"{target.rstrip('/')[:200]}%{hashlib.sha256(_raw(name)).hexdigest()[:16]}"
+            if judge(target):
+                target = f"%{hashlib.sha256(_raw(name)).hexdigest()}"
+        taken.add(fold(target) if folds else target)
+        names[index], origins[target], encoded[name] = target, name, target
+    result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
+    return Names(result.sorted(), [], encoded)
+
+
+def _percent(name: str) -> str:
+    """Percent-encode what cannot stand: control characters, dot segments, empty segments."""
+    segments = []
+    for segment in name.split("/"):
+        if segment in ("", ".", ".."):
+            segments.append("%2E" * len(segment) or "%")
+        else:
+            segments.append(
+                "".join(c if _SAFE.fullmatch(c) else quote(_raw(c), safe="") for c in segment)
+            )
+    if segments[0] in RESERVED:
+        segments[0] = f"%{segments[0]}"
+    return "/".join(segments)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

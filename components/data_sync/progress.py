@@ -1,0 +1,75 @@
+"""A live line while a sync runs: a bar on a terminal, a line each ten seconds in a log."""
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TextIO
+
+from kfp_ddp.components.data_sync.transfer import Meter
+from kfp_ddp.components.data_sync.versions import human
+
+_BAR = 24
+
+
+class Progress:
+    """Prints what a sync's `watch` tells it, until the block ends."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._every = 0.2 if self._live else 10.0
+        self._meter: Meter | None = None
+        self._files = self._bytes = 0
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._live:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+    def watch(self, phase: str, meter: Meter | None, files: int, size: int) -> None:
+        """A phase starts; while downloading, the meter tells how far it is."""
+        self._files, self._bytes, self._meter = files, size, meter
+        self._began = time.monotonic()
+        if meter is None:
+            self._write(phase)
+        elif files:
+            self._write(f"{phase} {files:,} files, {human(size)}")
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._every):
+            if self._meter is not None and self._files:
+                self._write(self.line(self._meter))
+
+    def line(self, meter: Meter) -> str:
+        """How far, how fast, how long still."""
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        share = min(1.0, meter.files / self._files if self._files else 1.0)
+        if self._bytes:
+            share = min(share + 1e-9, 1.0, max(share, meter.bytes / self._bytes))
+        full = int(share * _BAR)
+        rate = meter.bytes / seconds
+        left = seconds / share - seconds if share > 0 else 0.0
+        retries = f", {meter.retries} retries" if meter.retries else ""
+        return (
+            f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}  {meter.files:,}/{self._files:,} files"
+            f"  {human(meter.bytes)}  {human(rate)}/s  {left:.0f} s left{retries}"
+        )
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"\r\033[K{text}" if self._live else f"{text}\n")
+        self._stream.flush()

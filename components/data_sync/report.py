@@ -1,0 +1,60 @@
+"""What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
+
+from kfp_ddp.components.data_sync.sync import Result
+from kfp_ddp.components.data_sync.versions import human
+
+_SHOWN = 20
+
+
+def line(result: Result) -> str:
+    """One line, for logs and the terminal."""
+    head = f"{result.source} is version {result.digest[:12]}: {result.files:,} files, "
+    head += human(result.bytes)
+    if result.unchanged:
+        return f"{head}; unchanged, nothing copied ({result.seconds:.2f} s)"
+    rate = result.downloaded_bytes / max(result.seconds, 1e-3)
+    return (
+        f"{head}; downloaded {result.downloaded:,} ({human(result.downloaded_bytes)}), linked "
+        f"{result.linked:,}, resumed {result.resumed:,} in {result.seconds:.1f} s, {human(rate)}/s"
+    )
+
+
+def markdown(result: Result) -> str:
+    """The report of a run."""
+    changes = result.changes
+    rate = result.downloaded_bytes / max(result.seconds, 1e-3)
+    facts = [
+        ("Source", f"`{result.source}`"),
+        ("Version", f"`{result.digest[:12]}`"),
+        ("Digest", f"`{result.digest}`"),
+        ("Path", f"`{result.path}`"),
+        ("Files", f"{result.files:,}"),
+        ("Bytes", human(result.bytes)),
+        ("Outcome", "unchanged, nothing copied" if result.unchanged else "new version"),
+        ("Downloaded", f"{result.downloaded:,} files, {human(result.downloaded_bytes)}"),
+        ("Linked from the version before", f"{result.linked:,}"),
+        ("Kept from an interrupted run", f"{result.resumed:,}"),
+        ("Retried requests", f"{result.retries:,}"),
+        ("Seconds", f"{result.seconds:.2f} ({human(rate)}/s)"),
+        ("Old versions removed", ", ".join(f"`{v}`" for v in result.removed_versions) or "none"),
+    ]
+    text = ["# Data sync", "", "| | |", "|---|---|"]
+    text += [f"| {name} | {value} |" for name, value in facts]
+    listing = result.names.listing
+    for title, found in (
+        ("Added", [listing.names[i] for i in changes.added]),
+        ("Changed", [listing.names[i] for i in changes.changed]),
+        ("Removed", changes.removed),
+        ("Skipped", [f"{name!r}: {reason}" for name, reason in result.names.skipped]),
+        ("Renamed", [f"{old!r} is {new!r}" for old, new in result.names.encoded.items()]),
+    ):
+        if found:
+            text += ["", f"## {title}: {len(found):,}", ""]
+            text += [f"- `{_plain(name)}`" for name in found[:_SHOWN]]
+            text += [f"- and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
+    return "\n".join(text) + "\n"
+
+
+def _plain(name: str) -> str:
+    """A name that cannot end the code span it stands in."""
+    return name.replace("`", "'").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,292 @@
+"""A version under construction: files, journal, and what an interrupted run left of them."""
+
+import json
+import os
+import shutil
+import stat
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.transfer import write_all
+from kfp_ddp.training.errors import InputError
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_BATCH = 64
+_CHUNK = 1 << 20
+
+
+class FileStage:
+    """One file an object, below `<folder>/tree`.
+
+    A verified file is noted in the journal; after a kill the next run keeps what is noted and
+    still there, and reads it again first if the machine was restarted since.
+    """
+
+    layout = ""
+
+    def __init__(self, folder: Path, listing: Listing) -> None:
+        self.folder, self.tree, self._parts = folder, folder / "tree", folder / "parts"
+        self.listing = listing
+        self.mtimes = array("q", bytes(8 * len(listing)))
+        self._prefix = f"{self.tree}/"
+        self._journal, self._lines = -1, list[str]()
+        self._lock = threading.Lock()
+        self._chmod = bool(_umask() & 0o444)
+
+    def open(self) -> set[int]:
+        """Make the folders and return the indices that an earlier run has already brought."""
+        for path in (self.folder, self.tree, self._parts):
+            plain_folder(path)
+        for part in os.scandir(self._parts):
+            os.unlink(part.path)
+        done = set(self._recover())
+        self._clear(done)
+        for folder in sorted(self.folders()):
+            plain_folder(self.tree / folder)
+        self._journal = os.open(
+            self.folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
+        )
+        if os.fstat(self._journal).st_size == 0:
+            os.write(self._journal, json.dumps({"boot": _boot()}).encode() + b"\n")
+        return done
+
+    def close(self) -> None:
+        """Flush and close the journal."""
+        if self._journal >= 0:
+            with self._lock:
+                self._flush()
+            os.close(self._journal)
+            self._journal = -1
+
+    def folders(self) -> set[str]:
+        """Every folder that the listing needs, markers included."""
+        found: set[str] = set()
+        for name in self.listing.names:
+            parent = name.rpartition("/")[0]
+            while parent and parent not in found:
+                found.add(parent)
+                parent = parent.rpartition("/")[0]
+        return found
+
+    def files(self, indices: "set[int] | range") -> list[int]:
+        """Those of the indices that are files, not folder markers."""
+        return [i for i in indices if not self.listing.names[i].endswith("/")]
+
+    def path(self, index: int) -> Path:
+        """Where the object's file is, in this stage."""
+        return self.tree / self.listing.names[index]
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body; see `Stage.put`."""
+        path = self._prefix + self.listing.names[index]
+        try:
+            descriptor = os.open(path, _FLAGS, 0o644)
+            try:
+                if data and os.write(descriptor, data) != len(data):
+                    write_all(descriptor, data, 0)
+                self._seal(index, descriptor, crc)
+            except BaseException:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise unwritable(Path(path), error) from error
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """Open a part file; see `Stage.begin`."""
+        part = self._parts / str(index)
+        try:
+            part.unlink(missing_ok=True)
+            return os.open(part, _FLAGS, 0o644), 0
+        except OSError as error:
+            raise unwritable(part, error) from error
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """Rename the part file to its name; see `Stage.finish`."""
+        try:
+            os.rename(self._parts / str(index), self.path(index))
+            self._seal(index, descriptor, crc)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+        finally:
+            os.close(descriptor)
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """Remove the part file; see `Stage.drop`."""
+        os.close(descriptor)
+        (self._parts / str(index)).unlink(missing_ok=True)
+
+    def link(self, index: int, source: Path, mtime_ns: int, crc: int) -> bool:
+        """Take an unchanged file of the version before, by hard link or else by copy.
+
+        False when it is not what the manifest says, and has to be downloaded.
+        """
+        path = self.path(index)
+        try:
+            found = os.lstat(source)
+            if (
+                not stat.S_ISREG(found.st_mode)
+                or found.st_size != self.listing.sizes[index]
+                or found.st_mtime_ns != mtime_ns
+            ):
+                return False
+            os.link(source, path, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            return False
+        except OSError:
+            # No hard links here (another file system, or too many): a checked copy instead.
+            if not self._copy(index, source, crc):
+                return False
+            mtime_ns = os.lstat(path).st_mtime_ns
+        self.mtimes[index] = mtime_ns
+        self.listing.crcs[index] = crc
+        return True
+
+    def _copy(self, index: int, source: Path, crc: int) -> bool:
+        path = self.path(index)
+        try:
+            shutil.copyfile(source, path, follow_symlinks=False)
+            os.chmod(path, 0o644)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise unwritable(path, error) from error
+        if checksum(path) != crc:
+            path.unlink()
+            return False
+        return True
+
+    def _seal(self, index: int, descriptor: int, crc: int) -> None:
+        """Fix the mode, and note size, checksum and identity in the journal."""
+        if self._chmod:
+            os.fchmod(descriptor, 0o644)
+        found = os.fstat(descriptor)
+        self.mtimes[index] = found.st_mtime_ns
+        line = json.dumps(
+            [self.listing.names[index], found.st_size, crc, found.st_mtime_ns, found.st_ino]
+        )
+        with self._lock:
+            self._lines.append(line)
+            if len(self._lines) >= _BATCH:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._lines:
+            text = "\n".join(self._lines) + "\n"
+            self._lines.clear()
+            os.write(self._journal, text.encode("utf-8", "surrogateescape"))
+
+    def _recover(self) -> Iterator[int]:
+        """Indices whose file is noted in the journal and still what was noted."""
+        lines = _json_lines(self.folder / "journal")
+        head = next(lines, None)
+        trusted = isinstance(head, dict) and bool(_boot()) and head.get("boot") == _boot()
+        names = self.listing.names
+        for line in lines:
+            if not isinstance(line, list) or len(line) != 5:
+                continue
+            name, size, crc, mtime, inode = line
+            index = bisect_left(names, name)
+            if index == len(names) or names[index] != name or size != self.listing.sizes[index]:
+                continue
+            if not self.listing.tags and crc != self.listing.crcs[index]:
+                continue
+            try:
+                found = os.lstat(self.path(index))
+            except OSError:
+                continue
+            if (found.st_size, found.st_mtime_ns, found.st_ino) != (size, mtime, inode):
+                continue
+            if not stat.S_ISREG(found.st_mode) or not (
+                trusted or checksum(self.path(index)) == crc
+            ):
+                continue
+            self.mtimes[index] = mtime
+            self.listing.crcs[index] = crc
+            yield index
+
+    def _clear(self, done: set[int]) -> None:
+        """Remove every file that is not proven, and every link."""
+        keep = {self._prefix + self.listing.names[index] for index in done}
+        folders = [str(self.tree)]
+        while folders:
+            for entry in os.scandir(folders.pop()):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.path not in keep:
+                    os.unlink(entry.path)
+
+
+def checksum(path: Path) -> int:
+    """The crc32c of a file, links not followed; -1 if it cannot be read."""
+    crc = 0
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                crc = google_crc32c.extend(crc, chunk)
+    except OSError:
+        return -1
+    return crc
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    """The one line for a target that cannot be written."""
+    return InputError(
+        f"cannot write {path} as uid {os.getuid()}: {error.strerror or error}; free space on the "
+        "claim, or make its folder writable for this uid (fsGroup)"
+    )
+
+
+def plain_folder(path: Path) -> None:
+    """Make a folder with mode 0755, or accept one that is there and no link.
+
+    Raises:
+        InputError: something else is there, or it cannot be made.
+    """
+    try:
+        path.mkdir()
+        path.chmod(0o755)
+    except FileExistsError:
+        if path.is_symlink() or not path.is_dir():
+            raise InputError(
+                f"{path} is a link or a file where a folder must be; remove it"
+            ) from None
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    try:
+        file = path.open(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return
+    with file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue  # the kill came in the middle of the line
+
+
+def _boot() -> str:
+    """An id of this start of the machine; '' where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,250 @@
+"""The target on disk: complete versions by digest, and `current`.
+
+    <root>/versions/<digest12>/{…, _MANIFEST.jsonl, _SUCCESS}
+    <root>/current -> versions/<digest12>
+    <root>/.kfsync/{lock, building/<digest12>/, trash/}
+
+A version is built under .kfsync and renamed to its place when it is whole and on disk, so no
+reader sees half of one.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kfp_ddp.components.data_sync import manifest
+from kfp_ddp.components.data_sync.stage import plain_folder, unwritable
+from kfp_ddp.training.errors import InputError
+
+MARGIN = 1.02
+"""Room asked for beyond the bytes and files themselves, for folders and the journal."""
+
+
+class Store:
+    """A target folder, with the work area `.kfsync` below it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.work = root / ".kfsync"
+        self.versions = root / "versions"
+
+    def version(self, digest: str) -> Path:
+        """Where the version with this digest lives, whether it is there or not."""
+        return self.versions / digest[:12]
+
+    def complete(self, digest: str) -> bool:
+        """Whether the version is there, whole, and of this digest and no other."""
+        return success(self.version(digest)) == digest
+
+    def current(self) -> Path | None:
+        """The version that `current` points to, if it is whole."""
+        try:
+            target = os.readlink(self.root / "current")
+        except OSError:
+            return None
+        path = self.versions / Path(target).name
+        return path if Path(target).parent == Path("versions") and success(path) else None
+
+    def prepare(self) -> None:
+        """Make the work area.
+
+        Raises:
+            InputError: no rights, or something else is in the way.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.root, error) from error
+        for path in (self.work, self.work / "building", self.work / "trash", self.versions):
+            plain_folder(path)
+        if not os.access(self.work, os.W_OK | os.X_OK):
+            raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
+
+    @contextlib.contextmanager
+    def lock(self, wait: float) -> Iterator[None]:
+        """Hold the target against other runs; the kernel frees it if this one dies.
+
+        Raises:
+            InputError: another run held it for more than `wait` seconds.
+        """
+        path = self.work / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        try:
+            self._acquire(descriptor, wait)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _acquire(self, descriptor: int, wait: float) -> None:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise InputError(
+                        f"another sync is writing {self.root} and did not end in {wait:.0f} s; "
+                        "wait for it, or give lock_wait more seconds"
+                    ) from None
+                time.sleep(0.2)
+            except OSError as error:
+                raise InputError(
+                    f"{self.root} does not support locks ({error.strerror}); use a file system "
+                    "with flock"
+                ) from error
+            else:
+                return
+
+    def preflight(self, size: int, files: int) -> None:
+        """Refuse before the first byte what cannot fit.
+
+        Raises:
+            InputError: too few bytes or inodes are free.
+        """
+        free = os.statvfs(self.root)
+        have = free.f_bavail * free.f_frsize
+        if size * MARGIN > have:
+            raise InputError(
+                f"{self.root} has {human(have)} free and {human(size)} are to come; grow the "
+                "claim, or keep fewer versions"
+            )
+        if free.f_files and files * MARGIN > free.f_favail:
+            raise InputError(
+                f"{self.root} has {free.f_favail} inodes free and {files} files are to come; use a "
+                "file system with more inodes, or pack=tar"
+            )
+
+    def building(self, digest: str) -> Path:
+        """Where the version is built; what other digests left there is removed."""
+        mine = self.work / "building" / digest[:12]
+        for folder in (self.work / "building", self.work / "trash"):
+            for entry in os.scandir(folder):
+                if Path(entry.path) != mine:
+                    remove(Path(entry.path))
+        return mine
+
+    def publish(self, tree: Path, digest: str) -> Path:
+        """Mark the finished tree as complete and rename it to its place."""
+        place = self.version(digest)
+        sync_filesystem(tree)
+        write_durably(tree / manifest.SUCCESS, f"{digest}\n")
+        if place.is_symlink() or place.exists():  # damaged: it was not complete
+            self.discard(place)
+        tree.rename(place)
+        sync_folder(self.versions)
+        return place
+
+    def flip(self, digest: str) -> bool:
+        """Point `current` at the version; False if it did already."""
+        target = f"versions/{digest[:12]}"
+        link = self.root / "current"
+        if link.is_symlink() and os.readlink(link) == target:
+            return False
+        if link.is_dir() and not link.is_symlink():
+            raise InputError(f"{link} is a folder where a link must be; move it away")
+        fresh = self.work / "current"
+        try:
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(target)
+            fresh.rename(link)
+        except OSError as error:
+            raise unwritable(link, error) from error
+        sync_folder(self.root)
+        return True
+
+    def collect(self, keep: int, dataset: str) -> list[str]:
+        """Remove all but the `keep` newest versions of a dataset; never the current one."""
+        if keep <= 0:
+            return []
+        current = self.current()
+        found = []
+        for entry in os.scandir(self.versions):
+            path = Path(entry.path)
+            if not entry.is_dir(follow_symlinks=False) or not success(path):
+                continue
+            if manifest.header(path / manifest.NAME).get("dataset") == dataset:
+                found.append(((path / manifest.SUCCESS).stat().st_mtime_ns, path))
+        old = [path for _, path in sorted(found, reverse=True) if path != current]
+        extra = old[max(0, keep - 1) :]
+        for path in extra:
+            self.discard(path)
+        return [path.name for path in extra]
+
+    def discard(self, path: Path) -> None:
+        """Take a folder out of sight at once, then remove it."""
+        gone = self.work / "trash" / f"{path.name}-{time.time_ns()}"
+        path.rename(gone)
+        remove(gone)
+
+
+def success(path: Path) -> str:
+    """The digest in a version's `_SUCCESS`; '' if it is not complete."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return ""
+        return (path / manifest.SUCCESS).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Flush the file system that holds the path: one call, however many files."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):
+        os.sync()
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if libc.syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise unwritable(path, OSError(code, os.strerror(code)))
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a file so that it is there whole, or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.chmod(0o644)
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def human(size: float) -> str:
+    """Bytes in words: 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
