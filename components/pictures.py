@@ -273,7 +273,7 @@ def read_events(metrics: Path) -> list[dict[str, Any]]:
     events = []
     try:
         text = metrics.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     for line in text.splitlines():
         try:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,6 +91,8 @@ def evaluate(
             f"the dataset {dataset} has no folder {split}/: evaluation needs "
             f"{split}/<class>/ with images"
         )
+    target = folder(run_dir, split)
+    _prepare(target)
     started = time.monotonic()
     # From here on torch is needed, which takes seconds to import.
     import torch
@@ -117,7 +120,7 @@ def evaluate(
         for at in found.worst(worst)
     ]
     document = report.html(result, run_dir, mistakes, info.config)
-    _write(folder(run_dir, split), result, found.to_csv(), document)
+    _write(target, result, found.to_csv(), document)
     return result, found.tally.roc(), document
 
 
@@ -208,6 +211,17 @@ def _record(
     )
 
 
+def _prepare(target: Path) -> None:
+    """Make the folder and remove an earlier record, so that a failed step leaves none."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / FILE).unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
 def _write(target: Path, result: Evaluation, predictions: str, document: str) -> None:
     """Write the files of an evaluation, `evaluation.json` last, each complete or not there."""
     files = {
@@ -216,8 +230,6 @@ def _write(target: Path, result: Evaluation, predictions: str, document: str) ->
         FILE: result.model_dump_json(indent=1) + "\n",
     }
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        (target / FILE).unlink(missing_ok=True)
         for name, text in files.items():
             part = target / f".{name}.part"
             with part.open("w", encoding="utf-8", newline="") as file:
@@ -226,7 +238,11 @@ def _write(target: Path, result: Evaluation, predictions: str, document: str) ->
                 os.fsync(file.fileno())
             part.replace(target / name)
     except OSError as error:
-        raise InputError(
-            f"the evaluation cannot be written to {target}: {reason(error)}; "
-            "make run_dir writable and give it room"
-        ) from None
+        raise _unwritable(target, error) from None
+
+
+def _unwritable(target: Path, error: OSError) -> InputError:
+    return InputError(
+        f"the evaluation cannot be written to {target}: {reason(error)}; "
+        "make run_dir writable and give it room"
+    )

@@ -1,0 +1,87 @@
+"""A small trained model, as the train step leaves one behind."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import evaluation_batches, scan
+from kfp_ddp.training.model import build, normalise
+
+CLASSES = ("blue", "green", "red")
+SIZE = 16
+
+
+@pytest.fixture(scope="session")
+def trained_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noisy coloured squares in three classes, a train and a val split, a recorded digest."""
+    dataset = tmp_path_factory.mktemp("trained") / "data"
+    draw = torch.Generator().manual_seed(7)
+    for split, count in (("train", 40), ("val", 15)):
+        for number, name in enumerate(CLASSES):
+            folder = dataset / split / name
+            folder.mkdir(parents=True)
+            for i in range(count + number):
+                noise = torch.rand(SIZE, SIZE, 3, generator=draw) * 150
+                noise[..., 2 - number] += 6
+                pixels = noise.to(torch.uint8).numpy()
+                Image.fromarray(pixels).save(folder / f"{i:03}.png")
+    (dataset / "_SUCCESS").write_text("ab" * 32 + "\n")
+    return dataset
+
+
+@pytest.fixture(scope="session")
+def trained_checkpoint(trained_dataset: Path) -> Path:
+    """A ResNet-8 that tells most of them, below its run's `checkpoints`."""
+    return _train(trained_dataset, trained_dataset.parent / "run")
+
+
+@pytest.fixture
+def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
+    """A run folder of the test's own, with the metrics of the training."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    shutil.copy(trained_checkpoint.parents[1] / "metrics.jsonl", run_dir)
+    return run_dir
+
+
+def _train(dataset: Path, run_dir: Path) -> Path:
+    config = TrainConfig(
+        data=str(dataset),
+        output_dir=str(run_dir),
+        model="cifar_resnet8",
+        image_size=SIZE,
+        epochs=6,
+        warmup_epochs=0,
+        batch_size=32,
+    )
+    torch.manual_seed(0)
+    network = build(config.model, len(CLASSES))
+    index = scan(dataset / "train")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
+    events = []
+    images, targets, _ = next(evaluation_batches(index, SIZE, len(index), 0, 1))
+    for step in range(40):
+        chosen = torch.randperm(len(index))[:64]
+        loss = torch.nn.functional.cross_entropy(
+            network(normalise(images[chosen])), targets[chosen]
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        events.append(
+            {"event": "step", "step": step + 1, "epoch": (step + 1) / 8, "loss": loss.item()}
+        )
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    return checkpoint.write(
+        run_dir / "checkpoints",
+        40,
+        {"model": network.state_dict(), "ema": None},
+        checkpoint.manifest_of(config, index.classes, epoch=6, world_size=1),
+    )
