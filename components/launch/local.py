@@ -1,56 +1,61 @@
 """The backend `local`: the ranks as processes of this machine, none of which outlives the step."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from kfp_ddp.components.launch import processes
 from kfp_ddp.components.launch.progress import METRICS_FILE, Progress, Tail
+from kfp_ddp.training.watch import PARENT
 
 PROGRESS_SECONDS = 5.0
-# torch elastic gives its workers 30 s to save and leave after a SIGTERM.
-GRACE_SECONDS = 40.0
+# The launcher gives its ranks 90 s to save and leave after a SIGTERM.
+GRACE_SECONDS = 100.0
 
 
 @dataclass
 class Ended:
-    """How the launcher of the ranks ended: its exit code and its last lines."""
+    """How the ranks ended: the launcher's exit code, our signal, its last line of output."""
 
-    code: int
+    code: int = 0
     stopped_by: int | None = None
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=50))
+    last_line: str = ""
 
 
-def run_ranks(command: list[str], run_dir: Path, environment: dict[str, str]) -> Ended:
-    """Run a launcher in `run_dir`, its output and progress on our stdout; return when it is over.
+def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
+    """Train with `ranks` processes, output and progress on our stdout; return when it is over.
 
-    SIGTERM and SIGINT are passed on to it, a second one kills. When this function is left, by
-    whatever way, no process of the launcher's group runs any more.
+    SIGTERM and SIGINT are passed on to the launcher, a second one kills. When this function is
+    left, by whatever way, no process of the launcher's group runs any more; it also ends by
+    itself when it sees that we are gone.
+
+    Args:
+        flags: Command line of `kfp_ddp.training`.
+        ranks: Processes to start.
+        run_dir: Folder that training writes to.
     """
+    launcher = [sys.executable, "-m", "kfp_ddp.training.launch", f"--nproc-per-node={ranks}", "--"]
     tail = Tail(run_dir / METRICS_FILE)
     tail.skip()
-    ended = Ended(code=0)
+    ended = Ended()
     with _forwarding(ended) as forward_to:
         process = subprocess.Popen(
-            command,
+            launcher + flags,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **environment},
+            env={**os.environ, PARENT: str(os.getpid())},
             process_group=0,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
             forward_to(process)
@@ -67,17 +72,12 @@ def run_ranks(command: list[str], run_dir: Path, environment: dict[str, str]) ->
     return ended
 
 
-def _die_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent is killed (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
 def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
     """Copy the output line by line; when nobody reads it any more, stop the ranks and drain it."""
     assert process.stdout is not None
     read = True
     for line in process.stdout:
-        ended.tail.append(line.rstrip())
+        ended.last_line = line.strip() or ended.last_line
         try:
             if read:
                 print(line, end="", flush=True)

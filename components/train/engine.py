@@ -1,7 +1,7 @@
 """The `train` step: check everything, start the ranks, follow them, write what they made."""
 
+import json
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +51,7 @@ def run(
         print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
         processes.end(left, GRACE_SECONDS)
     print(f"{task_name}: {ranks} rank(s), output in {run_dir}", flush=True)
-    command = [sys.executable, "-m", "kfp_ddp.training.launch", "--nproc-per-node", str(ranks)]
-    ended = run_ranks([*command, "--", *config.to_argv()], run_dir, {})
+    ended = run_ranks(config.to_argv(), ranks, run_dir)
     if ended.code != 0 or ended.stopped_by is not None:
         raise InputError(_why(ended, run_dir))
     newest = write_outputs(run_dir, "", trained_model, metrics, loss_curve)
@@ -100,5 +99,14 @@ def _why(ended: Ended, run_dir: Path) -> str:
     kept = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
     if ended.stopped_by is not None or ended.code == 143:
         return f"training was stopped; {kept} in {run_dir}; run it again to go on from there"
-    last = ended.tail[-1] if ended.tail else "no output"
-    return f"training failed with exit code {ended.code}: {last}; {kept}"
+    return f"training failed: {_root_cause(run_dir, ended)}; {kept}"
+
+
+def _root_cause(run_dir: Path, ended: Ended) -> str:
+    """What the launcher found to have failed first; its last line where it could not say."""
+    try:
+        failure = json.loads((run_dir / "logs" / "failure.json").read_text())
+        rank, error = int(failure["rank"]), str(failure["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"exit code {ended.code}: {ended.last_line or 'no output'}"
+    return f"rank {rank}: {error}" if rank >= 0 else error

@@ -1,0 +1,173 @@
+"""The train step with real ranks, through kfp.local as a pipeline runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+CHILD = """
+import json, sys, warnings
+warnings.filterwarnings("ignore")
+from kfp import local
+from kfp_ddp.components.train.component import train
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1])
+task = train(**json.loads(sys.argv[2]))
+print("OUTPUTS", json.dumps({k: getattr(v, "metadata", v) for k, v in task.outputs.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of plain images that a small network tells apart at once."""
+    root = tmp_path_factory.mktemp("dataset")
+    for split, count in (("train", 24), ("val", 8)):
+        for name, shade in (("dark", 30), ("light", 220)):
+            (root / split / name).mkdir(parents=True)
+            for index in range(count):
+                image = Image.new("RGB", (8, 8), (shade + index % 20,) * 3)
+                image.save(root / split / name / f"{index}.png")
+    return root
+
+
+def arguments(dataset: Path, work_dir: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "run_id": "run-1",
+        "dataset_path": str(dataset),
+        "work_dir": str(work_dir),
+        "nproc_per_node": 2,
+        "model": "cifar_resnet8",
+        "image_size": 8,
+        "epochs": 2,
+        "batch_size": 16,
+        "warmup_epochs": 0.0,
+        "workers": 0,
+        "log_steps": 1,
+        **changes,
+    }
+
+
+def start(tmp_path: Path, given: dict[str, Any]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "outputs"), json.dumps(given)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def run(tmp_path: Path, given: dict[str, Any]) -> tuple[int, str]:
+    process = start(tmp_path, given)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def launchers(work_dir: Path) -> list[psutil.Process]:
+    """Every process of training, launcher or rank, that works in `work_dir`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        ours = "kfp_ddp.training" in line and str(work_dir) in line
+        if ours and "executor_main" not in line and process.info["status"] != "zombie":
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset: Path) -> None:
+    code, output = run(tmp_path, arguments(dataset, tmp_path / "work"))
+    assert code == 0, output
+    outputs = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
+    checkpoint = Path(outputs["checkpoint"])
+    assert checkpoint == tmp_path / "work/run-1/checkpoints/step-00000006"
+    assert outputs["run_dir"] == str(tmp_path / "work/run-1")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    model = outputs["trained_model"]
+    assert model["digest"] == "sha256:" + manifest["files"]["state.pt"]["sha256"]
+    assert model["path"] == str(checkpoint)
+    assert outputs["metrics"]["step"] == 6
+    assert outputs["metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
+    html = next((tmp_path / "outputs").rglob("loss_curve")).read_text()
+    assert "<svg" in html
+    assert "step 6/6" in output
+    assert "[rank0]" in output
+    assert not (tmp_path / "work/run-1/process.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"backend": "pigeon"}, "backend 'pigeon' is not known"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
+        ({"model": "resnet19"}, "did you mean 'resnet18'"),
+        ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
+        ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
+        ({"nproc_per_node": -1}, "nproc_per_node=-1"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_rank(
+    tmp_path: Path, dataset: Path, change: dict[str, Any], says: str
+) -> None:
+    from kfp_ddp.components.train.component import train
+
+    given = {"task_name": "train", "backend": "local", **arguments(dataset, tmp_path / "work")}
+    with pytest.raises(SystemExit) as error:
+        train.python_func(trained_model=None, metrics=None, loss_curve=None, **{**given, **change})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "work" / "run-1" / "logs").exists()
+
+
+def test_a_failing_rank_is_named_with_its_exception(tmp_path: Path, dataset: Path) -> None:
+    code, output = run(tmp_path, arguments(dataset, tmp_path / "work", batch_size=15))
+    assert code != 0
+    assert "error: training failed: rank" in output
+    assert "batch_size=15 cannot be dealt to 2 ranks evenly" in output
+    assert launchers(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_step(
+    tmp_path: Path, dataset: Path, number: signal.Signals
+) -> None:
+    work = tmp_path / "work"
+    process = start(tmp_path, arguments(dataset, work, epochs=2000))
+    try:
+        metrics = work / "run-1" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and '"step"' in metrics.read_text())
+        step = psutil.Process(process.pid).children(recursive=True)
+        executor = next(p for p in step if "executor_main" in " ".join(p.cmdline()))
+        assert len(launchers(work)) >= 3
+        executor.send_signal(number)
+        wait_until(lambda: launchers(work) == [])
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode != 0
+    if number is signal.SIGTERM:
+        assert "training was stopped; newest checkpoint: step" in output
+
+
+def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path) -> None:
+    assert run(tmp_path, arguments(dataset, tmp_path / "work"))[0] == 0
+    code, output = run(tmp_path, arguments(dataset, tmp_path / "work", epochs=3))
+    assert code == 0, output
+    events = (tmp_path / "work/run-1/metrics.jsonl").read_text().splitlines()
+    starts = [json.loads(line) for line in events if '"start"' in line]
+    assert [event["resumed_from_step"] for event in starts] == [0, 6]
