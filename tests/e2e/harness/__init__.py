@@ -1,0 +1,1 @@
+"""Plays a compiled pipeline on a cluster as KFP would, one pod a step."""

@@ -1,0 +1,157 @@
+"""Where a run is played: namespace, account, bucket, and the claims that can be looked into."""
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import unescape
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import urllib3
+from kubernetes import client
+
+IMAGE = "ghcr.io/kfp-ddp/launcher:0.1.0"
+UID = 1000  # the user of our images
+PATIENCE_SECONDS = 90.0
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """A namespace with an account for the steps; `api` acts as the cluster's own controllers."""
+
+    api: client.ApiClient
+    namespace: str
+    service_account: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def core(self) -> Any:
+        return client.CoreV1Api(self.api)
+
+    @property
+    def custom(self) -> Any:
+        return client.CustomObjectsApi(self.api)
+
+
+def patiently(ask: Callable[[], R]) -> R:
+    """What the API server answers, over a restart of it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except (urllib3.exceptions.HTTPError, client.ApiException) as error:
+            status = getattr(error, "status", None)
+            if time.monotonic() > deadline or (status is not None and 400 <= status < 500):
+                raise
+        time.sleep(0.5)
+
+
+def until(condition: Callable[[], R | None], what: str, seconds: float = 120.0) -> R:
+    """The first true answer of `condition`, asked several times a second.
+
+    Raises:
+        TimeoutError: that says what did not come.
+    """
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
+        time.sleep(0.2)
+    return answer
+
+
+def claim(grounds: Grounds, name: str, storage_class: str | None = None, size: str = "1Gi") -> str:
+    """Make a claim that many pods may write to; its name."""
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": size}},
+    }
+    if storage_class:
+        spec["storageClassName"] = storage_class
+    body = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    grounds.core.create_namespaced_persistent_volume_claim(grounds.namespace, body)
+    return name
+
+
+class Folder:
+    """The files of a claim, read through a pod that serves them and the API server's proxy."""
+
+    def __init__(self, grounds: Grounds, pod: str) -> None:
+        self._grounds = grounds
+        self._base = f"/api/v1/namespaces/{grounds.namespace}/pods/{pod}:8000/proxy"
+
+    def read(self, path: str) -> bytes | None:
+        """A file's content, None if there is none; `path` is relative to the claim's root."""
+
+        def ask() -> bytes | None:
+            try:
+                answer = self._grounds.api.call_api(
+                    f"{self._base}/{quote(path)}",
+                    "GET",
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                    _return_http_data_only=True,
+                )
+            except client.ApiException as error:
+                if error.status == 404:
+                    return None
+                raise
+            data: bytes = answer.read()
+            return data
+
+        return patiently(ask)
+
+    def names(self, path: str = "") -> list[str]:
+        """What a folder holds; folders end with a slash."""
+        listing = self.read(path.strip("/") + "/")
+        assert listing is not None, f"{path} is not there"
+        return [
+            unescape(name) for name in re.findall(r'<a href="[^"]*">([^<]+)</a>', listing.decode())
+        ]
+
+
+@contextmanager
+def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
+    """Serve a claim's files, read-only, while the block lasts."""
+    pod = f"reader-{claim_name}"[:50].rstrip("-") + f"-{uuid.uuid4().hex[:5]}"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": pod, "labels": {"harness": "reader"}},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsUser": UID},
+            "automountServiceAccountToken": False,
+            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim_name}}],
+            "containers": [
+                {
+                    "name": "reader",
+                    "image": IMAGE,
+                    "command": ["python3", "-m", "http.server", "8000", "--directory", "/claim"],
+                    "volumeMounts": [{"name": "claim", "mountPath": "/claim", "readOnly": True}],
+                    "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
+                }
+            ],
+        },
+    }
+    grounds.core.create_namespaced_pod(grounds.namespace, body)
+
+    def ready() -> bool:
+        status = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace)).status
+        return any(c.type == "Ready" and c.status == "True" for c in status.conditions or [])
+
+    try:
+        until(ready, f"the reader of {claim_name}")
+        yield Folder(grounds, pod)
+    finally:
+        patiently(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))

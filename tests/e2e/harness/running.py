@@ -1,0 +1,138 @@
+"""One pod of a step: made, followed, and told apart as succeeded, failed or lost."""
+
+import contextlib
+import threading
+import time
+from typing import Any, Literal
+
+import urllib3
+from kubernetes import client
+from kubernetes.stream import stream
+
+from tests.e2e.harness.grounds import Grounds, patiently
+
+Ending = Literal["Succeeded", "Failed", "Lost"]
+
+
+class Attempt:
+    """A pod that runs a step once; a pod that is deleted before it ended is lost."""
+
+    def __init__(self, grounds: Grounds, manifest: dict[str, Any]) -> None:
+        self._grounds, self._manifest = grounds, manifest
+        self._lines: list[str] = []
+        self._follower: threading.Thread | None = None
+        self.started = time.time()
+        self.uid = ""
+        self.ended: Ending | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self._manifest["metadata"]["name"])
+
+    def log(self) -> str:
+        """What the step has written so far."""
+        return "\n".join(self._lines)
+
+    def wait(self, seconds: float = 600.0) -> Ending:
+        """Make the pod and follow it to its end.
+
+        Raises:
+            TimeoutError: when it is still there after `seconds`.
+        """
+        self._create()
+        deadline = time.monotonic() + seconds
+        while self.ended is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} goes on after {seconds:.0f} s:\n{self.log()}")
+            self._look()
+            time.sleep(0.2)
+        return self.ended
+
+    def _create(self) -> None:
+        def make() -> Any:
+            try:
+                return self._grounds.core.create_namespaced_pod(
+                    self._grounds.namespace, self._manifest
+                )
+            except client.ApiException as error:
+                if error.status == 409:  # made by a call whose answer was lost
+                    return self._read()
+                raise
+
+        self.uid = patiently(make).metadata.uid
+
+    def _read(self) -> Any:
+        try:
+            return patiently(
+                lambda: self._grounds.core.read_namespaced_pod(self.name, self._grounds.namespace)
+            )
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _look(self) -> None:
+        pod = self._read()
+        if pod is None or pod.metadata.uid != self.uid:
+            self.ended = "Lost"
+            return
+        if pod.status.phase != "Pending" and self._follower is None:
+            self._follower = threading.Thread(target=self._follow, daemon=True)
+            self._follower.start()
+        if pod.metadata.deletion_timestamp is None and pod.status.phase in ("Succeeded", "Failed"):
+            self._lines = self._whole_log()
+            self.ended = "Succeeded" if pod.status.phase == "Succeeded" else "Failed"
+
+    def _whole_log(self) -> list[str]:
+        text: str = patiently(
+            lambda: self._grounds.core.read_namespaced_pod_log(
+                self.name, self._grounds.namespace, container="main"
+            )
+        )
+        return text.splitlines()
+
+    def _follow(self) -> None:
+        """Keep the lines as they come: of a pod that is deleted, they are all there is."""
+        with contextlib.suppress(client.ApiException, urllib3.exceptions.HTTPError):
+            answer = self._grounds.core.read_namespaced_pod_log(
+                self.name,
+                self._grounds.namespace,
+                container="main",
+                follow=True,
+                _preload_content=False,
+            )
+            pending = b""
+            for block in answer.stream(4096):
+                *lines, pending = (pending + block).split(b"\n")
+                if self.ended is not None:
+                    return
+                self._lines += [line.decode(errors="replace") for line in lines]
+
+
+def signal_step(grounds: Grounds, pod: str) -> None:
+    """Send SIGTERM to PID 1 of a step's pod as Argo does; a pod that is pending is deleted."""
+    try:
+        found = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace))
+        if found.status.phase == "Pending":
+            grounds.core.delete_namespaced_pod(pod, grounds.namespace)
+        elif found.status.phase == "Running":
+            run_in(grounds, pod, ["kill", "-TERM", "1"])
+    except client.ApiException as error:
+        if error.status != 404:
+            raise
+
+
+def run_in(grounds: Grounds, pod: str, command: list[str], container: str | None = None) -> str:
+    """Run a command in a pod's container; what it wrote."""
+    # stream() changes the client that it is given, so it gets one of its own.
+    with client.ApiClient(grounds.api.configuration) as own:
+        written: str = stream(
+            client.CoreV1Api(own).connect_get_namespaced_pod_exec,
+            pod,
+            grounds.namespace,
+            command=command,
+            stdout=True,
+            stderr=True,
+            **({"container": container} if container else {}),
+        )
+    return written

@@ -1,0 +1,114 @@
+"""The pod of a step, as KFP's driver and Argo make it from the compiled document."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.harness import emissary
+
+_EMISSARY = Path(emissary.__file__).read_text()
+_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def manifest(
+    *,
+    name: str,
+    image: str,
+    command: list[str],
+    environment: dict[str, str],
+    resources: dict[str, dict[str, str]],
+    platform: dict[str, Any],
+    resolve: Callable[[dict[str, Any]], str],
+) -> dict[str, Any]:
+    """The pod, but for its owner and account.
+
+    `platform` is the task's part of the platform spec, and `resolve` gives the value of a
+    parameter in it.
+
+    Raises:
+        NotImplementedError: for a setting that is not played here, rather than losing it.
+    """
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": image,
+        "command": ["python3", "-u", "-c", _EMISSARY],
+        "args": command,
+        "env": [
+            *({"name": key, "value": value} for key, value in environment.items()),
+            _field("KFP_POD_NAME", "metadata.name"),
+            _field("KFP_POD_UID", "metadata.uid"),
+        ],
+        "resources": resources,
+        "securityContext": _SECURITY,
+        "volumeMounts": [],
+    }
+    spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": []}
+    metadata: dict[str, Any] = {"name": name, "labels": {}, "annotations": {}}
+    for setting, value in platform.items():
+        if setting == "pvcMount":
+            _claims(spec, value, resolve)
+        elif setting == "emptyDirMounts":
+            _empty_dirs(spec, value)
+        elif setting == "secretAsEnv":
+            _secrets(container, value, resolve)
+        elif setting == "fieldPathAsEnv":
+            container["env"] += [_field(item["name"], item["fieldPath"]) for item in value]
+        elif setting == "podMetadata":
+            metadata["labels"].update(value.get("labels", {}))
+            metadata["annotations"].update(value.get("annotations", {}))
+        elif setting == "activeDeadlineSeconds":
+            spec["activeDeadlineSeconds"] = int(value)
+        else:
+            raise NotImplementedError(f"{setting} of the platform spec is not played")
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def mount(pod: dict[str, Any], claim: str, path: str) -> None:
+    """Mount a claim in the pod's container; several mounts of one claim share a volume."""
+    spec = pod["spec"]
+    name = f"claim-{claim}"
+    if all(volume["name"] != name for volume in spec["volumes"]):
+        spec["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+    spec["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path})
+
+
+def _claims(
+    spec: dict[str, Any], mounts: list[dict[str, Any]], resolve: Callable[[dict[str, Any]], str]
+) -> None:
+    for item in mounts:
+        mount({"spec": spec}, resolve(item["pvcNameParameter"]), item["mountPath"])
+
+
+def _empty_dirs(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> None:
+    for item in mounts:
+        source = {key: item[key] for key in ("medium", "sizeLimit") if key in item}
+        spec["volumes"].append({"name": item["volumeName"], "emptyDir": source})
+        spec["containers"][0]["volumeMounts"].append(
+            {"name": item["volumeName"], "mountPath": item["mountPath"]}
+        )
+
+
+def _secrets(
+    container: dict[str, Any],
+    secrets: list[dict[str, Any]],
+    resolve: Callable[[dict[str, Any]], str],
+) -> None:
+    for item in secrets:
+        secret = resolve(item["secretNameParameter"])
+        for pair in item["keyToEnv"]:
+            reference = {
+                "name": secret,
+                "key": pair["secretKey"],
+                "optional": item.get("optional", False),
+            }
+            container["env"].append(
+                {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
+            )
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
