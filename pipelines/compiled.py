@@ -8,17 +8,20 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines import NAMES, picture
+
+SUFFIXES = (".yaml", ".yml", ".svg")
 
 
 def write(directory: Path) -> list[Path]:
-    """Compile every pipeline to `<directory>/<name>.yaml` and return the paths."""
+    """Compile every pipeline to `<directory>/<name>.yaml`, its picture beside it; the paths."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name in NAMES:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         path = directory / f"{name}.yaml"
         compiler.Compiler().compile(pipeline, package_path=str(path))
+        path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
     return written
 
@@ -33,7 +36,10 @@ def differences(directory: Path) -> list[str]:
                 found.append(f"{committed}: missing")
             elif _documents(committed) != _documents(path):
                 found.append(f"{committed}: differs from pipelines/{path.stem}.py")
-    orphans = {path.stem for path in directory.glob("*.y*ml")} - set(NAMES)
+            drawn, drawing = committed.with_suffix(".svg"), path.with_suffix(".svg")
+            if not drawn.exists() or drawn.read_text() != drawing.read_text():
+                found.append(f"{drawn}: is not the picture of pipelines/{path.stem}.py")
+    orphans = {p.stem for p in directory.glob("*") if p.suffix in SUFFIXES} - set(NAMES)
     return found + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
 
 

@@ -43,6 +43,8 @@ def train_resnet(
     backend: str = "local",
     nproc_per_node: int = 0,
     min_accuracy: float = 0.7,
+    champion: str = "",
+    min_improvement: float = 0.0,
     model_name: str = "resnet",
     destination: str = "",
     data_claim: str = "kfp-ddp-data",
@@ -70,6 +72,8 @@ def train_resnet(
         backend: Where training runs: local, as processes of the train step itself.
         nproc_per_node: Ranks on the node; 0 for one for each GPU, or one on a CPU.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
+        champion: Model to beat: the gs:// folder of an exported bundle; empty for none.
+        min_improvement: Accuracy that the model must gain on the champion, -1 to 1.
         model_name: Name of the exported model in its bundle and serving layout.
         destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.
         data_claim: Claim that holds the versions of the dataset.
@@ -125,9 +129,16 @@ def train_resnet(
             data=volume.outputs["claim"],
             work=work_claim,
         )
-        verdict = gate(
-            accuracy=evaluated.outputs["accuracy"], min_accuracy=min_accuracy
-        ).set_caching_options(False)
+        verdict = _mount(
+            gate(
+                accuracy=evaluated.outputs["accuracy"],
+                evaluation=evaluated.outputs["evaluation"],
+                min_accuracy=min_accuracy,
+                champion=champion,
+                min_improvement=min_improvement,
+            ),
+            work=work_claim,
+        )
         with dsl.If(verdict.outputs["blessed"] == True, name="blessed"):  # noqa: E712
             _mount(
                 export(

@@ -3,60 +3,57 @@
 import contextlib
 import io
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import requests
 
 BUCKET = "digits"
 MODELS = "models"
-IMAGES = 1797
 VALIDATION_EVERY = 5
 
 
 @contextlib.contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Serve the bucket kept in `folder` from a thread, on a free loopback port; yields the URL.
+def serve() -> Iterator[str]:
+    """Serve buckets kept in memory, on a free loopback port; yields the URL.
 
     A thread, not a process: nothing is left behind, however the demo ends.
     """
-    from gcp_storage_emulator.server import create_server
+    from gcp_storage_emulator.server import APIThread
+    from gcp_storage_emulator.storage import Storage
 
-    server = create_server("127.0.0.1", 0, data_dir=str(folder))
+    class MemoryStorage(Storage):  # type: ignore[misc]
+        def _write_config_to_file(self) -> None:
+            """Spare the index of all objects that each upload would write again."""
+
+    server = APIThread("127.0.0.1", 0, MemoryStorage(use_memory_fs=True), daemon=True)
     server.start()
+    server.is_running.wait()
     try:
-        yield f"http://127.0.0.1:{server._api._httpd.server_port}"
+        yield f"http://127.0.0.1:{server._httpd.server_port}"
     finally:
-        server.stop()
+        server.join()
 
 
 def fill(url: str) -> int:
-    """Upload the digits as PNG files in class folders and return how many the bucket holds.
+    """Upload the digits as PNG files in class folders and return how many.
 
     1,797 grayscale images of 8×8 pixels, every fifth of a class in val/, the rest in train/.
     Source: sklearn.datasets.load_digits, UCI "Optical Recognition of Handwritten Digits".
     """
     session = requests.Session()
     for bucket in (BUCKET, MODELS):
-        answer = session.post(f"{url}/storage/v1/b?project=demo", json={"name": bucket}, timeout=30)
-        if answer.status_code != requests.codes.conflict:
-            answer.raise_for_status()
-    present = _names(session, url)
+        made = session.post(f"{url}/storage/v1/b?project=demo", json={"name": bucket}, timeout=30)
+        made.raise_for_status()
+    uploaded = 0
     for name, content in _digits():
-        if name not in present:
-            session.post(
-                f"{url}/upload/storage/v1/b/{BUCKET}/o",
-                params={"uploadType": "media", "name": name},
-                data=content,
-                headers={"Content-Type": "image/png"},
-                timeout=30,
-            ).raise_for_status()
-    return len(_names(session, url))
-
-
-def _names(session: requests.Session, url: str) -> set[str]:
-    answer: dict[str, Any] = session.get(f"{url}/storage/v1/b/{BUCKET}/o", timeout=30).json()
-    return {item["name"] for item in answer.get("items", [])}
+        session.post(
+            f"{url}/upload/storage/v1/b/{BUCKET}/o",
+            params={"uploadType": "media", "name": name},
+            data=content,
+            headers={"Content-Type": "image/png"},
+            timeout=30,
+        ).raise_for_status()
+        uploaded += 1
+    return uploaded
 
 
 def _digits() -> Iterator[tuple[str, bytes]]:

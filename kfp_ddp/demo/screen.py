@@ -56,5 +56,3 @@ def bar(done: int, total: int, width: int = 20) -> str:
     """A bar such as `██████░░░░` for `done` of `total`."""
     filled = width * min(done, total) // max(total, 1)
     return "█" * filled + "░" * (width - filled)
-
-

@@ -1,0 +1,80 @@
+"""What can be tested of the images where no container engine is: their files and their installs."""
+
+import re
+import shlex
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
+
+
+def dockerfile(image: str) -> list[str]:
+    text = (REPOSITORY / "images" / image / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def pinned(lock: Path) -> set[tuple[str, str]]:
+    return set(PACKAGE.findall(lock.read_text()))
+
+
+@pytest.mark.parametrize("image", ["launcher", "trainer"])
+def test_every_file_that_is_copied_exists(image: str) -> None:
+    copies = [shlex.split(line)[1:-1] for line in dockerfile(image) if line.startswith("COPY")]
+    sources = [source for copy in copies if "--from=wheel" not in copy for source in copy]
+    assert "pyproject.toml" in sources
+    assert [source for source in sources if not (REPOSITORY / source).exists()] == []
+
+
+@pytest.mark.parametrize("image", ["launcher", "trainer"])
+def test_the_image_is_not_root_and_its_base_is_an_argument(image: str) -> None:
+    lines = dockerfile(image)
+    assert re.fullmatch(r"ARG BASE=\S+:\d+\.\d+\.\d+-\S+", lines[0])
+    assert [line for line in lines if line.startswith("USER")] == ["USER 1000"]
+    assert all(line.split()[1] == "${BASE}" for line in lines if line.startswith("FROM"))
+
+
+@pytest.mark.parametrize("image", ["launcher", "trainer", "wheel"])
+def test_an_image_lock_is_a_part_of_the_lock(image: str) -> None:
+    part = pinned(REPOSITORY / "images" / image / "requirements.lock")
+    assert part
+    assert part <= pinned(REPOSITORY / "requirements.lock")
+
+
+def test_the_launcher_holds_no_torch() -> None:
+    names = {name for name, _ in pinned(REPOSITORY / "images/launcher/requirements.lock")}
+    assert "kubernetes" in names
+    assert names.isdisjoint({"torch", "torchvision", "numpy"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", ["launcher", "trainer"])
+def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: Path) -> None:
+    steps = [line.removeprefix("RUN ") for line in dockerfile(image) if line.startswith("RUN pip")]
+    assert len(steps) == 4
+    for name in ("wheel", "image"):
+        venv.create(tmp_path / name, with_pip=True)
+    dist = str(tmp_path / "dist")
+    here = {
+        "requirements.lock": "images/wheel/requirements.lock",
+        "/tmp/requirements.lock": f"images/{image}/requirements.lock",
+        "/dist": dist,
+        "/tmp/dist": dist,
+    }
+    for stage, step in zip(["wheel", "wheel", "image", "image"], steps, strict=True):
+        arguments = [here.get(word, word) for word in shlex.split(step)[1:]]
+        # The hashes vouch for what a cache of this machine already holds.
+        arguments = [word for word in arguments if word != "--no-cache-dir"]
+        python = tmp_path / stage / "bin" / "python"
+        subprocess.run([python, "-m", "pip", "--quiet", *arguments], cwd=REPOSITORY, check=True)
+    probe = "import kfp_ddp.components, kfp_ddp.pipelines, kfp_ddp.training, kfp.dsl.executor_main"
+    subprocess.run([tmp_path / "image/bin/python", "-c", probe], cwd=tmp_path, check=True)
+
+
+def test_the_base_is_the_python_of_the_lock() -> None:
+    base = dockerfile("trainer")[0].split("=")[1]
+    assert base.startswith(f"python:{sys.version_info.major}.") and "3.11." in base

@@ -1,0 +1,33 @@
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from kfp_ddp.cli import COMMANDS, app
+
+HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    probe = (
+        "import sys; from kfp_ddp.cli import main; sys.argv = ['kfp-ddp', '--help']\n"
+        "try: main()\n"
+        f"finally: print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    answer = CliRunner().invoke(app, [name, "--help"])
+    assert answer.exit_code == 0, answer.output
+    assert answer.output.startswith("Usage:")
+
+
+def test_unknown_command_is_refused() -> None:
+    answer = CliRunner().invoke(app, ["trian"])
+    assert answer.exit_code == 2
+    assert "No such command 'trian'" in answer.output

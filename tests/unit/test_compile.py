@@ -1,0 +1,45 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.pipelines import NAMES, compiled
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(REPOSITORY / "compiled", tmp_path / "compiled"))
+
+
+def test_committed_documents_are_fresh(committed: Path) -> None:
+    assert compiled.differences(committed) == []
+
+
+def test_two_compiles_are_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (compiled.write(tmp_path / side) for side in ("a", "b"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_another_sdk_version_is_no_difference(committed: Path) -> None:
+    path = committed / f"{NAMES[0]}.yaml"
+    path.write_text(path.read_text().replace("sdkVersion: kfp-", "sdkVersion: kfp-9."))
+    assert compiled.differences(committed) == []
+
+
+def test_a_changed_default_is_found(committed: Path) -> None:
+    path = committed / f"{NAMES[0]}.yaml"
+    path.write_text(path.read_text().replace("defaultValue: 90.0", "defaultValue: 91.0"))
+    assert compiled.differences(committed) == [f"{path}: differs from pipelines/{NAMES[0]}.py"]
+
+
+def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> None:
+    path = committed / f"{NAMES[0]}.yaml"
+    path.write_text("a: [")
+    assert compiled.differences(committed) == [f"{path}: differs from pipelines/{NAMES[0]}.py"]
+    path.rename(committed / "old.yaml")
+    assert compiled.differences(committed) == [
+        f"{path}: missing",
+        f"{committed / 'old.yaml'}: has no pipeline",
+    ]
