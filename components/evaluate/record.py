@@ -72,7 +72,7 @@ class Evaluation(_Frozen):
     checkpoint_digest: str
     dataset_digest: str
     samples_digest: str
-    predictions: str = PREDICTIONS
+    predictions: str = Field(PREDICTIONS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     device: str
     seconds: float
 

@@ -1,0 +1,50 @@
+"""The KFP component `export`."""
+
+from typing import NamedTuple
+
+from kfp import dsl
+
+
+@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.1.0", install_kfp_package=False)
+def export(
+    checkpoint: str,
+    run_dir: str,
+    dataset_path: str,
+    evaluation: str,
+    model: dsl.Output[dsl.Model],
+    summary: dsl.Output[dsl.Markdown],
+    model_name: str = "model",
+    destination: str = "",
+    split: str = "val",
+) -> NamedTuple("Exported", [("bundle", str), ("destination", str)]):
+    """Export a checkpoint as a bundle that other runtimes serve, proven against the checkpoint.
+
+    Args:
+        checkpoint: Folder of the checkpoint, as train returned it.
+        run_dir: Folder of the run; the bundle is written to bundle/ below it.
+        dataset_path: Folder of the dataset version; its images prove that the formats agree.
+        evaluation: Path of evaluation.json, from evaluate.
+        model: Digest, formats, accuracy and place of the bundle.
+        summary: Sizes, parity and latency.
+        model_name: Name of the model in the bundle, its serving layout and the destination.
+        destination: Where to upload to, as <destination>/<model_name>/<digest>/: gs://bucket/prefix,
+            file:///folder or a folder; empty for nowhere but the run.
+        split: Folder of the dataset that the samples are from.
+
+    Returns:
+        bundle: Folder of the bundle.
+        destination: URI of the uploaded bundle, or empty.
+    """
+    from kfp_ddp.components.export.engine import run
+
+    return run(
+        checkpoint=checkpoint,
+        run_dir=run_dir,
+        dataset_path=dataset_path,
+        evaluation=evaluation,
+        model_name=model_name,
+        destination=destination,
+        split=split,
+        model=model,
+        summary=summary,
+    )

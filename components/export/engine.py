@@ -1,0 +1,192 @@
+"""The export step: checkpoint and evaluation in, a proven bundle out, on the claim and uploaded."""
+
+import json
+import re
+import shutil
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.export import bundle
+from kfp_ddp.components.places import place, sha256
+from kfp_ddp.components.step import step
+from kfp_ddp.training.errors import InputError
+
+if TYPE_CHECKING:
+    from kfp import dsl
+
+_FORMAT = 1  # of the bundle; a new one makes existing bundles be made again
+
+
+@step
+def run(
+    *,
+    checkpoint: str,
+    run_dir: str,
+    dataset_path: str,
+    evaluation: str,
+    model_name: str,
+    destination: str,
+    split: str,
+    model: "dsl.Model",
+    summary: "dsl.Markdown",
+) -> tuple[str, str]:
+    """Make the bundle, upload it, and fill the artifacts.
+
+    Returns:
+        Folder of the bundle, and the URI it was uploaded to or ''.
+    """
+    started = time.monotonic()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
+        raise InputError(
+            f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
+            "dots, dashes and underscores, a letter or digit first"
+        )
+    target = place(destination) if destination else None
+    if target is not None:
+        target.prepare()
+    folder = make(
+        Path(checkpoint),
+        Path(run_dir),
+        Path(dataset_path) / split,
+        Path(evaluation),
+        model_name,
+    )
+    uri = bundle.upload(folder, model_name, target) if target is not None else ""
+    _fill(folder, uri, model_name, model, summary)
+    where = f"{folder} and {uri}" if uri else str(folder)
+    print(f"exported {model_name} to {where} in {time.monotonic() - started:.1f} s")
+    return str(folder), uri
+
+
+def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model_name: str) -> Path:
+    """Make `<run_dir>/bundle`, unless it is there already, intact and of the same ingredients.
+
+    Args:
+        checkpoint: Step folder.
+        run_dir: Folder of the run.
+        samples: Split whose images the formats are compared on.
+        evaluation: `evaluation.json` of this checkpoint.
+        model_name: Name in the serving layout.
+
+    Raises:
+        InputError: for input that cannot be used; a `ParityError` if a format does not agree.
+    """
+    result = _evaluation_of(evaluation, checkpoint)
+    ingredients = {
+        "format": _FORMAT,
+        "checkpoint": result.checkpoint_digest,
+        "evaluation": sha256(evaluation),
+        "model_name": model_name,
+        "torch": version("torch"),
+    }
+    target = run_dir / bundle.NAME
+    if _made_of(target) == bundle.key(ingredients) and bundle.intact(target):
+        return target
+    # From here on torch is needed, which takes seconds to import.
+    from kfp_ddp.components.export import card, describe, formats, prove, runtimes, serving
+    from kfp_ddp.training.checkpoint import load_model
+
+    model, info = load_model(checkpoint)
+    images = prove.real_samples(samples, info.classes, info.image_size)
+    with bundle.replacing(run_dir) as folder:
+        formats.write_all(model, info, folder)
+        reference = runtimes.from_checkpoint(checkpoint)
+        loaded = runtimes.from_bundle(folder, info)
+        parity = prove.parity(reference, loaded, images)
+        # Loaded from safetensors it is the eager model again.
+        timed = {"eager": reference, **loaded}
+        del timed[formats.WEIGHTS]
+        latency = prove.latency(timed, info.image_size)
+        serving.write(
+            folder / "serving", folder / formats.ONNX, model_name, info.classes, info.image_size
+        )
+        signature = describe.signature(info)
+        config = describe.config(info, ingredients, bundle.key(ingredients))
+        bundle.write_json(folder / "classes.json", list(info.classes))
+        bundle.write_json(folder / "signature.json", signature)
+        bundle.write_json(folder / "config.json", config)
+        bundle.write_json(folder / "parity.json", parity)
+        bundle.write_json(folder / "latency.json", latency)
+        shutil.copyfile(evaluation, folder / "metrics.json")
+        shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
+        text = card.readme(model_name, result, signature, parity, latency)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+    return target
+
+
+def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
+    """The evaluation, if it is whole and of this checkpoint."""
+    if not checkpoint.is_dir():
+        raise InputError(
+            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
+        )
+    result = Evaluation.read(evaluation)
+    if not (evaluation.parent / result.predictions).is_file():
+        raise InputError(
+            f"there is no {evaluation.parent / result.predictions}: it belongs to the evaluation, "
+            "run evaluate again"
+        )
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        digest = manifest["files"]["state.pt"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{checkpoint} is no whole checkpoint: {error!r}; use another or train again"
+        ) from None
+    if digest != result.checkpoint_digest:
+        raise InputError(
+            f"{evaluation} is of another checkpoint ({result.checkpoint_digest[:12]}) than "
+            f"{checkpoint} ({digest[:12]}): evaluate this one first"
+        )
+    return result
+
+
+def _made_of(target: Path) -> str:
+    """The key of what an existing bundle was made from, '' if there is none."""
+    try:
+        config = json.loads((target / "config.json").read_text())
+        return str(config["export"]["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _fill(
+    folder: Path, uri: str, model_name: str, model: "dsl.Model", summary: "dsl.Markdown"
+) -> None:
+    """Fill the artifacts from the bundle alone, so that a reused one says the same."""
+    from kfp_ddp.components.export import card
+
+    content: dict[str, Any] = {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("config", "parity", "latency", "signature", "classes")
+    }
+    result = Evaluation.read(folder / "metrics.json")
+    digest = bundle.digest(folder)
+    weights = {p.name: p.stat().st_size for p in sorted(folder.glob("model.*"))}
+    described = {
+        "name": model_name,
+        "uri": uri or str(folder),
+        "digest": digest,
+        "checkpoint_digest": result.checkpoint_digest,
+        "dataset_digest": result.dataset_digest,
+        "framework": "PyTorch",
+        "architecture": result.model,
+        "formats": ", ".join(weights),
+        "classes": len(content["classes"]),
+        "image_size": result.image_size,
+        "accuracy": round(result.accuracy, 6),
+        "samples": result.samples,
+    }
+    model.metadata.update(described)
+    # The artifact's own object points to the bundle: its URI is KFP's to give.
+    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    Path(summary.path).write_text(
+        card.markdown(
+            model_name, uri or str(folder), digest, weights, content["parity"], content["latency"]
+        ),
+        encoding="utf-8",
+    )

@@ -1,0 +1,117 @@
+"""A checkpoint's model in the formats of a bundle: safetensors, torch.export and ONNX."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.model import normalise
+
+WEIGHTS, PROGRAM, ONNX = "model.safetensors", "model.pt2", "model.onnx"
+INPUT, OUTPUT = "images", "logits"
+MAX_BATCH = 1024
+# What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
+OPSET, IR_VERSION = 18, 8
+
+
+class Servable(nn.Module):
+    """The model with its normalisation: uint8 images (N, 3, S, S) to float32 logits (N, C)."""
+
+    def __init__(self, model: nn.Module, info: ModelInfo) -> None:
+        super().__init__()
+        self.model = model
+        self.mean, self.std = info.mean, info.std
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of `images`."""
+        logits: Tensor = self.model(normalise(images, self.mean, self.std))
+        return logits
+
+
+def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> None:
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX` to `folder`.
+
+    Args:
+        model: In eval mode, float32, on the CPU, as `load_model` gives it.
+        info: Its classes, image size and normalisation.
+        folder: An existing folder.
+    """
+    if any(module.training for module in model.modules()):
+        raise ValueError("the model is in training mode: batch norm would go into the graph as it")
+    write_weights(model, info, folder / WEIGHTS)
+    program = trace(Servable(model, info).eval(), info.image_size)
+    torch.export.save(program, folder / PROGRAM)
+    write_onnx(program, info, folder / ONNX)
+
+
+def write_weights(model: nn.Module, info: ModelInfo, path: Path) -> None:
+    """The network's state dict, with what is needed to build and feed the network beside it."""
+    from safetensors.torch import save_file
+
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    metadata = {
+        "format": "pt",
+        "model": info.model,
+        "classes": json.dumps(list(info.classes)),
+        "image_size": str(info.image_size),
+        "mean": json.dumps(list(info.mean)),
+        "std": json.dumps(list(info.std)),
+    }
+    save_file(state, path, metadata=metadata)
+
+
+def trace(servable: Servable, image_size: int) -> Any:
+    """A `torch.export` program for batches of 1 to `MAX_BATCH`."""
+    # With an example of one image torch.export takes the batch for a constant.
+    example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
+    shapes = {INPUT: {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}}
+    with torch.no_grad():
+        return torch.export.export(servable, (example,), dynamic_shapes=shapes, strict=False)
+
+
+def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
+    """The program as ONNX, without the local file paths that the exporter leaves in it."""
+    import onnx
+
+    with warnings.catch_warnings():
+        # The exporter's own use of what torch and its libraries are about to retire.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        converted = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            verbose=False,
+        )
+    if converted is None:
+        raise RuntimeError("torch.onnx gave no program")
+    proto: Any = converted.model_proto
+    graph = proto.graph
+    proto.ir_version = IR_VERSION
+    proto.producer_version = torch.__version__
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        del value.metadata_props[:]
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == symbol:
+                dim.dim_param = "batch"
+    for item in (graph, *graph.node, *graph.initializer):
+        del item.metadata_props[:]
+    del proto.metadata_props[:]
+    onnx.helper.set_model_props(
+        proto,
+        {
+            "classes": json.dumps(list(info.classes)),
+            "model": info.model,
+            "image_size": str(info.image_size),
+        },
+    )
+    onnx.checker.check_model(proto)
+    path.write_bytes(proto.SerializeToString(deterministic=True))

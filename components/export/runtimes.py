@@ -1,0 +1,57 @@
+"""The files of a bundle as functions, each loaded from disk by the runtime that serves it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, WEIGHTS, Servable
+from kfp_ddp.training.checkpoint import ModelInfo, load_model
+from kfp_ddp.training.model import build
+
+Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 logits (N, C)
+
+
+def from_checkpoint(checkpoint: Path) -> Predict:
+    """The checkpoint itself in eager torch: what all others are held against."""
+    return _eager(Servable(*load_model(checkpoint)))
+
+
+def from_bundle(folder: Path, info: ModelInfo) -> Mapping[str, Predict]:
+    """A function for each file of weights in `folder`, by the file's name."""
+    return {
+        WEIGHTS: _weights(folder / WEIGHTS, info),
+        PROGRAM: _eager(torch.export.load(folder / PROGRAM).module()),
+        ONNX: _onnx(folder / ONNX),
+    }
+
+
+def _weights(path: Path, info: ModelInfo) -> Predict:
+    from safetensors.torch import load_file
+
+    model = build(info.model, len(info.classes))
+    model.load_state_dict(load_file(path))
+    return _eager(Servable(model.eval(), info))
+
+
+def _eager(module: Callable[[Tensor], Tensor]) -> Predict:
+    def predict(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return module(images)
+
+    return predict
+
+
+def _onnx(path: Path) -> Predict:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def predict(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+
+    return predict

@@ -1,0 +1,343 @@
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kfp import dsl
+
+from kfp_ddp.components.evaluate.engine import evaluate
+from kfp_ddp.components.export import bundle, formats, prove
+from kfp_ddp.components.export.component import export
+from kfp_ddp.components.export.engine import make
+from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
+from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.errors import InputError
+
+FILES = [
+    "MANIFEST.sha256",
+    "README.md",
+    "_SUCCESS",
+    "classes.json",
+    "config.json",
+    "latency.json",
+    "metrics.json",
+    "model.onnx",
+    "model.pt2",
+    "model.safetensors",
+    "parity.json",
+    "predictions.csv",
+    "serving/squares/1/model.onnx",
+    "serving/squares/config.pbtxt",
+    "serving/squares/labels.txt",
+    "signature.json",
+]
+
+
+@pytest.fixture(scope="session")
+def made(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run folder with an evaluation and a bundle; tests that change it take a copy."""
+    run_dir = tmp_path_factory.mktemp("made")
+    evaluate(trained_checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    make(
+        trained_checkpoint,
+        run_dir,
+        trained_dataset / "val",
+        run_dir / "evaluation" / "evaluation.json",
+        "squares",
+    )
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict[str, Any]:
+    return {
+        "checkpoint": str(checkpoint),
+        "run_dir": str(run_dir),
+        "dataset_path": str(dataset),
+        "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
+        "model_name": "squares",
+        "model": dsl.Model(name="model", uri=str(out / "model")),
+        "summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
+    }
+
+
+def test_a_bundle_holds_every_file_and_its_digest(made: Path) -> None:
+    folder = made / "bundle"
+    assert bundle.files(folder) == FILES
+    assert bundle.intact(folder)
+    check = ["sha256sum", "--check", "--strict", "--quiet", "MANIFEST.sha256"]
+    subprocess.run(check, cwd=folder, check=True)
+    manifest = (folder / "MANIFEST.sha256").read_bytes()
+    assert (folder / "_SUCCESS").read_text() == hashlib.sha256(manifest).hexdigest() + "\n"
+    assert [p.name for p in made.iterdir() if p.name.startswith(".")] == []
+
+
+def test_the_onnx_file_is_one_that_old_runtimes_read_and_tells_no_paths(made: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = made / "bundle" / "model.onnx"
+    model = onnx.load(path)
+    assert model.ir_version == 8
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 18)]
+    for value in (model.graph.input[0], model.graph.output[0]):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    content = path.read_bytes()
+    assert b"stack_trace" not in content
+    assert os.getcwd().encode() not in content
+    assert b".py" not in content
+    assert os.path.samefile(path, made / "bundle" / "serving" / "squares" / "1" / "model.onnx")
+
+
+@pytest.mark.parametrize("batch", [1, 3, 37])
+def test_every_format_takes_any_batch_and_says_what_the_checkpoint_says(
+    made: Path, trained_checkpoint: Path, batch: int
+) -> None:
+    _, info = load_model(trained_checkpoint)
+    images = torch.randint(0, 256, (batch, 3, 16, 16), dtype=torch.uint8)
+    expected = from_checkpoint(trained_checkpoint)(images)
+    loaded = from_bundle(made / "bundle", info)
+    assert sorted(loaded) == ["model.onnx", "model.pt2", "model.safetensors"]
+    for predict in loaded.values():
+        torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_written_of_the_model_is_true(made: Path, trained_checkpoint: Path) -> None:
+    folder = made / "bundle"
+
+    def read(name: str) -> Any:
+        return json.loads((folder / name).read_text())
+
+    assert read("classes.json") == ["blue", "green", "red"]
+    assert read("signature.json")["inputs"][0]["shape"] == ["batch", 3, 16, 16]
+    assert read("signature.json")["dynamic"] == {"batch": {"min": 1, "max": 1024}}
+    assert read("config.json")["training"]["model"] == "cifar_resnet8"
+    assert read("metrics.json")["samples"] == 48
+    parity = read("parity.json")
+    assert parity["batches"] == [1, 16]
+    assert all(f["same_top1"] == 1 for f in parity["formats"].values())
+    assert parity["formats"]["model.safetensors"]["max_abs_difference"] == 0
+    assert read("latency.json")["runtimes"]["model.onnx"]["batch_8"]["calls"] >= 3
+    configured = (folder / "serving" / "squares" / "config.pbtxt").read_text()
+    assert 'name: "squares"' in configured
+    assert "dims: [ 3, 16, 16 ]" in configured
+
+
+def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -> None:
+    card = (made / "bundle" / "README.md").read_text()
+    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
+    rows = [
+        line.split(",")
+        for line in (made / "bundle" / "predictions.csv").read_text().splitlines()[1:]
+    ]
+    path, _, predicted = rows[0][:3]
+    image = trained_dataset / "val" / path
+    code = example.replace("picture.jpg", str(image))
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=made / "bundle",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == predicted
+
+
+def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
+    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    given["destination"] = (tmp_path / "models").as_uri()
+    folder, uri = export.python_func(**given)
+    digest = bundle.digest(run_dir / "bundle")
+    assert folder == str(run_dir / "bundle")
+    assert uri == f"{given['destination']}/squares/{digest[:12]}"
+    there = tmp_path / "models" / "squares" / digest[:12]
+    assert bundle.files(there) == FILES
+    assert bundle.intact(there)
+    metadata = given["model"].metadata
+    assert (metadata["uri"], metadata["digest"]) == (uri, digest)
+    assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
+    assert json.loads((tmp_path / "model").read_text()) == metadata
+    assert "largest difference" in (tmp_path / "summary").read_text()
+
+
+def test_a_second_run_makes_and_writes_nothing_again(
+    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    given["destination"] = str(tmp_path / "models")
+    first = export.python_func(**given)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("models/**/*") if p.is_file()}
+    made_at = (run_dir / "bundle").stat().st_ctime_ns
+    assert export.python_func(**given) == first
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert (run_dir / "bundle").stat().st_ctime_ns == made_at
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "missing file", "no _SUCCESS", "extra file"])
+def test_damage_is_seen(damage: str, run_dir: Path) -> None:
+    folder = run_dir / "bundle"
+    match damage:
+        case "flipped bit":
+            weights = bytearray((folder / "model.safetensors").read_bytes())
+            weights[-1] ^= 1
+            (folder / "model.safetensors").write_bytes(weights)
+        case "missing file":
+            (folder / "classes.json").unlink()
+        case "no _SUCCESS":
+            (folder / "_SUCCESS").unlink()
+        case "extra file":
+            (folder / "more.bin").write_bytes(b"")
+    assert not bundle.intact(folder)
+
+
+def test_a_damaged_bundle_is_made_again(
+    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path
+) -> None:
+    folder = run_dir / "bundle"
+    (folder / "model.onnx").write_bytes(b"torn")
+    evaluation = run_dir / "evaluation" / "evaluation.json"
+    make(trained_checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
+    assert bundle.intact(folder)
+    assert bundle.files(folder) == FILES
+
+
+def perturb(path: Path) -> None:
+    """Change the last layer's bias of an ONNX file."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(path)
+    bias = next(i for i in model.graph.initializer if i.name.endswith("fc.bias"))
+    values = onnx.numpy_helper.to_array(bias) + 0.01
+    bias.CopyFrom(onnx.numpy_helper.from_array(values.astype("float32"), bias.name))
+    onnx.save(model, path)
+
+
+def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.rmtree(run_dir / "bundle")
+    real = formats.write_onnx
+
+    def wrong(program: Any, info: Any, path: Path) -> None:
+        real(program, info, path)
+        perturb(path)
+
+    monkeypatch.setattr(formats, "write_onnx", wrong)
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    with pytest.raises(SystemExit, match=r"error: model\.onnx differs from the checkpoint"):
+        export.python_func(**given)
+    assert [p.name for p in run_dir.iterdir()] == ["evaluation"]
+
+
+def test_parity_refuses_other_shapes_and_nan() -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+
+    def right(batch: torch.Tensor) -> torch.Tensor:
+        return torch.arange(3.0).repeat(len(batch), 1)
+
+    prove.parity(right, {"same": right}, images)
+    with pytest.raises(prove.ParityError, match="shape"):
+        prove.parity(right, {"narrow": lambda batch: right(batch)[:, :2]}, images)
+    with pytest.raises(prove.ParityError, match="differs"):
+        prove.parity(right, {"nan": lambda batch: right(batch) * float("nan")}, images)
+
+
+def test_a_failure_between_two_files_leaves_the_old_bundle_and_nothing_else(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    before = bundle.digest(run_dir / "bundle")
+
+    def fail() -> None:
+        with bundle.replacing(run_dir) as aside:
+            (aside / "model.onnx").write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert bundle.digest(run_dir / "bundle") == before
+    assert not list(run_dir.glob(".bundle-*"))
+
+
+def test_a_step_killed_while_it_wrote_leaves_no_success_and_is_cleaned_up(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys\n"
+        "from kfp_ddp.components.export import bundle\n"
+        "with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:\n"
+        "    (aside / 'model.onnx').write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -9
+    assert not list(tmp_path.rglob("_SUCCESS"))
+    assert len(list(tmp_path.glob(".bundle-*"))) == 1
+    with bundle.replacing(tmp_path) as aside:
+        (aside / "model.onnx").write_bytes(b"whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle"]
+    assert bundle.intact(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_name": "../up"}, "model_name is '../up'"),
+        ({"model_name": ""}, "model_name is ''"),
+        ({"checkpoint": "/nowhere/step-1"}, "there is no checkpoint /nowhere/step-1"),
+        ({"evaluation": "/nowhere/evaluation.json"}, "run evaluate first"),
+        ({"destination": "s3://models"}, "s3://models cannot be used"),
+        ({"destination": "gs:///prefix"}, "names no bucket"),
+        ({"destination": "file://host/x"}, "is no file URI"),
+        ({"destination": "/dev/null/models"}, "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    changed: dict[str, str],
+    says: str,
+    run_dir: Path,
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    tmp_path: Path,
+) -> None:
+    shutil.rmtree(run_dir / "bundle")
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path) | changed
+    with pytest.raises(SystemExit, match=re.escape(says)) as caught:
+        export.python_func(**given)
+    assert "\n" not in str(caught.value)
+    assert not (run_dir / "bundle").exists()
+
+
+def test_a_checkpoint_that_does_not_verify_or_is_another_is_refused(
+    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(run_dir / "bundle")
+    evaluation = run_dir / "evaluation" / "evaluation.json"
+    checkpoint = Path(shutil.copytree(trained_checkpoint, tmp_path / "step-00000040"))
+    state = bytearray((checkpoint / "state.pt").read_bytes())
+    state[len(state) // 2] ^= 1
+    (checkpoint / "state.pt").write_bytes(state)
+    with pytest.raises(InputError, match="was altered"):
+        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"]["state.pt"]["sha256"] = "0" * 64
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="is of another checkpoint"):
+        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
+    (checkpoint / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="is no whole checkpoint"):
+        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
