@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.progress import Progress
-from kfp_ddp.components.data_sync.sync import Options, sync
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
 
@@ -68,6 +69,7 @@ def run(
         "path": str(result.path),
         "files": result.files,
         "bytes": result.bytes,
+        "downloaded": result.downloaded,
     }
     version.metadata.update(facts)
     Path(version.path).write_text(json.dumps(facts, indent=1) + "\n")
