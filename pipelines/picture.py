@@ -85,7 +85,7 @@ def _flatten(
 
 
 def _order(found: list[Step]) -> list[Step]:
-    """Sort by dependency; an edge that a longer way already shows, or one to a group, is left out."""
+    """Sort by dependency; edges to groups, and those that a longer way shows, are left out."""
     names = {step.name for step in found}
     ancestors: dict[str, set[str]] = {}
     ordered: list[Step] = []

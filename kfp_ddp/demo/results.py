@@ -89,7 +89,8 @@ def outputs(output: Path, step: str) -> dict[str, Any]:
     for artifacts in document.get("artifacts", {}).values():
         for artifact in artifacts["artifacts"]:
             found |= artifact.get("metadata", {})
-    return found | document.get("parameterValues", {})
+    found |= document.get("parameterValues", {})
+    return found
 
 
 def _newest(output: Path, pattern: str) -> Path:

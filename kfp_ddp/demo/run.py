@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -105,49 +106,60 @@ def _pipeline(output: Path, arguments: dict[str, object], environment: dict[str,
         raise InputError(f"{failed or 'the pipeline'} failed: {reason}; the log is {log}")
 
 
+class _Follower:
+    """Turns the child's log into phases on the screen; `failed` names the step that failed."""
+
+    def __init__(self, output: Path) -> None:
+        self.failed = ""
+        self._output = output
+        self._phase: Phase | None = None
+
+    def read(self, line: str) -> None:
+        """Begin or end a phase if the line says that a step did."""
+        if begun := STARTED.search(line):
+            self._phase = Phase(begun[1])
+            self._phase.show("")
+        elif (ended := ENDED.search(line)) and self._phase is not None:
+            phase, self._phase = self._phase, None
+            good = ended[2] == "SUCCESS"
+            phase.detail = results.detail(self._output, phase.name) if good else "failed"
+            phase.end(good)
+            self.failed = self.failed or ("" if good else phase.name)
+
+    def tick(self) -> None:
+        """Draw the running phase again, with its progress."""
+        phase = self._phase
+        if phase is not None:
+            phase.show(results.progress(self._output) if phase.name == "train" else "")
+
+
 def _follow(child: subprocess.Popen[str], output: Path) -> str:
-    """Show each step as a phase until the child's log ends; the name of a failed step, or ''."""
-    failed = ""
-    phase: Phase | None = None
+    """Log and show the child's output until it ends; the name of a failed step, or ''."""
+    assert child.stdout is not None
+    follower = _Follower(output)
+    lines: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
+    reader.start()
     with (output / "pipeline.log").open("a") as log:
-        for line in _lines(child, on_quiet=lambda: _show(phase, output)):
+        while True:
+            try:
+                line = lines.get(timeout=REFRESH_SECONDS)
+            except queue.Empty:
+                follower.tick()
+                continue
+            if line is None:
+                child.wait()
+                return follower.failed
             plain = ANSI.sub("", line)
             log.write(plain)
             log.flush()
-            if begun := STARTED.search(plain):
-                phase = Phase(begun[1])
-                phase.show("")
-            elif (ended := ENDED.search(plain)) and phase is not None:
-                good = ended[2] == "SUCCESS"
-                failed = failed if good else ended[1]
-                phase.detail = results.detail(output, phase.name) if good else "failed"
-                phase.end(good)
-                phase = None
-    child.wait()
-    return failed
+            follower.read(plain)
 
 
-def _show(phase: Phase | None, output: Path) -> None:
-    if phase is not None:
-        phase.show(results.progress(output) if phase.name == "train" else phase.detail)
-
-
-def _lines(child: subprocess.Popen[str], on_quiet: Callable[[], None]) -> Iterator[str]:
-    """The child's lines as they come; `on_quiet` is called several times a second besides."""
-    assert child.stdout is not None
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.wait(REFRESH_SECONDS):
-            on_quiet()
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield from child.stdout
-    finally:
-        done.set()
-        ticker.join()
+def _read(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
 
 
 @contextmanager
