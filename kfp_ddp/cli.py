@@ -10,6 +10,7 @@ from kfp_ddp import __version__
 
 COMMANDS = {
     "compile": "Write compiled/*.yaml from the pipelines, or check that they are fresh.",
+    "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
     "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
 }
 

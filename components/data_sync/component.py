@@ -16,6 +16,11 @@ def data_sync(
     exclude: str = "",
     hostile_names: str = "error",
     symlinks: str = "error",
+    verify: str = "list",
+    pack: str = "none",
+    delete: bool = True,
+    max_delete: float = 0.5,
+    dry_run: bool = False,
     concurrency: int = 64,
     bandwidth_mb: float = 0.0,
     keep_versions: int = 3,
@@ -37,6 +42,14 @@ def data_sync(
         exclude: Globs of the names to leave out, comma-separated.
         hostile_names: For names that cannot be files: error, skip or encode.
         symlinks: For symbolic links in a source folder: error, skip or follow.
+        verify: How a version that is there already is checked: list trusts it, quick compares
+            sizes and times, full reads every byte. What is damaged is brought anew.
+        pack: none for one file an object; tar for archives of about 256 MB, members sorted by
+            name, for readers that stream. The training step reads image folders, not archives.
+        delete: Whether files that the source no longer has are missing in the new version too.
+        max_delete: Refuse if more than this share (0 to 1) of the files of the version before,
+            of the same source, would be missing.
+        dry_run: Only report what would be done; digest and path are those it would get.
         concurrency: Connections at once.
         bandwidth_mb: The most megabytes a second; 0 for no limit.
         keep_versions: Versions of this dataset to keep, the new one included; 0 for all.
@@ -54,6 +67,11 @@ def data_sync(
         exclude,
         hostile_names,
         symlinks,
+        verify,
+        pack,
+        delete,
+        max_delete,
+        dry_run,
         concurrency,
         bandwidth_mb,
         keep_versions,

@@ -74,7 +74,7 @@ class Connection:
         Raises:
             OSError, http.client.HTTPException: the connection failed; `close` was called.
         """
-        previous, self._response = self._response, None
+        previous = self._response
         if previous is not None and (previous.will_close or not previous.isclosed()):
             self.close()
         try:
@@ -85,19 +85,20 @@ class Connection:
                 b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n"
                 % (target.encode("ascii"), self.host.encode("ascii"), headers)
             )
-            response = Response(sock, method="GET")
+            self._response = response = Response(sock, method="GET")
             response.begin()
             if response.length == 0:
                 response.read()
         except BaseException:
             self.close()
             raise
-        self._response = response
         return response
 
     def close(self) -> None:
         """Close the socket, if any."""
-        self._response = None
+        if self._response is not None:
+            self._response.close()
+            self._response = None
         if self._stdlib is not None:
             self._stdlib.close()
             self._stdlib = None

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.components.data_sync import report
-from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
@@ -39,6 +39,11 @@ def run(
     exclude: str,
     hostile_names: str,
     symlinks: str,
+    verify: str,
+    pack: str,
+    delete: bool,
+    max_delete: float,
+    dry_run: bool,
     concurrency: int,
     bandwidth_mb: float,
     keep_versions: int,
@@ -54,6 +59,11 @@ def run(
         exclude=globs(exclude),
         hostile_names=hostile_names,
         symlinks=symlinks,
+        verify=verify,
+        pack=pack,
+        delete=delete,
+        max_delete=max_delete,
+        dry_run=dry_run,
         concurrency=concurrency,
         bandwidth=bandwidth_mb * 1e6,
         keep_versions=keep_versions,
@@ -61,6 +71,8 @@ def run(
     )
     with Progress(sys.stdout) as progress:
         result = sync(source, Path(data_dir), options, progress.watch)
+    if result.planned:
+        print("\n".join(report.table(result)))
     print(report.line(result), flush=True)
     facts = {
         "dataset": dataset,

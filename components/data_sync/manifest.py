@@ -3,7 +3,7 @@
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ class Row:
     crc: int
     mtime_ns: int
     origin: str
+    pack: str = ""
+    offset: int = 0
+    """In a packed version: the archive, and where in it the bytes start."""
 
 
 @dataclass
@@ -32,15 +35,26 @@ class Changes:
 
     same: list[int] = field(default_factory=list)
     mtimes: "array[int]" = field(default_factory=lambda: array("q"))
-    """The mtime on disk of each file of `same`."""
+    """The mtime on disk of each file of `same`; likewise the next three."""
     crcs: "array[int]" = field(default_factory=lambda: array("I"))
+    packs: list[str] = field(default_factory=list)
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     added: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
 
 
-def write(path: Path, header: dict[str, Any], listing: Listing, mtimes: "array[int]") -> None:
-    """Write the manifest beside its final place, flush it to disk and rename it there."""
+def write(
+    path: Path,
+    header: dict[str, Any],
+    listing: Listing,
+    mtimes: "array[int]",
+    places: Callable[[int], tuple[str, int]] | None = None,
+) -> None:
+    """Write the manifest beside its final place, flush it to disk and rename it there.
+
+    `places` gives the archive and offset of each file of a packed version.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(json.dumps(header) + "\n")
@@ -52,7 +66,9 @@ def write(path: Path, header: dict[str, Any], listing: Listing, mtimes: "array[i
                 f"{listing.crcs[index]:08x}",
                 mtimes[index],
             ]
-            if name in listing.origins:
+            if places is not None:
+                row += [listing.origin(index), *places(index)]
+            elif name in listing.origins:
                 row.append(listing.origins[name])
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
         file.flush()
@@ -80,10 +96,10 @@ def rows(path: Path) -> Iterator[Row]:
         file.readline()
         for line in file:
             try:
-                name, size, token, crc, mtime, *origin = json.loads(line)
+                name, size, token, crc, mtime, *rest = json.loads(line)
             except ValueError:
                 return
-            yield Row(name, size, token, int(crc, 16), mtime, origin[0] if origin else name)
+            yield Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
 
 
 def compare(listing: Listing, before: Iterator[Row]) -> Changes:
@@ -101,6 +117,8 @@ def compare(listing: Listing, before: Iterator[Row]) -> Changes:
             found.same.append(index)
             found.mtimes.append(row.mtime_ns)
             found.crcs.append(row.crc)
+            found.packs.append(row.pack)
+            found.offsets.append(row.offset)
         else:
             found.changed.append(index)
         row = next(before, None)

@@ -15,6 +15,8 @@ POLICIES = ("error", "skip", "encode")
 RESERVED = frozenset({".kfsync", "_SUCCESS", "_MANIFEST.jsonl"})
 SEGMENT_BYTES = 255
 PATH_BYTES = 4000
+PROBE = ".kfsync-probe-\u00e9a"
+LOOKALIKES = (".kfsync-probe-e\u0301a", ".kfsync-probe-\u00e9A")
 _SAFE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
 _SEGMENT = "[A-Za-z0-9_][A-Za-z0-9_. -]{0,200}"
 _PLAIN = re.compile(f"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}")
@@ -82,16 +84,24 @@ def judge(name: str, size: int = 0) -> str:
 
 
 def folds_names(folder: Path) -> bool:
-    """Whether the file system below `folder` holds `a` and `A`, or é in two forms, as one.
+    """Whether the file system of `folder` holds `a` and `A`, or é in two forms, as one.
 
-    Probes with a file in the folder, which must be writable.
+    Looks at the probe that an earlier run left in the work area, or makes one for a moment in
+    the nearest folder that exists; False where that cannot be written, as nothing will be then.
     """
-    probe = folder / "probe-\u00e9a"
-    probe.touch()
+    work = folder / ".kfsync"
+    if (work / PROBE).exists():
+        return any((work / name).exists() for name in LOOKALIKES)
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
     try:
-        return (folder / "probe-e\u0301a").exists() or (folder / "probe-\u00e9A").exists()
-    finally:
-        probe.unlink()
+        (folder / PROBE).touch()
+        try:
+            return any((folder / name).exists() for name in LOOKALIKES)
+        finally:
+            (folder / PROBE).unlink()
+    except OSError:
+        return False
 
 
 def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:

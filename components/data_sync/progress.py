@@ -15,9 +15,10 @@ _BAR = 24
 class Progress:
     """Prints what a sync's `watch` tells it, until the block ends."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+        self._quiet = quiet
+        self._live = self._stream.isatty() and not quiet
         self._every = 0.2 if self._live else 10.0
         self._meter: Meter | None = None
         self._files = self._bytes = 0
@@ -71,5 +72,7 @@ class Progress:
         )
 
     def _write(self, text: str) -> None:
+        if self._quiet:
+            return
         self._stream.write(f"\r\033[K{text}" if self._live else f"{text}\n")
         self._stream.flush()

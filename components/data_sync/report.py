@@ -1,6 +1,6 @@
 """What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
 
-from kfp_ddp.components.data_sync.sync import Result
+from kfp_ddp.components.data_sync.options import Result
 from kfp_ddp.components.data_sync.versions import human
 
 _SHOWN = 20
@@ -10,6 +10,8 @@ def line(result: Result) -> str:
     """One line, for logs and the terminal."""
     head = f"{result.source} is version {result.digest[:12]}: {result.files:,} files, "
     head += human(result.bytes)
+    if result.planned:
+        return f"{head}; dry run, nothing written ({result.seconds:.2f} s)"
     if result.unchanged:
         return f"{head}; unchanged, nothing copied ({result.seconds:.2f} s)"
     rate = result.downloaded_bytes / max(result.seconds, 1e-3)
@@ -17,6 +19,23 @@ def line(result: Result) -> str:
         f"{head}; downloaded {result.downloaded:,} ({human(result.downloaded_bytes)}), linked "
         f"{result.linked:,}, resumed {result.resumed:,} in {result.seconds:.1f} s, {human(rate)}/s"
     )
+
+
+def table(result: Result) -> list[str]:
+    """What a dry run would do, a line a file: action, size in bytes, name."""
+    listing, changes = result.names.listing, result.changes
+    lines = [f"{'action':8} {'bytes':>14}  name"]
+    for action, indices in (("add", changes.added), ("replace", changes.changed)):
+        lines += [
+            f"{action:8} {listing.sizes[i]:>14,}  {_plain(listing.names[i])}" for i in indices
+        ]
+    lines += [f"{'delete':8} {'':>14}  {_plain(name)}" for name in changes.removed]
+    lines += [f"{'skip':8} {'':>14}  {name!r}: {why}" for name, why in result.names.skipped]
+    lines.append(
+        f"{len(changes.added):,} to add, {len(changes.changed):,} to replace, "
+        f"{len(changes.removed):,} to delete, {len(changes.same):,} unchanged"
+    )
+    return lines
 
 
 def markdown(result: Result) -> str:
@@ -30,7 +49,7 @@ def markdown(result: Result) -> str:
         ("Path", f"`{result.path}`"),
         ("Files", f"{result.files:,}"),
         ("Bytes", human(result.bytes)),
-        ("Outcome", "unchanged, nothing copied" if result.unchanged else "new version"),
+        ("Outcome", _outcome(result)),
         ("Downloaded", f"{result.downloaded:,} files, {human(result.downloaded_bytes)}"),
         ("Linked from the version before", f"{result.linked:,}"),
         ("Kept from an interrupted run", f"{result.resumed:,}"),
@@ -53,6 +72,14 @@ def markdown(result: Result) -> str:
             text += [f"- `{_plain(name)}`" for name in found[:_SHOWN]]
             text += [f"- and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
     return "\n".join(text) + "\n"
+
+
+def _outcome(result: Result) -> str:
+    if result.planned:
+        return "dry run, nothing written"
+    if result.unchanged:
+        return "unchanged, nothing copied"
+    return f"{result.repaired:,} damaged files mended" if result.repaired else "new version"
 
 
 def _plain(name: str) -> str:

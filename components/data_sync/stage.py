@@ -166,13 +166,17 @@ class FileStage:
         return True
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
-        """Fix the mode, and note size, checksum and identity in the journal."""
+        """Fix the mode, and note the file's identity."""
         if self._chmod:
             os.fchmod(descriptor, 0o644)
         found = os.fstat(descriptor)
-        self.mtimes[index] = found.st_mtime_ns
+        self.note(index, crc, found.st_mtime_ns, found.st_ino)
+
+    def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
+        """Write in the journal that this object has arrived."""
+        self.mtimes[index] = mtime_ns
         line = json.dumps(
-            [self.listing.names[index], found.st_size, crc, found.st_mtime_ns, found.st_ino]
+            [self.listing.names[index], self.listing.sizes[index], crc, mtime_ns, inode]
         )
         with self._lock:
             self._lines.append(line)
@@ -200,23 +204,31 @@ class FileStage:
                 continue
             if not self.listing.tags and crc != self.listing.crcs[index]:
                 continue
-            try:
-                found = os.lstat(self.path(index))
-            except OSError:
-                continue
-            if (found.st_size, found.st_mtime_ns, found.st_ino) != (size, mtime, inode):
-                continue
-            if not stat.S_ISREG(found.st_mode) or not (
-                trusted or checksum(self.path(index)) == crc
-            ):
+            if not self.intact(index, mtime, inode, crc, trusted):
                 continue
             self.mtimes[index] = mtime
             self.listing.crcs[index] = crc
             yield index
 
+    def intact(self, index: int, mtime_ns: int, inode: int, crc: int, trusted: bool) -> bool:
+        """Whether a file noted in the journal is still that file; read again if not `trusted`."""
+        path = self.path(index)
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return False
+        identity = (self.listing.sizes[index], mtime_ns, inode)
+        if (found.st_size, found.st_mtime_ns, found.st_ino) != identity:
+            return False
+        return stat.S_ISREG(found.st_mode) and (trusted or checksum(path) == crc)
+
+    def kept(self, done: set[int]) -> set[str]:
+        """Paths that a new start does not clear away."""
+        return {self._prefix + self.listing.names[index] for index in done}
+
     def _clear(self, done: set[int]) -> None:
         """Remove every file that is not proven, and every link."""
-        keep = {self._prefix + self.listing.names[index] for index in done}
+        keep = self.kept(done)
         folders = [str(self.tree)]
         while folders:
             for entry in os.scandir(folders.pop()):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kfp_ddp.components.data_sync import manifest
+from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.stage import plain_folder, unwritable
 from kfp_ddp.training.errors import InputError
 
@@ -52,8 +52,8 @@ class Store:
         path = self.versions / Path(target).name
         return path if Path(target).parent == Path("versions") and success(path) else None
 
-    def prepare(self) -> None:
-        """Make the work area.
+    def prepare(self, versions: bool = True) -> None:
+        """Make the work area, and the folder of the versions if there are to be some.
 
         Raises:
             InputError: no rights, or something else is in the way.
@@ -62,10 +62,13 @@ class Store:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.root, error) from error
-        for path in (self.work, self.work / "building", self.work / "trash", self.versions):
+        for path in (self.work, self.work / "building", self.work / "trash"):
             plain_folder(path)
+        if versions:
+            plain_folder(self.versions)
         if not os.access(self.work, os.W_OK | os.X_OK):
             raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
+        (self.work / names.PROBE).touch()
 
     @contextlib.contextmanager
     def lock(self, wait: float) -> Iterator[None]:

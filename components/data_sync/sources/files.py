@@ -12,7 +12,6 @@ from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Body, Changed
 from kfp_ddp.training.errors import InputError
 
-SYMLINKS = ("error", "skip", "follow")
 _CHUNK = 1 << 20
 _READERS = 8
 

@@ -180,7 +180,8 @@ class _HttpBody:
             raise Transient(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        if not self._response.isclosed():
+        # Cut short by the peer, or not read to the end: this connection cannot go on.
+        if self._response.length or not self._response.isclosed():
             self._reader.close()
 
 

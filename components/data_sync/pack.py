@@ -1,0 +1,167 @@
+"""Many small files as a few tar archives, each member written in place as it arrives."""
+
+import os
+import tarfile
+from array import array
+from pathlib import Path
+
+import google_crc32c
+
+from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.stage import FileStage, unwritable
+from kfp_ddp.components.data_sync.transfer import write_all
+
+SHARD_BYTES = 256 << 20
+"""An archive ends with the member that passes this size."""
+_BLOCK = tarfile.BLOCKSIZE
+_CHUNK = 1 << 20
+
+
+class TarStage(FileStage):
+    """Members in the order of their names in shard-00000.tar, shard-00001.tar, ….
+
+    Sizes are known from the listing, so every member's place is too: members are written at
+    their offsets in any order, by many threads, without a temporary copy. The same listing
+    gives the same bytes.
+    """
+
+    layout = "tar"
+
+    def __init__(self, folder: Path, listing: Listing, shard_bytes: int = SHARD_BYTES) -> None:
+        super().__init__(folder, listing)
+        self._shards, self._starts = array("I"), array("Q")
+        self._sizes: list[int] = []
+        position = shard_bytes
+        for index, name in enumerate(listing.names):
+            if position >= shard_bytes:
+                self._sizes.append(0)
+                position = 0
+            short = name.isascii() and len(name) < tarfile.LENGTH_NAME
+            position += _BLOCK if short else len(self._header(index))
+            self._shards.append(len(self._sizes) - 1)
+            self._starts.append(position)
+            position += -(-listing.sizes[index] // _BLOCK) * _BLOCK
+            self._sizes[-1] = position
+        self._descriptors: list[int] = []
+
+    def open(self) -> set[int]:
+        """Make the archives at their full size; see `FileStage.open`."""
+        done = super().open()
+        try:
+            for shard, size in enumerate(self._sizes):
+                path = self._shard(shard)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(path, flags, 0o644)
+                self._descriptors.append(descriptor)
+                os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
+                os.fchmod(descriptor, 0o644)
+        except OSError as error:
+            raise unwritable(path, error) from error
+        for index, name in enumerate(self.listing.names):
+            if name.endswith("/"):
+                self._write_header(index)
+        return done
+
+    def close(self) -> None:
+        """Close the archives and the journal."""
+        super().close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def folders(self) -> set[str]:
+        """Archives need no folders."""
+        return set()
+
+    def place(self, index: int) -> tuple[str, int]:
+        """Name of the archive, and the offset of the object's bytes in it."""
+        return self._shard(self._shards[index]).name, self._starts[index]
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body; see `Stage.put`."""
+        descriptor, start = self.begin(index)
+        try:
+            write_all(descriptor, data, start)
+        except OSError as error:
+            raise unwritable(self._shard(self._shards[index]), error) from error
+        self.finish(index, descriptor, crc)
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """The archive and the offset of the body; see `Stage.begin`."""
+        return self._descriptors[self._shards[index]], self._starts[index]
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """Write the member's header; see `Stage.finish`."""
+        try:
+            self._write_header(index)
+            self.note(index, crc, 0, os.fstat(descriptor).st_ino)
+        except OSError as error:
+            raise unwritable(self._shard(self._shards[index]), error) from error
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """The archive stays open for its other members; see `Stage.drop`."""
+
+    def copy(self, index: int, source: Path, offset: int, crc: int) -> bool:
+        """Take an unchanged member from a file of the version before, if its bytes are right."""
+        size = self.listing.sizes[index]
+        descriptor, start = self.begin(index)
+        found = position = 0
+        try:
+            with source.open("rb", buffering=0) as file:
+                file.seek(offset)
+                while position < size and (data := file.read(min(_CHUNK, size - position))):
+                    found = google_crc32c.extend(found, data)
+                    write_all(descriptor, data, start + position)
+                    position += len(data)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise unwritable(self._shard(self._shards[index]), error) from error
+        if position != size or found != crc:
+            return False
+        self.listing.crcs[index] = crc
+        self.finish(index, descriptor, crc)
+        return True
+
+    def intact(self, index: int, mtime_ns: int, inode: int, crc: int, trusted: bool) -> bool:
+        """Whether a member noted in the journal is still there; see `FileStage.intact`."""
+        path, start = self._shard(self._shards[index]), self._starts[index]
+        try:
+            if os.lstat(path).st_ino != inode:
+                return False
+        except OSError:
+            return False
+        return trusted or member_checksum(path, start, self.listing.sizes[index]) == crc
+
+    def kept(self, done: set[int]) -> set[str]:
+        """Paths that a new start does not clear away."""
+        return {str(self._shard(self._shards[index])) for index in done}
+
+    def _shard(self, shard: int) -> Path:
+        return self.tree / f"shard-{shard:05}.tar"
+
+    def _header(self, index: int) -> bytes:
+        name = self.listing.names[index]
+        info = tarfile.TarInfo(name.rstrip("/"))
+        info.size, info.mode = self.listing.sizes[index], 0o644
+        if name.endswith("/"):
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+    def _write_header(self, index: int) -> None:
+        header = self._header(index)
+        descriptor = self._descriptors[self._shards[index]]
+        write_all(descriptor, header, self._starts[index] - len(header))
+
+
+def member_checksum(path: Path, start: int, size: int) -> int:
+    """The crc32c of a part of a file; -1 if it is not all there."""
+    crc = 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while size and (data := file.read(min(_CHUNK, size))):
+                crc, size = google_crc32c.extend(crc, data), size - len(data)
+    except OSError:
+        return -1
+    return -1 if size else crc

@@ -1,0 +1,246 @@
+"""A bucket that speaks the GCS JSON API and breaks on demand: pages, generations, faults."""
+
+import base64
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_crc32c
+import pytest
+
+PAGE = 1000
+
+
+@dataclass
+class Stored:
+    """One object as the bucket holds it."""
+
+    data: bytes
+    generation: int
+    crc: str
+
+
+class Bucket:
+    """What is served, which faults are queued, and what was asked.
+
+    Faults of an object are used up one a request: an HTTP status, or reset0 (before the head),
+    reset and fin (in the middle of the body), shortlen, corrupt, corrupt-range (only in answers
+    to a Range), nohash, stall, replaced (the object changes just before the answer).
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Stored] = {}
+        self.faults: dict[str, deque[str]] = defaultdict(deque)
+        self.list_faults: deque[str] = deque()
+        self.page = PAGE
+        self.token = ""
+        self.tokens_given = 0
+        self.storm = 0.0
+        self.lock = threading.Lock()
+        self.lists = 0
+        self.gets: list[str] = []
+        self.delay = 0.0
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, as a new generation."""
+        with self.lock:
+            generation = 1_700_000_000_000_000 + sum(len(n) for n in self.objects) + len(self.gets)
+            old = self.objects.get(name)
+            generation = max(generation, old.generation + 1 if old else 0)
+            crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+            self.objects[name] = Stored(data, generation, crc)
+
+    def fault(self, name: str, *faults: str) -> None:
+        """Queue faults for the next requests of an object."""
+        self.faults[name].extend(faults)
+
+    def next_fault(self, name: str) -> str:
+        """Take the fault for this request; '' for none."""
+        with self.lock:
+            self.gets.append(name)
+            queue = self.faults.get(name)
+            return queue.popleft() if queue else ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The JSON API: list, media download, and a token endpoint."""
+
+    protocol_version = "HTTP/1.1"
+    bucket: ClassVar[Bucket]
+    timeout = 60
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+    def handle(self) -> None:
+        """Serve the connection; a client that goes away is no news."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            super().handle()
+
+    def finish(self) -> None:
+        """Close the streams, whatever the client did."""
+        with contextlib.suppress(OSError):
+            super().finish()
+
+    def do_POST(self) -> None:
+        """Give a token."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.bucket.tokens_given += 1
+        self.bucket.token = f"token-{self.bucket.tokens_given}"
+        self.answer(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
+
+    def do_GET(self) -> None:
+        """List or download."""
+        parts = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        time.sleep(self.bucket.delay)
+        wanted = self.bucket.token
+        if wanted and self.headers.get("Authorization") != f"Bearer {wanted}":
+            self.error(HTTPStatus.UNAUTHORIZED)
+            return
+        path = parts.path.removeprefix("/download").removeprefix("/storage/v1/b/")
+        name, _, rest = path.partition("/o")
+        if name != "bucket":
+            self.error(HTTPStatus.NOT_FOUND)
+        elif not rest:
+            self.list(query)
+        else:
+            self.media(unquote(rest[1:], errors="surrogateescape"), query)
+
+    def list(self, query: dict[str, str]) -> None:
+        """One page of the names with the prefix, after the page token."""
+        bucket = self.bucket
+        bucket.lists += 1
+        if bucket.list_faults:
+            fault = bucket.list_faults.popleft()
+            if fault == "reset0":
+                self.reset()
+            elif fault == "garbage":
+                self.answer_bytes(HTTPStatus.OK, b'{"items": [')
+            else:
+                self.error(HTTPStatus(int(fault)))
+            return
+        after = unquote(query.get("pageToken", ""))
+        names = sorted(n for n in bucket.objects if n.startswith(query.get("prefix", "")))
+        names = [n for n in names if n > after]
+        size = min(bucket.page, int(query.get("maxResults", PAGE)))
+        page: dict[str, object] = {
+            "items": [
+                {
+                    "name": n,
+                    "size": str(len(bucket.objects[n].data)),
+                    "generation": str(bucket.objects[n].generation),
+                    "crc32c": bucket.objects[n].crc,
+                }
+                for n in names[:size]
+            ]
+        }
+        if len(names) > size:
+            page["nextPageToken"] = names[size - 1]
+        self.answer(HTTPStatus.OK, page)
+
+    def media(self, name: str, query: dict[str, str]) -> None:
+        """An object's bytes, or the fault that is next for it."""
+        bucket = self.bucket
+        fault = bucket.next_fault(name)
+        if fault == "replaced":
+            bucket.put(name, bucket.objects[name].data + b"!")
+        stored = bucket.objects.get(name)
+        if stored is None or query.get("generation", "") not in ("", str(stored.generation)):
+            self.error(HTTPStatus.NOT_FOUND)
+        elif fault == "reset0":
+            self.reset()
+        elif fault.isdigit():
+            self.error(HTTPStatus(int(fault)))
+        else:
+            self.body(stored, fault)
+
+    def body(self, stored: Stored, fault: str) -> None:
+        """Send the body, whole or broken."""
+        ranged = self.headers.get("Range", "")
+        start = int(ranged.removeprefix("bytes=").rstrip("-")) if ranged else 0
+        data = stored.data[start:]
+        if fault == "corrupt" or (fault == "corrupt-range" and ranged):
+            data = data[:-1] + bytes([data[-1] ^ 0x40])
+        cut = len(data) // 2
+        length = cut if fault == "shortlen" else len(data)
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if ranged else HTTPStatus.OK)
+        if fault != "nohash":
+            self.send_header("X-Goog-Hash", f"crc32c={stored.crc}")
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        broken = fault in ("reset", "fin", "stall", "shortlen")
+        self.wfile.write(data[:cut] if broken else data)
+        self.wfile.flush()
+        if fault == "reset":
+            time.sleep(0.05)
+            self.reset()
+        elif fault == "fin":
+            self.close_connection = True
+        elif fault == "stall":
+            time.sleep(30)
+            self.close_connection = True
+
+    def reset(self) -> None:
+        """Cut the connection with RST."""
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.close_connection = True
+        self.connection.close()
+
+    def error(self, status: HTTPStatus) -> None:
+        """An error in the form of the JSON API."""
+        self.answer(status, {"error": {"code": status, "message": status.phrase}})
+
+    def answer(self, status: HTTPStatus, document: object) -> None:
+        """A JSON answer."""
+        self.answer_bytes(status, json.dumps(document).encode())
+
+    def answer_bytes(self, status: HTTPStatus, content: bytes) -> None:
+        """Any answer with a length."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A broken connection is the point of these tests."""
+
+
+@contextlib.contextmanager
+def serve(bucket: Bucket) -> Iterator[str]:
+    """Serve the bucket, under the name `bucket`, on a loopback port; yields the URL."""
+    handler = type("BoundHandler", (Handler,), {"bucket": bucket})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A served bucket; STORAGE_EMULATOR_HOST names its server."""
+    made = Bucket()
+    with serve(made) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield made
