@@ -104,7 +104,8 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
     """
     checkpoint = verify(path)
     manifest = checkpoint.manifest
-    network = models.build(manifest["model"], len(manifest["classes"]))
+    blur_pool = bool(manifest["config"].get("blur_pool"))
+    network = models.build(manifest["model"], len(manifest["classes"]), blur_pool)
     state = checkpoint.state()
     network.load_state_dict(state["ema"] or state["model"])
     info = ModelInfo(
@@ -206,9 +207,13 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
         text.flush()
         os.fsync(text.fileno())
     _sync(aside)
-    if final.exists():  # a save of the same step that an earlier attempt left behind
-        shutil.rmtree(final)
-    os.replace(aside, final)
+    if final.exists():  # the same step again, after a fall back to an older one
+        old = directory / f".{final.name}.old.tmp"
+        os.replace(final, old)
+        os.replace(aside, final)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, final)
     _sync(directory)
     return final
 

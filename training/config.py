@@ -26,10 +26,27 @@ class TrainConfig(BaseModel):
 
     data: str = Field(description="Folder with train/<class>/ and val/<class>/ images.")
     output_dir: str = Field(description="Folder for checkpoints, metrics and logs.")
+
     model: ModelName = Field("resnet50", description="Network to train.")
-    image_size: int = Field(224, ge=4, le=2048, description="Height and width in pixels.")
+    blur_pool: bool = Field(False, description="Low-pass filter before strides (Zhang 2019).")
+    init_from: str = Field(
+        "", description="Begin with the weights of this step directory; '' for random weights."
+    )
+    image_size: int = Field(
+        224, ge=4, le=2048, description="Height and width in pixels, for evaluation and serving."
+    )
+    train_image_size: int = Field(
+        0, ge=0, le=2048, description="The same in training; 0 for image_size."
+    )
+    start_image_size: int = Field(
+        0, ge=0, le=2048, description="Grow from this size over three quarters of the run; 0: no."
+    )
+
     epochs: int = Field(90, ge=1, description="Passes over the training split.")
     batch_size: int = Field(256, ge=1, description="Images a step over all ranks together.")
+    batch_size_per_rank: int = Field(
+        0, ge=0, description="Instead of batch_size: images a step on each rank; 0 for batch_size."
+    )
     micro_batch_size: int = Field(
         0, ge=0, description="Images a forward pass on one rank; 0 for batch_size / world size."
     )
@@ -46,10 +63,14 @@ class TrainConfig(BaseModel):
     ema_decay: float = Field(
         0.0, ge=0, lt=1, description="Decay a step of the averaged weights; 0 for none."
     )
+
     augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = Field(
         "auto",
         description="Random shift or resized crop, with or without a horizontal flip; "
         "auto is shift for cifar models and crop-flip for the others.",
+    )
+    crop_min_area: float = Field(
+        0.08, gt=0, le=1, description="Smallest share of an image that a resized crop takes."
     )
     images: Literal["convert", "strict"] = Field(
         "convert", description="Images not RGB and square: convert with a warning, or refuse."
@@ -60,27 +81,55 @@ class TrainConfig(BaseModel):
     verify_images: int = Field(
         10_000, ge=0, description="Images decoded in full before the first epoch, at most."
     )
-    seed: int = Field(0, ge=0, description="Seed of initialisation, order and augmentation.")
     workers: int = Field(4, ge=0, description="Loader processes for each rank.")
+    cache_gb: float = Field(
+        0.25, ge=0, description="Keep decoded images in a mapped file of at most this; 0: never."
+    )
+    cache_dir: str = Field("", description="Where to keep them; '' for the temporary folder.")
+
+    seed: int = Field(0, ge=0, description="Seed of initialisation, order and augmentation.")
+    eval_epochs: int = Field(1, ge=1, description="Evaluate each so many epochs, and at the end.")
     checkpoint_epochs: int = Field(1, ge=0, description="Save each so many epochs; 0 for never.")
     checkpoint_minutes: float = Field(
         15.0, ge=0, description="And each so many minutes; 0 for epochs only."
     )
-    eval_epochs: int = Field(1, ge=1, description="Evaluate each so many epochs, and at the end.")
+    checkpoint_steps: int = Field(0, ge=0, description="And each so many steps; 0 for never.")
     keep_checkpoints: int = Field(2, ge=2, description="Newest checkpoints to keep, 2 or more.")
     resume: Literal["auto", "never"] = Field(
         "auto", description="Go on from the newest checkpoint that verifies, or start anew."
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto is bf16 autocast on a GPU that has it, fp32 on a CPU."
+
+    strategy: Literal["ddp", "single", "fsdp"] = Field(
+        "ddp", description="Replicate the model, insist on one rank, or shard it over the ranks."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where ranks compute: cuda (nccl), cpu (gloo), or what there is."
     )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="auto is bf16 autocast on a GPU that has it, fp32 on a CPU."
+    )
+    compile: bool = Field(False, description="Compile the network with torch.compile.")
     deterministic: bool = Field(False, description="Refuse kernels that are not deterministic.")
-    log_steps: int = Field(50, ge=1, description="Steps between two lines of metrics.")
     timeout_minutes: float = Field(
         10.0, gt=0, description="A collective that waits longer than this fails the run."
+    )
+
+    log_steps: int = Field(50, ge=1, description="Steps between two lines of metrics.")
+    tensorboard: bool = Field(False, description="Write TensorBoard events to tensorboard/.")
+    prometheus_port: int = Field(
+        0, ge=0, le=65535, description="Serve /metrics on this port of rank 0; 0 for not."
+    )
+    profile_steps: int = Field(
+        0, ge=0, description="Trace so many steps of rank 0 to profile/; 0 for none."
+    )
+    peak_tflops: float = Field(
+        0.0, ge=0, description="Peak of one device, for MFU; 0 for what is known of the GPU."
+    )
+    stop_when_stale: str = Field(
+        "", description="Save and stop when this heartbeat file is no longer touched."
+    )
+    stale_seconds: float = Field(
+        120.0, gt=0, description="How long the heartbeat may rest before it counts as stale."
     )
 
     @model_validator(mode="after")
@@ -95,6 +144,13 @@ class TrainConfig(BaseModel):
                 f"batch_size={self.batch_size} is no multiple of "
                 f"micro_batch_size={self.micro_batch_size}"
             )
+        final = self.train_image_size or self.image_size
+        if self.start_image_size > final:
+            raise ValueError(
+                f"start_image_size={self.start_image_size} is more than the final size of {final}"
+            )
+        if self.strategy == "fsdp" and self.ema_decay:
+            raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
         return self
 
     @classmethod

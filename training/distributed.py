@@ -84,6 +84,7 @@ def start(config: TrainConfig) -> World:
     device = _device(config, local_rank, local_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        _flight_recorder(config)
     if "RANK" not in os.environ or size == 1:
         return World(rank, size, local_rank, local_size, device)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
@@ -94,6 +95,14 @@ def start(config: TrainConfig) -> World:
     control = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(control, dist.ProcessGroup)  # every rank is a member
     return World(rank, size, local_rank, local_size, device, control)
+
+
+def _flight_recorder(config: TrainConfig) -> None:
+    """Let NCCL keep its last collectives and dump them when one times out (read: torchfrtrace)."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    trace = os.path.join(config.output_dir, "logs", "nccl_trace_rank_")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", trace)
 
 
 def finish() -> None:
@@ -121,7 +130,7 @@ def _device(config: TrainConfig, local_rank: int, local_size: int) -> torch.devi
 
 @dataclass
 class Stop:
-    """Whether the ranks stop at the next step boundary; a signal on one rank stops all.
+    """Whether the ranks stop, or save, at the next step boundary; one rank's wish is all ranks'.
 
     The flags travel in an asynchronous all-reduce on the CPU, posted before a step and read
     after it, so that agreeing costs a step no wait and the GPU no synchronisation.
@@ -130,7 +139,7 @@ class Stop:
     world: World
     reason: str = ""
     _flag: threading.Event = field(default_factory=threading.Event)
-    _tensor: torch.Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int32))
+    _tensor: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.int32))
     _work: dist.Work | None = None
 
     def on_signals(self) -> None:
@@ -144,21 +153,22 @@ class Stop:
         self.reason = self.reason or reason
         self._flag.set()
 
-    def post(self) -> None:
-        """Tell the others, without waiting, whether this rank asks for a stop."""
+    def post(self, save: bool) -> None:
+        """Tell the others, without waiting, whether this rank asks for a stop or a save."""
+        self._tensor[0] = self._flag.is_set()
+        self._tensor[1] = save
         if self.world.control is not None:
-            self._tensor.fill_(int(self._flag.is_set()))
             self._work = dist.all_reduce(
                 self._tensor, dist.ReduceOp.MAX, group=self.world.control, async_op=True
             )
 
-    def agreed(self) -> bool:
-        """Whether any rank had asked when `post` was called; the same on all ranks."""
-        if self._work is None:
-            return self._flag.is_set()
-        self._work.wait()
-        self._work = None
-        return bool(self._tensor.item())
+    def agreed(self) -> tuple[bool, bool]:
+        """Whether any rank asked for a stop, or a save, in `post`; the same on all ranks."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        stop, save = self._tensor.tolist()
+        return bool(stop), bool(save)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.ask(signal.Signals(number).name)

@@ -72,6 +72,10 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
     args.master_port = args.master_port or 29500
+    least, _, most = str(args.nnodes).rpartition(":")
+    if least and least != most:
+        os.environ["KFP_DDP_ELASTIC"] = "1"
+        args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
     args.redirects = args.tee = "3"
     args.role = "rank"
     launch, command, command_args = run.config_from_args(args)

@@ -1,19 +1,22 @@
-"""What a run reports while it goes on: one JSON object a line, flushed at once."""
+"""What a run reports while it goes on: one JSON object a line, flushed at once, and more sinks."""
 
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.sinks import Sink
 
 
 class Metrics:
-    """Appends events to `metrics.jsonl`; on the ranks that do not write it does nothing."""
+    """Appends events to `metrics.jsonl` and hands them to sinks; without a path it does nothing."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, sinks: Sequence[Sink] = ()) -> None:
         self._file = None
+        self._sinks = sinks
         if path is None:
             return
         try:
@@ -27,7 +30,11 @@ class Metrics:
             ) from None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event with the time; numbers that JSON lacks become null."""
+        """Append one event with the time; numbers that JSON lacks become null.
+
+        Raises:
+            InputError: the file can no longer be written.
+        """
         if self._file is None:
             return
         line = {"event": event, "time": time.time(), **fields}
@@ -39,6 +46,8 @@ class Metrics:
                 f"cannot write {self._file.name}: {error.strerror}; "
                 "make room or repair the volume and start again to resume"
             ) from None
+        for sink in self._sinks:
+            sink(event, fields)
 
     def close(self) -> None:
         """Close the file."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from kfp_ddp.training.config import MODELS
@@ -13,7 +14,7 @@ STD = (0.229, 0.224, 0.225)
 """Channel statistics of ImageNet, as torchvision's models use them."""
 
 
-class _Block(nn.Module):
+class CifarBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut (He et al. 2015, figure 2, option B)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -29,6 +30,7 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """[N, inputs, H, W] to [N, outputs, H / stride, W / stride]."""
         out = torch.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return torch.relu(out + self.shortcut(x))
@@ -47,7 +49,7 @@ class CifarResNet(nn.Module):
         channels = 16
         for width in (16, 32, 64):
             for _ in range((depth - 2) // 6):
-                layers.append(_Block(channels, width, 1 if width == channels else 2))
+                layers.append(CifarBlock(channels, width, 1 if width == channels else 2))
                 channels = width
         self.features = nn.Sequential(*layers)
         self.fc = nn.Linear(channels, num_classes)
@@ -61,20 +63,60 @@ class CifarResNet(nn.Module):
         return out
 
 
-def build(name: str, num_classes: int) -> nn.Module:
+class BlurPool(nn.Module):
+    """A fixed 3x3 binomial filter with stride 2 (Zhang 2019, "Making CNNs shift-invariant again").
+
+    Put before a strided convolution it keeps what the stride would alias.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        row = torch.tensor([0.25, 0.5, 0.25])
+        kernel = (row[:, None] * row).expand(channels, 1, 3, 3).contiguous()
+        self.register_buffer("kernel", kernel, persistent=False)
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, C, ceil(H / 2), ceil(W / 2)]."""
+        kernel = self.get_buffer("kernel").to(x.dtype)
+        return F.conv2d(x, kernel, stride=2, padding=1, groups=self.channels)
+
+
+def _blur(network: nn.Module) -> None:
+    """Turn each 3x3 or larger convolution of stride 2 with 16 inputs or more into blur and it.
+
+    The blur takes over the stride, the convolution keeps its weights and loses it (FFCV's form).
+    """
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Conv2d) or child.kernel_size == (1, 1):
+                continue
+            if child.stride == (2, 2) and child.in_channels >= 16:
+                child.stride = (1, 1)
+                setattr(parent, name, nn.Sequential(BlurPool(child.in_channels), child))
+
+
+def build(name: str, num_classes: int, blur_pool: bool = False) -> nn.Module:
     """An untrained network of one of `config.MODELS`.
+
+    torchvision's begin with zero scales in the last BatchNorm of each block, so that it is the
+    identity (Goyal et al. 2017, section 5.1).
 
     Raises:
         InputError: unknown name.
     """
     if name not in MODELS:
         raise InputError(f"model={name!r} is unknown: it is one of {', '.join(MODELS)}")
+    network: nn.Module
     if name.startswith("cifar_resnet"):
-        return CifarResNet(int(name.removeprefix("cifar_resnet")), num_classes)
-    from torchvision.models import get_model  # 1.5 s to import: only for the models that need it
+        network = CifarResNet(int(name.removeprefix("cifar_resnet")), num_classes)
+    else:
+        from torchvision.models import get_model  # 1.5 s to import: only where it is needed
 
-    model: nn.Module = get_model(name, weights=None, num_classes=num_classes)
-    return model
+        network = get_model(name, weights=None, num_classes=num_classes, zero_init_residual=True)
+    if blur_pool:
+        _blur(network)
+    return network
 
 
 def normalise(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:

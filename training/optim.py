@@ -24,7 +24,7 @@ def sgd(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
         lr=peak(config),
         momentum=config.momentum,
         nesterov=config.momentum > 0,
-        fused=True,
+        fused=config.strategy != "fsdp",
     )
 
 
@@ -49,7 +49,7 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model: nn.Module = copy.deepcopy(model).eval().requires_grad_(False)
         self._source: list[Tensor] = list(model.parameters())
         self._average: list[Tensor] = list(self.model.parameters())
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.watch import Parent
+from kfp_ddp.training.watch import Heartbeat, Parent
 
 if TYPE_CHECKING:
+    from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.data import Index
     from kfp_ddp.training.distributed import World
+    from kfp_ddp.training.images import Findings
 
 USAGE, PREEMPTED = 2, 143
 """Exit codes: input that cannot be used; stopped as asked, with a checkpoint to go on from."""
@@ -42,19 +44,38 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
     Raises:
         InputError: the configuration, the data or the output folder cannot be used.
     """
-    from kfp_ddp.training import distributed
-    from kfp_ddp.training.trainer import Trainer
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    import torch
 
+    from kfp_ddp.training import distributed, trainer
+
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.backends.cudnn.benchmark = not config.deterministic
     world = distributed.start(config)
     try:
         training, validation = world.from_first(lambda: _scan(config))
         config = world.from_first(lambda: _resolve(config, world, len(training)))
-        _verify(config, world, training, validation)
-        trainer = Trainer(config, world, training, validation)
-        trainer.stop.on_signals()
+        caches = _look_at_all(config, world, training, validation)
+        run = trainer.Trainer(
+            config,
+            world,
+            trainer.Split(training, caches[0]),
+            trainer.Split(validation, caches[1]),
+        )
+        run.stop.on_signals()
         if parent is not None:
-            parent.on_gone = lambda: trainer.stop.ask("the launcher is gone")
-        return trainer.fit()
+            parent.on_gone = lambda: run.stop.ask("the launcher is gone")
+        if config.stop_when_stale and world.first:
+            Heartbeat(
+                Path(config.stop_when_stale),
+                config.stale_seconds,
+                lambda: run.stop.ask("the heartbeat is stale"),
+            )
+        done = run.fit()
+        if done and caches[0] is not None and world.local_rank == 0:
+            caches[0].remove()
+        return done
     finally:
         distributed.finish()
 
@@ -85,13 +106,43 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
     """
     import torch
 
-    batch, micro, ranks = config.batch_size, config.micro_batch_size, world.size
+    from kfp_ddp.training import resume
+
+    ranks = world.size
+    if config.strategy == "single" and ranks > 1:
+        raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
     if samples < ranks:
         raise InputError(
             f"{ranks} ranks but only {samples} training images: use at most {samples} ranks"
         )
+    batch, micro = config.batch_size, config.micro_batch_size
+    before = resume.earlier_batches(config)
+    if config.batch_size_per_rank:
+        batch = before[0] if before else config.batch_size_per_rank * ranks
+    if before and before[0] == batch and batch // before[1] >= ranks:
+        micro = micro or before[1]
     if samples < batch:
         raise InputError(f"batch_size={batch} but only {samples} training images: lower batch_size")
+    _dealable(batch, micro, ranks, uneven="KFP_DDP_ELASTIC" in os.environ)
+    precision = config.precision
+    if precision == "auto":
+        bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        precision = "bf16" if bf16 else "fp32"
+    resolved = config.model_copy(
+        update={
+            "batch_size": batch,
+            "micro_batch_size": micro or batch // ranks,
+            "precision": precision,
+        }
+    )
+    (Path(config.output_dir) / "config.json").write_text(resolved.to_json() + "\n")
+    return resolved
+
+
+def _dealable(batch: int, micro: int, ranks: int, uneven: bool) -> None:
+    """Raise InputError unless each rank gets the same; elastic runs may get unequal numbers."""
+    if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
+        return
     unit = ranks * (micro or 1)
     if batch % unit:
         what = f"micro_batch_size={micro} x {ranks} ranks" if micro else f"{ranks} ranks"
@@ -100,40 +151,59 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
             f"batch_size={batch} cannot be dealt to {what} evenly: "
             f"use a multiple of {unit}, for example {near}"
         )
-    precision = config.precision
-    if precision == "auto":
-        bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if bf16 else "fp32"
-    resolved = config.model_copy(
-        update={"micro_batch_size": micro or batch // ranks, "precision": precision}
-    )
-    (Path(config.output_dir) / "config.json").write_text(resolved.to_json() + "\n")
-    return resolved
 
 
-def _verify(config: TrainConfig, world: "World", training: "Index", validation: "Index") -> None:
-    """Decode images of both splits on all ranks; raise the first error of any rank on all."""
-    from kfp_ddp.training import data
+def _look_at_all(
+    config: TrainConfig, world: "World", training: "Index", validation: "Index"
+) -> "list[Cache | None]":
+    """Decode images of both splits before the first epoch, into caches where they fit.
 
-    found: list[data.Findings] = []
+    Raises:
+        InputError: the first problem of any rank, on all ranks.
+    """
+    from kfp_ddp.training.cache import Cache, folder_for
+    from kfp_ddp.training.images import Findings, examine
+
+    found: list[Findings] = []
+    caches: list[Cache | None] = []
     problem = ""
     try:
-        found = [
-            data.verify(split, config, world.rank, world.size) for split in (training, validation)
-        ]
+        folder = folder_for(config, [training.paths, validation.paths])
+        for split, name in ((training, "train"), (validation, "val")):
+            if folder is None:
+                caches.append(None)
+                stride = max(1, -(-len(split) // max(1, config.verify_images)))
+                chosen = range(0, len(split) if config.verify_images else 0, stride)
+                mine = chosen[world.rank :: world.size]
+                found.append(examine(split.paths, mine, config))
+            else:
+                cache = Cache(folder, name, len(split), world.local_size)
+                caches.append(cache)
+                built = cache.build(split.paths, config, name == "train", world.local_rank)
+                found.append(built)
     except InputError as error:
         problem = str(error)
     for line in world.gather(problem):
         if line:
             raise InputError(line)
-    findings = [item for items in world.gather(found) for item in items]
+    _warn([item for items in world.gather(found) for item in items], world.first)
+    return caches
+
+
+def _warn(findings: "list[Findings]", first: bool) -> None:
+    """One line if images had to be converted or could not be read."""
+    checked = sum(item.checked for item in findings)
+    broken = sum(item.broken for item in findings)
+    not_rgb = sum(item.not_rgb for item in findings)
+    not_square = sum(item.not_square for item in findings)
     unusual = [item.first_unusual for item in findings if item.first_unusual]
-    if unusual and world.first:
+    if broken and first:
+        print(f"warning: {broken} of {checked} images cannot be read", file=sys.stderr, flush=True)
+    if unusual and first:
         print(
-            f"warning: of {sum(item.checked for item in findings)} images checked, "
-            f"{sum(item.not_rgb for item in findings)} are not RGB and "
-            f"{sum(item.not_square for item in findings)} not square (first {unusual[0]}); "
-            "they are converted and resized, images=strict refuses them",
+            f"warning: of {checked} images checked, {not_rgb} are not RGB and {not_square} not "
+            f"square (first {unusual[0]}); they are converted and resized, images=strict refuses "
+            "them",
             file=sys.stderr,
             flush=True,
         )

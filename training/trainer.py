@@ -1,42 +1,54 @@
 """The loop: steps, evaluation, checkpoints, and how they begin and end."""
 
 import contextlib
+import gc
 import time
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from kfp_ddp.training import checkpoint, data, model, optim
+from kfp_ddp.training import checkpoint, model, optim, resume
+from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Images, Index, loader
 from kfp_ddp.training.distributed import Stop, World
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.prefetch import DeviceBatch, to_device
+from kfp_ddp.training.sampler import Epochs, ResumableSampler
+from kfp_ddp.training.sinks import sinks
+from kfp_ddp.training.strategies import spread
 
 NEVER = 2**62
+
+
+@dataclass(frozen=True)
+class Split:
+    """One half of the data, with its decoded images where they are cached."""
+
+    index: Index
+    cache: Cache | None
 
 
 class Trainer:
     """One run on this rank."""
 
     def __init__(
-        self, config: TrainConfig, world: World, training: data.Index, validation: data.Index
+        self, config: TrainConfig, world: World, training: Split, validation: Split
     ) -> None:
-        self.config = config
-        self.world = world
-        self.training = training
-        self.validation = validation
+        self.config, self.world = config, world
+        self.training, self.validation = training, validation
+        self.classes = training.index.classes
         self.stop = Stop(world)
-        self.output = Path(config.output_dir)
-        self.metrics = Metrics(self.output / "metrics.jsonl" if world.first else None)
-        self.writer = checkpoint.Writer(self.output / "checkpoints", config.keep_checkpoints)
-        self.sampler = data.ResumableSampler(
-            samples=len(training),
+        self.sampler = ResumableSampler(
+            samples=len(training.index),
             batch=config.batch_size,
             micro=config.micro_batch_size,
             rank=world.rank,
@@ -45,36 +57,33 @@ class Trainer:
         )
         self.steps_per_epoch = self.sampler.steps
         self.steps_total = config.epochs * self.steps_per_epoch
-        self.step = 0
-        self.latest: dict[str, float] = {}
 
         torch.manual_seed(config.seed)
         bf16 = config.precision == "bf16"
-        self.layout = (
-            torch.channels_last if bf16 or world.device.type == "cuda" else torch.contiguous_format
-        )
-        network = model.build(config.model, len(training.classes)).to(world.device)
-        self.network = network.to(memory_format=self.layout)
+        fast = (bf16 or world.device.type == "cuda") and config.strategy != "fsdp"
+        self.layout = torch.channels_last if fast else torch.contiguous_format
+        network = model.build(config.model, len(self.classes), config.blur_pool)
+        if config.init_from:
+            resume.initialise(network, config, self.classes, say=world.first)
+        self.network = network.to(world.device).to(memory_format=self.layout)
         self.ema = optim.Ema(self.network, config.ema_decay) if config.ema_decay else None
+        self.strategy = spread(
+            self.network, config, world, accumulates=self.sampler.per_step > world.size
+        )
         self.optimizer = optim.sgd(self.network, config)
         self.autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
-        self.accumulate = len(range(world.rank, self.sampler.per_step, world.size))
-        self.replicas = self._replicate()
+        self.norms = [m for m in self.network.modules() if isinstance(m, nn.BatchNorm2d)]
+
+        output = Path(config.output_dir)
+        self.writer = checkpoint.Writer(output / "checkpoints", config.keep_checkpoints)
+        self.metrics = (
+            Metrics(output / "metrics.jsonl", sinks(config)) if world.first else Metrics(None)
+        )
+        self.meter = Meter(config, world, len(self.classes))
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
         self.recent: deque[tuple[int, list[Tensor]]] = deque(maxlen=config.log_steps + 1)
-        self.skipped = 0
-
-    def _replicate(self) -> nn.Module:
-        """The network as the steps call it: gradients averaged over the ranks."""
-        if self.world.size == 1:
-            return self.network
-        return DistributedDataParallel(
-            self.network,
-            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
-            forward_sync_buffers=False,  # training uses batch statistics; synchronised at need
-            gradient_as_bucket_view=True,
-            static_graph=self.accumulate == 1,
-        )
+        self.step, self.skipped, self.saved_step = 0, 0, -1
+        self.latest: dict[str, float] = {}
 
     def fit(self) -> bool:
         """Train to the last epoch; False if the ranks agreed to stop before."""
@@ -85,33 +94,40 @@ class Trainer:
             steps_total=self.steps_total,
             resumed_from_step=self.step,
         )
-        batches = iter(self._loader())
-        self._mark_window()
-        self.saved_at = time.monotonic()
-        while self.step < self.steps_total:
-            self.stop.post()
-            loss = self._train_step(batches)
-            self.step += 1
-            if self.step % self.config.log_steps == 0:
-                self._log(loss)
-            if self.step % self.steps_per_epoch == 0:
-                self._end_epoch()
-            elif self._minutes_are_over():
-                self._save()
-            if self.stop.agreed() and self.step < self.steps_total:
-                return self._finish("preempted")
+        batches = self.meter.waits(self._batches())
+        with self._no_garbage_collection(), self._profiler() as profiler:
+            self.saved_at = time.monotonic()
+            self.meter.restart(self.step)
+            while self.step < self.steps_total:
+                self.stop.post(save=self._minutes_are_over())
+                loss = self._train_step(batches)
+                self.step += 1
+                if self.step % self.config.log_steps == 0:
+                    self._log(loss)
+                if self.step % self.steps_per_epoch == 0:
+                    self._end_epoch(self.step // self.steps_per_epoch)
+                stop, save = self.stop.agreed()
+                if stop and self.step < self.steps_total:
+                    return self._finish("preempted")
+                if save or self._steps_are_over():
+                    self._save()
+                if profiler is not None:
+                    profiler.step()
         return self._finish("done")
 
-    def _loader(self) -> "DataLoader[data.Batch]":
-        epochs = data.Epochs(self.sampler, self.step, self.config.epochs)
-        images = data.Images(self.training, self.config, training=True)
-        return data.loader(images, epochs, self.config.workers, self.world.device.type == "cuda")
+    def _batches(self) -> Iterator[DeviceBatch]:
+        """This rank's micro-batches from the next step to the end of the run."""
+        epochs = Epochs(self.sampler, self.step, self.config.epochs)
+        images = Images(self.training.index, self.config, training=True, cache=self.training.cache)
+        pin = self.world.device.type == "cuda"
+        loaded = loader(images, epochs, self.config.workers, pin)
+        return to_device(iter(loaded), self.world.device, self.layout)
 
-    def _train_step(self, batches: Any) -> Tensor:
+    def _train_step(self, batches: Iterator[DeviceBatch]) -> Tensor:
         """One optimizer step over this rank's micro-batches; returns the mean of their losses.
 
         Each micro-batch weighs the same in the global batch, also where ranks have unequal numbers
-        of them: DistributedDataParallel divides by the world size, so that is multiplied in.
+        of them: the strategies divide by the world size, so that is multiplied in.
         """
         rate = optim.learning_rate(self.config, self.step, self.steps_per_epoch)
         for group in self.optimizer.param_groups:
@@ -119,18 +135,16 @@ class Trainer:
         weight = self.world.size / self.sampler.per_step
         total = torch.zeros((), device=self.world.device)
         indices = []
-        for number in range(self.accumulate):
+        for number in range(self.sampler.mine):
+            self._keep_statistics_of(number)
             batch = next(batches)
-            if batch.error:
-                raise InputError(batch.error)
             self.skipped += batch.skipped
             indices.append(batch.indices)
-            images, targets = self._to_device(batch)
-            with self._without_sync(number < self.accumulate - 1):
+            with self.strategy.hold_gradients(number < self.sampler.mine - 1):
                 with self.autocast:
-                    output = self.replicas(images)
+                    output = self.strategy.replicas(batch.images)
                     loss = F.cross_entropy(
-                        output, targets, label_smoothing=self.config.label_smoothing
+                        output, batch.targets, label_smoothing=self.config.label_smoothing
                     )
                 torch.autograd.backward(loss * weight)
             total += loss.detach()
@@ -138,50 +152,44 @@ class Trainer:
         self.optimizer.zero_grad()
         if self.ema:
             self.ema.update(self.step)
-        total = total / self.accumulate
-        self.first_bad_step = torch.where(
-            torch.isfinite(total), self.first_bad_step, self.first_bad_step.clamp(max=self.step)
-        )
+        total /= self.sampler.mine
+        here = self.first_bad_step.clamp(max=self.step)
+        self.first_bad_step = torch.where(torch.isfinite(total), self.first_bad_step, here)
         self.recent.append((self.step, indices))
         return total
 
-    def _without_sync(self, more_follow: bool) -> contextlib.AbstractContextManager[None]:
-        if more_follow and isinstance(self.replicas, DistributedDataParallel):
-            return self.replicas.no_sync()
-        return contextlib.nullcontext()
+    def _keep_statistics_of(self, number: int) -> None:
+        """Let BatchNorm's running statistics follow the first micro-batch of each rank only.
 
-    def _to_device(self, batch: data.Batch) -> tuple[Tensor, Tensor]:
-        images = batch.images.to(self.world.device, non_blocking=True)
-        targets = batch.targets.to(self.world.device, non_blocking=True)
-        return model.normalise(images).contiguous(memory_format=self.layout), targets
-
-    def _mark_window(self) -> None:
-        self.window_began, self.window_step = time.monotonic(), self.step
+        Rank 0's are the ones that are saved, and its first is the global batch's first whatever
+        the world size, so they do not depend on it.
+        """
+        if self.sampler.mine > 1 and number < 2:
+            for norm in self.norms:
+                norm.momentum = 0.1 if number == 0 else 0.0
 
     def _log(self, loss: Tensor) -> None:
         """Report a step; the only place in a step that waits for the device."""
         self._refuse_nan()
-        seconds = time.monotonic() - self.window_began
-        images = (self.step - self.window_step) * self.config.batch_size
-        mean_loss = self.world.sum([float(loss)])[0] / self.world.size
+        figures = self.meter.report(self.step)
+        sums = self.world.sum([float(loss), figures["data_wait_fraction"], self.skipped])
         self.metrics.write(
             "step",
             step=self.step,
             epoch=self.step / self.steps_per_epoch,
-            loss=mean_loss,
+            loss=sums[0] / self.world.size,
             lr=self.optimizer.param_groups[0]["lr"],
-            images_per_s=images / seconds,
+            skipped_images=int(sums[2]),
+            **{**figures, "data_wait_fraction": sums[1] / self.world.size},
         )
-        self._mark_window()
+        gc.collect(1)
 
     def _refuse_nan(self) -> None:
         """Raise the same InputError on all ranks if the loss of one was no number."""
-        mine = int(self.first_bad_step)
-        files = ""
+        mine, files = int(self.first_bad_step), ""
         if mine < NEVER:
-            recent = dict(self.recent).get(mine, [])
-            positions = [int(i) for micro in recent for i in micro]
-            files = ", ".join(Path(self.training.paths[i]).name for i in positions[:8])
+            positions = [int(i) for micro in dict(self.recent).get(mine, []) for i in micro]
+            files = ", ".join(Path(self.training.index.paths[i]).name for i in positions[:8])
             files += f" and {len(positions) - 8} more" if len(positions) > 8 else ""
         step, rank, files = min(self.world.gather((mine, self.world.rank, files)))
         if step < NEVER:
@@ -192,16 +200,15 @@ class Trainer:
                 "warmup_epochs; the newest checkpoint is from before"
             )
 
-    def _end_epoch(self) -> None:
-        epoch = self.step // self.steps_per_epoch
+    def _end_epoch(self, epoch: int) -> None:
         last = self.step == self.steps_total
         if last or epoch % self.config.eval_epochs == 0:
             self._refuse_nan()
             self._evaluate(epoch)
         every = self.config.checkpoint_epochs
-        if last or (every and epoch % every == 0) or self._minutes_are_over():
+        if last or (every and epoch % every == 0):
             self._save()
-        self._mark_window()
+        self.meter.restart(self.step)
 
     @torch.no_grad()
     def _evaluate(self, epoch: int) -> None:
@@ -209,26 +216,27 @@ class Trainer:
         began = time.monotonic()
         network = self._synchronised()
         network.eval()
-        images = data.Images(self.validation, self.config, training=False)
-        size = self.config.micro_batch_size
-        mine = range(self.world.rank, len(self.validation), self.world.size)
-        batches = [[(0, i) for i in mine[k : k + size]] for k in range(0, len(mine), size)]
-        cuda = self.world.device.type == "cuda"
         sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        for batch in data.loader(images, batches, self.config.workers, pin=cuda):
-            if batch.error:
-                raise InputError(batch.error)
+        rounds = 0
+        for batch in self._validation_batches():
             self.skipped += batch.skipped
-            inputs, targets = self._to_device(batch)
+            rounds += 1
             with self.autocast:
-                output = network(inputs)
-            top = output.topk(min(5, output.shape[1])).indices == targets[:, None]
-            loss = F.cross_entropy(output.float(), targets, reduction="sum")
-            sums += torch.stack([loss, top[:, 0].sum(), top.sum(), loss.new_tensor(len(targets))])
+                output = network(batch.images)
+            top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
+            loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
+            count = loss.new_tensor(len(batch.targets))
+            sums += torch.stack([loss, top[:, 0].sum(), top.sum(), count])
+        if self.strategy.collective_state:
+            self._forward_with_the_others(network, rounds)
         network.train(network is self.network)
-        loss_sum, first, five, count = self.world.sum(sums.tolist())
-        count = max(count, 1)
-        self.latest = {"loss": loss_sum / count, "accuracy": first / count, "top5": five / count}
+        loss_sum, first, five, count_all = self.world.sum(sums.tolist())
+        count_all = max(count_all, 1)
+        self.latest = {
+            "loss": loss_sum / count_all,
+            "accuracy": first / count_all,
+            "top5": five / count_all,
+        }
         self.metrics.write("eval", epoch=epoch, step=self.step, **self.latest)
         if self.world.first:
             print(
@@ -236,6 +244,25 @@ class Trainer:
                 f"loss {self.latest['loss']:.4f}, evaluated in {time.monotonic() - began:.1f} s",
                 flush=True,
             )
+
+    def _validation_batches(self) -> Iterator[DeviceBatch]:
+        """This rank's share of the validation split: every world-size-th image."""
+        index, size = self.validation.index, self.config.micro_batch_size
+        mine = range(self.world.rank, len(index), self.world.size)
+        keys = [[(0, i) for i in mine[k : k + size]] for k in range(0, len(mine), size)]
+        images = Images(index, self.config, training=False, cache=self.validation.cache)
+        pin = self.world.device.type == "cuda"
+        # A run's worth of start-up and no gain where decoding is done already.
+        workers = 0 if self.validation.cache else self.config.workers
+        loaded = iter(loader(images, keys, workers, pin))
+        return to_device(loaded, self.world.device, self.layout)
+
+    def _forward_with_the_others(self, network: nn.Module, rounds: int) -> None:
+        """Sharded weights are gathered by all: pass as many batches as the rank with the most."""
+        size = self.config.image_size
+        blank = torch.zeros(1, 3, size, size, device=self.world.device)
+        for _ in range(max(self.world.gather(rounds)) - rounds):
+            network(blank)
 
     def _synchronised(self) -> nn.Module:
         """The network to evaluate, with rank 0's BatchNorm statistics on every rank."""
@@ -248,53 +275,55 @@ class Trainer:
         return self.ema.model
 
     def _minutes_are_over(self) -> bool:
-        minutes = self.config.checkpoint_minutes
-        return 0 < minutes * 60 < time.monotonic() - self.saved_at
+        seconds = self.config.checkpoint_minutes * 60
+        return self.world.first and 0 < seconds < time.monotonic() - self.saved_at
+
+    def _steps_are_over(self) -> bool:
+        every = self.config.checkpoint_steps
+        return every > 0 and self.step % every == 0
 
     def _save(self) -> None:
-        """Begin to save on rank 0, which holds all there is to save; the others go on."""
+        """Begin to save on rank 0; replicas let the others go on at once."""
         self.saved_at = time.monotonic()
-        if not self.world.first:
+        collective = self.strategy.collective_state
+        if self.saved_step == self.step or not (self.world.first or collective):
             return
-        if int(self.first_bad_step) < NEVER:
-            return  # the weights are NaN; the next log or evaluation says so on all ranks
+        self.saved_step = self.step
+        state = self.strategy.state(self.optimizer)
+        # Weights that are NaN are not kept: the next log or evaluation stops all ranks.
+        if not self.world.first or int(self.first_bad_step) < NEVER:
+            return
         if self.ema:
             self.ema.copy_buffers(self.network)
-        state = {
-            "model": self.network.state_dict(),
-            "ema": self.ema.model.state_dict() if self.ema else None,
-            "optimizer": self.optimizer.state_dict(),
-        }
+        state["ema"] = self.ema.model.state_dict() if self.ema else None
         manifest = checkpoint.manifest_of(
             self.config,
-            self.training.classes,
+            self.classes,
             epoch=self.step / self.steps_per_epoch,
             world_size=self.world.size,
-            samples=len(self.training),
+            samples=len(self.training.index),
             metrics=self.latest,
         )
-        began = time.monotonic()
         self.writer.save(self.step, state, manifest)
         self.metrics.write(
             "checkpoint",
             step=self.step,
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - self.saved_at,
             path=str(self.writer.directory / f"step-{self.step:08d}"),
         )
 
     def _resume(self) -> None:
         """Take over the newest checkpoint that verifies; rank 0 chooses, all load the same."""
-        directory = self.writer.directory
-        path = self.world.from_first(lambda: _choose(directory, self.config, self.training))
+        directory, index = self.writer.directory, self.training.index
+        path = self.world.from_first(lambda: resume.choose(directory, self.config, index))
         if path is None:
             return
-        found = checkpoint.verify(Path(path))
+        found = checkpoint.verify(path)
         state = found.state()
-        self.network.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.strategy.restore(self.optimizer, state)
         if self.ema:
             self.ema.model.load_state_dict(state["ema"] or state["model"])
-        self.step = found.step
+        self.step = self.saved_step = found.step
         self.latest = found.manifest["metrics"]
         if self.world.first:
             print(f"resumed from {found.path}", flush=True)
@@ -304,40 +333,33 @@ class Trainer:
         if status == "preempted":
             self._save()
         self.world.from_first(self.writer.wait)
-        self.metrics.write("end", status=status, reason=self.stop.reason)
+        self.metrics.write("end", status=status, step=self.step, reason=self.stop.reason)
         self.metrics.close()
         return status == "done"
 
+    @contextlib.contextmanager
+    def _no_garbage_collection(self) -> Iterator[None]:
+        """Collect when metrics are written only: a full collection takes 0.2 s at any moment."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
+            gc.unfreeze()
 
-def _choose(directory: Path, config: TrainConfig, training: data.Index) -> str | None:
-    """The checkpoint to go on from, as a path; None to begin.
+    def _profiler(self) -> contextlib.AbstractContextManager[Any]:
+        """On rank 0 a trace of `profile_steps` steps after ten, where it is asked for."""
+        if not (self.config.profile_steps and self.world.first):
+            return contextlib.nullcontext()
+        from torch import profiler
 
-    Raises:
-        InputError: it belongs to another model, other classes or another order of the data.
-    """
-    if config.resume == "never":
-        if checkpoint.steps(directory):
-            number = len(list(directory.parent.glob("checkpoints.old-*")))
-            directory.rename(directory.with_name(f"checkpoints.old-{number}"))
-        return None
-    found = checkpoint.newest_valid(directory)
-    for path in checkpoint.set_aside(directory, found):
-        print(f"warning: {path} does not verify and was set aside", flush=True)
-    if found is None:
-        return None
-    before = found.manifest
-    for name, ours, theirs in (
-        ("model", config.model, before["model"]),
-        ("the number of classes", len(training.classes), len(before["classes"])),
-        ("the list of classes", list(training.classes), before["classes"]),
-        ("image_size", config.image_size, before["image_size"]),
-        ("batch_size", config.batch_size, before["config"]["batch_size"]),
-        ("seed", config.seed, before["config"]["seed"]),
-        ("the number of training images", len(training), before["samples"]),
-    ):
-        if ours != theirs:
-            raise InputError(
-                f"cannot resume from {found.path}: {name} was {theirs} and is now {ours}; "
-                "use another output_dir, or resume=never to begin anew"
-            )
-    return str(found.path)
+        return profiler.profile(
+            schedule=profiler.schedule(
+                wait=8, warmup=2, active=self.config.profile_steps, repeat=1
+            ),
+            on_trace_ready=profiler.tensorboard_trace_handler(
+                str(Path(self.config.output_dir) / "profile")
+            ),
+        )

@@ -17,17 +17,69 @@ def augmentation(config: TrainConfig) -> str:
     return "shift" if config.model.startswith("cifar") else "crop-flip"
 
 
+def size_of_epoch(config: TrainConfig, epoch: int) -> int:
+    """Height and width in training, in pixels.
+
+    Progressive resizing as in FFCV's ImageNet recipes: linear over three quarters of the epochs,
+    in multiples of 32 (of 4 below 64 pixels), then the final size.
+    """
+    final = config.train_image_size or config.image_size
+    start = config.start_image_size or final
+    share = min(1.0, epoch / (0.75 * config.epochs))
+    multiple = 32 if final >= 64 else 4
+    if start == final or share == 1:
+        return final
+    grown = start + (final - start) * share
+    return min(final, max(start, round(grown / multiple) * multiple))
+
+
 def generator(seed: int, epoch: int, index: int) -> random.Random:
     """The random numbers of one image in one epoch: all that augmentation may depend on."""
     return random.Random(((seed << 20) + epoch << 40) + index)
 
 
-def train(image: Tensor, size: int, augment: str, draw: random.Random) -> Tensor:
-    """One augmented image: uint8 [3, H, W] to uint8 [3, size, size]."""
+def _whole(config: TrainConfig, training: bool) -> bool:
+    """Whether every epoch begins with the same square of an image."""
+    fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
+    return not training or (fixed and not augmentation(config).startswith("crop"))
+
+
+def prepare(image: Tensor, config: TrainConfig, training: bool) -> Tensor:
+    """The part of the transform that is the same in every epoch: what a cache stores.
+
+    Where crops are random it is the image with its shorter side at the size of evaluation at most,
+    so a cached run resamples twice; elsewhere the result is the same to the bit.
+    """
+    if _whole(config, training):
+        return evaluate(image, _prepared_size(config, training))
+    height, width = image.shape[-2:]
+    scale = short_side(_prepared_size(config, training)) / min(height, width)
+    return resize(image, round(height * scale), round(width * scale)) if scale < 1 else image
+
+
+def _prepared_size(config: TrainConfig, training: bool) -> int:
+    return config.train_image_size or config.image_size if training else config.image_size
+
+
+def prepared_bytes(config: TrainConfig, training: bool) -> int:
+    """Bytes of a prepared image, expected: photographs are about 4:3."""
+    size = _prepared_size(config, training)
+    return size**2 * 3 if _whole(config, training) else short_side(size) ** 2 * 4
+
+
+def finish(
+    image: Tensor, config: TrainConfig, training: bool, epoch: int, position: int, prepared: bool
+) -> Tensor:
+    """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size]."""
+    if not training:
+        return image if prepared else evaluate(image, config.image_size)
+    size = size_of_epoch(config, epoch)
+    augment = augmentation(config)
+    draw = generator(config.seed, epoch, position)
     if augment.startswith("crop"):
-        image = _resized_crop(image, size, draw)
-    else:
-        image = resize(image, size, size)
+        image = _resized_crop(image, size, config.crop_min_area, draw)
+    elif not (prepared and _whole(config, training)):
+        image = evaluate(image, size)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
@@ -60,11 +112,11 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(image[None], size=(height, width), mode="bilinear", antialias=True)[0]
 
 
-def _resized_crop(image: Tensor, size: int, draw: random.Random) -> Tensor:
-    """A random part of 8 % to 100 % of the area, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
+def _resized_crop(image: Tensor, size: int, min_area: float, draw: random.Random) -> Tensor:
+    """A random part of the image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
     height, width = image.shape[-2:]
     for _ in range(10):
-        area = height * width * draw.uniform(0.08, 1.0)
+        area = height * width * draw.uniform(min_area, 1.0)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:

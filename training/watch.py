@@ -1,9 +1,10 @@
-"""A process that must not outlive its parent notices that the parent is gone."""
+"""A process that must not outlive another notices that the other is gone."""
 
 import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 PARENT = "KFP_DDP_PARENT_PID"
 _INTERVAL_S = 0.5
@@ -30,3 +31,31 @@ class Parent:
             self.on_gone()
             time.sleep(_GRACE_S)
         os._exit(143)
+
+
+class Heartbeat:
+    """Calls `on_stale` once when a file has not been touched for `seconds`.
+
+    What counts is that the file changes, by the clock of this process: a clock that is off on the
+    machine that touches it does no harm, and a file that is missing has not changed.
+    """
+
+    def __init__(self, path: Path, seconds: float, on_stale: Callable[[], None]) -> None:
+        self._path, self._seconds, self._on_stale = path, seconds, on_stale
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        seen, since = self._stamp(), time.monotonic()
+        while time.monotonic() - since < self._seconds:
+            time.sleep(min(1.0, self._seconds / 4))
+            stamp = self._stamp()
+            if stamp != seen:
+                seen, since = stamp, time.monotonic()
+        self._on_stale()
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            about = self._path.stat()
+        except OSError:
+            return 0, 0
+        return about.st_mtime_ns, about.st_size

@@ -1,0 +1,125 @@
+"""Decoded images in a memory-mapped file that the ranks of a node and all epochs share."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kfp_ddp.training import transforms
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.images import Findings, examine
+
+
+class Cache:
+    """The images of a split as a transform wants them, uint8, each local rank's share in a file.
+
+    Image i lies in part i % parts, row i // parts; parts are written aside and renamed.
+    """
+
+    def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
+        self.folder, self.split, self.samples, self.parts = folder, split, samples, parts
+        self._open: list[tuple[Tensor, list[tuple[int, int, int]]]] = []
+
+    def build(
+        self, paths: tuple[str, ...], config: TrainConfig, training: bool, part: int
+    ) -> Findings:
+        """Decode the images of one part, prepare and store them, unless that was done before.
+
+        Raises:
+            InputError: a broken or unusual image that `config` refuses, or no room for the file.
+        """
+        mine = range(part, self.samples, self.parts)
+        pixels, table = self._files(part)
+        if pixels.exists() and table.exists():
+            return Findings(0, 0, 0, 0, "")
+        rows: list[tuple[int, int, int]] = []
+        aside = pixels.with_suffix(".tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as file:
+
+                def keep(position: int, image: Tensor | None) -> None:
+                    if image is None:
+                        rows.append((file.tell(), 0, 0))
+                        return
+                    ready = transforms.prepare(image, config, training)
+                    rows.append((file.tell(), ready.shape[1], ready.shape[2]))
+                    file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
+
+                findings = examine(paths, mine, config, keep)
+            torch.save(rows, table)
+            os.replace(aside, pixels)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise InputError(
+                f"cannot cache decoded images in {self.folder}: {error.strerror}; "
+                "set cache_dir to a folder with room, or cache_gb=0"
+            ) from None
+        return findings
+
+    def read(self, position: int) -> Tensor:
+        """The prepared image, uint8 [3, H, W], without a copy.
+
+        Raises:
+            InputError: it could not be decoded when the cache was built.
+        """
+        if not self._open:
+            self._open = [self._map(part) for part in range(self.parts)]
+        pixels, rows = self._open[position % self.parts]
+        start, height, width = rows[position // self.parts]
+        if height == 0:
+            raise InputError(f"image {position} of the {self.split} split cannot be decoded")
+        stored = pixels[start : start + height * width * 3]
+        return stored.view(height, width, 3).permute(2, 0, 1)
+
+    def remove(self) -> None:
+        """Delete the files; what is mapped stays readable."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _map(self, part: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
+        pixels, table = self._files(part)
+        size = pixels.stat().st_size
+        mapped = torch.from_file(str(pixels), shared=False, size=size, dtype=torch.uint8)
+        return mapped, torch.load(table, weights_only=True)
+
+    def _files(self, part: int) -> tuple[Path, Path]:
+        stem = f"{self.split}-{part}-of-{self.parts}"
+        return self.folder / f"{stem}.u8", self.folder / f"{stem}.rows"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_open": []}
+
+
+def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | None:
+    """Where this run keeps decoded images; None if they are more than `cache_gb`.
+
+    The name depends on the output folder (runs do not share), the files' names, sizes and times,
+    and the settings that shape what is stored, so that a resumed run finds it and no other does.
+
+    Raises:
+        InputError: the folder's disk has no room for them.
+    """
+    expected = sum(
+        len(paths) * transforms.prepared_bytes(config, training)
+        for paths, training in zip(splits, (True, False), strict=True)
+    )
+    if expected > config.cache_gb * 1e9:
+        return None
+    base = Path(config.cache_dir or tempfile.gettempdir())
+    if base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
+        raise InputError(
+            f"no room to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
+            "set cache_dir to another folder, or cache_gb=0"
+        )
+    name = hashlib.sha256()
+    shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
+    name.update(repr((os.path.abspath(config.output_dir), config.model, *shape)).encode())
+    for path in (path for paths in splits for path in paths):
+        about = os.stat(path)
+        name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+    return base / f"kfp-ddp-cache-{name.hexdigest()[:16]}"

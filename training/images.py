@@ -1,0 +1,101 @@
+"""Image files: decoding, and what is unusual or broken about them."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.errors import InputError
+
+Keep = Callable[[int, Tensor | None], None]
+
+
+def read(path: str, strict: bool = False) -> Tensor:
+    """Decode one image to RGB uint8 [3, H, W], turned as its EXIF data say.
+
+    Raises:
+        InputError: the file cannot be read or decoded; or, if `strict`, is not RGB and square.
+    """
+    try:
+        image = _decode(path, "UNCHANGED" if strict else "RGB")
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).splitlines()[0].rpartition(", ")[2]
+        raise InputError(
+            f"cannot decode {path} ({why}): replace or remove the file, or set on_bad_image=skip"
+        ) from None
+    if image.ndim != 3:
+        raise InputError(f"{path} is an animation: replace it by one image")
+    if strict:
+        _refuse_unusual(path, image)
+    return image
+
+
+def _decode(path: str, mode: Literal["RGB", "UNCHANGED"]) -> Tensor:
+    from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
+
+    image: Tensor = decode_image(path, mode=mode)
+    return image
+
+
+def _refuse_unusual(path: str, image: Tensor) -> None:
+    channels, height, width = image.shape
+    if channels != 3:
+        raise InputError(
+            f"{path} is not RGB but has {channels} channels: convert it, or set images=convert"
+        )
+    if height != width:
+        raise InputError(f"{path} is {width}x{height}, not square: crop it, or set images=convert")
+
+
+class Findings(NamedTuple):
+    """What `examine` saw in the images it decoded."""
+
+    checked: int
+    broken: int
+    not_rgb: int
+    not_square: int
+    first_unusual: str
+
+
+def examine(
+    paths: tuple[str, ...], positions: range, config: TrainConfig, keep: Keep | None = None
+) -> Findings:
+    """Decode the images at `positions` in full and hand each, in RGB, to `keep`.
+
+    `keep` gets None for an image that cannot be read.
+
+    Raises:
+        InputError: a broken image where `on_bad_image` is fail, or an unusual one where `images`
+            is strict.
+    """
+    broken = not_rgb = not_square = 0
+    first = ""
+    for position in positions:
+        path = paths[position]
+        try:
+            image = _unchanged(path)
+        except InputError:
+            if config.on_bad_image == "fail":
+                raise
+            broken += 1
+            if keep:
+                keep(position, None)
+            continue
+        if config.images == "strict":
+            _refuse_unusual(path, image)
+        unusual = (image.shape[0] != 3, image.shape[1] != image.shape[2])
+        not_rgb += unusual[0]
+        not_square += unusual[1]
+        first = first or (path if any(unusual) else "")
+        if keep:
+            keep(position, read(path) if unusual[0] else image)
+    return Findings(len(positions), broken, not_rgb, not_square, first)
+
+
+def _unchanged(path: str) -> Tensor:
+    """The image as stored; what only RGB decoding can read counts as one channel."""
+    try:
+        return _decode(path, "UNCHANGED")
+    except (RuntimeError, ValueError, OSError):
+        return read(path)[:1]

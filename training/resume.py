@@ -1,0 +1,95 @@
+"""What a run begins with: a checkpoint of its own, or the weights of another run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Index
+from kfp_ddp.training.errors import InputError
+
+
+def choose(directory: Path, config: TrainConfig, training: Index) -> Path | None:
+    """The checkpoint to go on from; None to begin. What does not verify is set aside.
+
+    Raises:
+        InputError: it belongs to another model, other classes or another order of the data.
+    """
+    if config.resume == "never":
+        _move_away(directory)
+        return None
+    found = checkpoint.newest_valid(directory)
+    for path in checkpoint.set_aside(directory, found):
+        print(f"warning: {path} does not verify and was set aside", flush=True)
+    if found is None:
+        return None
+    before = found.manifest
+    for name, now, then in (
+        ("model", config.model, before["model"]),
+        ("blur_pool", config.blur_pool, before["config"]["blur_pool"]),
+        ("the number of classes", len(training.classes), len(before["classes"])),
+        ("the list of classes", list(training.classes), before["classes"]),
+        ("image_size", config.image_size, before["image_size"]),
+        ("batch_size", config.batch_size, before["config"]["batch_size"]),
+        ("seed", config.seed, before["config"]["seed"]),
+        ("strategy", _kind(config.strategy), _kind(before["config"]["strategy"])),
+        ("the number of training images", len(training), before["samples"]),
+    ):
+        if now != then:
+            raise InputError(
+                f"cannot resume from {found.path}: {name} was {then} and is now {now}; "
+                "use another output_dir, or resume=never to begin anew"
+            )
+    return found.path
+
+
+def _kind(strategy: str) -> str:
+    return "fsdp" if strategy == "fsdp" else "ddp or single"
+
+
+def _move_away(directory: Path) -> None:
+    """Keep earlier checkpoints, under a name where no run looks for them."""
+    if checkpoint.steps(directory):
+        number = len(list(directory.parent.glob("checkpoints.old-*")))
+        directory.rename(directory.with_name(f"checkpoints.old-{number}"))
+
+
+def earlier_batches(config: TrainConfig) -> tuple[int, int] | None:
+    """(batch_size, micro_batch_size) of the newest checkpoint; None if there is none to read.
+
+    A run keeps them when it goes on with another number of ranks, so that it sees the same batches.
+    """
+    if config.resume == "never":
+        return None
+    for path in checkpoint.steps(Path(config.output_dir) / "checkpoints"):
+        try:
+            before: dict[str, Any] = json.loads((path / checkpoint.MANIFEST).read_text())["config"]
+            return int(before["batch_size"]), int(before["micro_batch_size"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def initialise(
+    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], say: bool
+) -> None:
+    """Take over the weights of `config.init_from`; the classifier too if the classes are the same.
+
+    Raises:
+        InputError: it does not verify, or holds another model.
+    """
+    source, info = checkpoint.load_model(Path(config.init_from))
+    if (info.model, bool(info.config.get("blur_pool"))) != (config.model, config.blur_pool):
+        raise InputError(
+            f"init_from={config.init_from} holds a {info.model}, not a {config.model} of the same "
+            "form: set model and blur_pool as that run had them"
+        )
+    weights = source.state_dict()
+    if info.classes != classes:
+        weights = {name: value for name, value in weights.items() if not name.startswith("fc.")}
+        if say:
+            print(f"init_from: a new classifier for {len(classes)} classes", flush=True)
+    network.load_state_dict(weights, strict=False)
