@@ -1,12 +1,15 @@
 """What the demo reads back from a run: progress, a line for each step, the summary."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.components.pictures import read_events
 from kfp_ddp.demo.screen import bar
+
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def progress(output: Path) -> str:
@@ -51,9 +54,11 @@ def images_per_second(output: Path) -> float:
 
 
 def last_error(log: Path) -> str:
-    """The line that a step ended with, without its `error:`; empty if none did."""
+    """What the first failed step said of it: its `error:` line, else its exception, else ''."""
     lines = [line.strip() for line in log.read_text().splitlines()]
-    return next((line[7:] for line in reversed(lines) if line.startswith("error: ")), "")
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    raised = [line for line in lines if EXCEPTION.match(line)]
+    return next(iter(said + raised), "")
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:
