@@ -192,6 +192,7 @@ class Bucket:
     def _call(self, ask: Callable[[], R], what: str) -> R:
         from google.api_core import exceptions
         from google.auth.exceptions import GoogleAuthError
+        from google.cloud.storage.exceptions import DataCorruption
 
         try:
             return ask()
@@ -207,6 +208,10 @@ class Bucket:
         except exceptions.PreconditionFailed:
             raise InputError(
                 f"{self.uri} was changed by another writer meanwhile: run the step again"
+            ) from None
+        except DataCorruption as error:
+            raise InputError(
+                f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
             ) from None
         except GoogleAuthError as error:
             raise InputError(

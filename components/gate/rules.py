@@ -68,13 +68,20 @@ class Check:
 def at_least(what: str, value: float, bound: float) -> Check:
     """Check `value >= bound`."""
     holds = value >= bound
-    return Check(holds, f"{what} {value:.4f} {'>=' if holds else '<'} {bound:g}")
+    return Check(holds, f"{what} {_shown(value, bound)} {'>=' if holds else '<'} {bound:g}")
 
 
 def at_most(what: str, value: float, bound: float) -> Check:
     """Check `value <= bound`."""
     holds = value <= bound
-    return Check(holds, f"{what} {value:.4g} {'<=' if holds else '>'} {bound:g}")
+    return Check(holds, f"{what} {_shown(value, bound)} {'<=' if holds else '>'} {bound:g}")
+
+
+def _shown(value: float, bound: float) -> str:
+    """Four decimals, or as many as it takes to tell `value` from 0 and from `bound`."""
+    short = f"{value:.4f}"
+    tells = float(short) not in (0.0, bound) or value in (0.0, bound)
+    return short if tells else f"{value:.9g}"
 
 
 def own_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
@@ -162,7 +169,6 @@ def mcnemar(won: int, lost: int) -> float:
 
 def verdict(checks: list[Check]) -> tuple[bool, str]:
     """Blessed if all hold, and one line that names what decided it."""
-    failed = [check.words for check in checks if not check.holds]
-    if failed:
-        return False, "not blessed: " + "; ".join(failed)
-    return True, "blessed: " + "; ".join(check.words for check in checks)
+    blessed = all(check.holds for check in checks)
+    words = "; ".join(check.words for check in checks if check.holds == blessed)
+    return blessed, " ".join(f"{'blessed' if blessed else 'not blessed'}: {words}".split())

@@ -1,0 +1,259 @@
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_crc32c
+import pytest
+from google.cloud import storage
+
+from kfp_ddp.components import places
+from kfp_ddp.components.export import bundle
+from kfp_ddp.components.places import place
+from kfp_ddp.training.errors import InputError
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """A small bundle; its files are not a model, which no upload looks at."""
+    folder = tmp_path / "bundle"
+    (folder / "serving" / "m" / "1").mkdir(parents=True)
+    (folder / "model.onnx").write_bytes(bytes(range(256)) * 40_000)  # beyond the multipart limit
+    (folder / "empty").write_bytes(b"")
+    (folder / "serving" / "m" / "1" / "model.onnx").write_bytes(b"small")
+    bundle.seal(folder)
+    return folder
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[storage.Client]:
+    """gcp-storage-emulator with the bucket `models`."""
+    server_module = pytest.importorskip("gcp_storage_emulator.server")
+    storage_module = pytest.importorskip("gcp_storage_emulator.storage")
+    kept = storage_module.Storage(use_memory_fs=True)
+    server = server_module.APIThread("127.0.0.1", 0, kept, daemon=True)
+    server.start()
+    server.is_running.wait()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._httpd.server_port}")
+    client = storage.Client()
+    client.create_bucket("models")
+    yield client
+    server.join()
+
+
+def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
+    emulator: storage.Client, sealed: Path
+) -> None:
+    where = place("gs://models/exports/")
+    where.prepare()
+    uri = bundle.upload(sealed, "squares", where)
+    assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
+
+    def there() -> dict[str, tuple[bytes, Any]]:
+        blobs = emulator.list_blobs("models")
+        return {blob.name: (blob.download_as_bytes(), blob.time_created) for blob in blobs}
+
+    first = there()
+    prefix = uri.removeprefix("gs://models/") + "/"
+    assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
+        name: (sealed / name).read_bytes() for name in bundle.files(sealed)
+    }
+    assert bundle.upload(sealed, "squares", where) == uri
+    assert there() == first
+
+
+def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.Client) -> None:
+    emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
+    assert place("gs://models/a").read("evaluation.json") == b"{}"
+    assert place("gs://models/a").read("other.json") is None
+    with pytest.raises(InputError, match="the bucket gs://absent is not there"):
+        place("gs://absent/a").read("evaluation.json")
+
+
+def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> None:
+    with pytest.raises(InputError, match="the bucket gs://absent is not there") as caught:
+        place("gs://absent/models").prepare()
+    assert "\n" not in str(caught.value)
+
+
+class Bucket:
+    """The part of the JSON API that an upload uses, with generations and faults."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.order: list[str] = []
+        self.sessions: dict[str, tuple[str, str]] = {}
+        self.fault = ""
+        self.fault_after = 0
+
+    def describe(self, name: str) -> dict[str, Any]:
+        content, generation = self.objects[name]
+        crc = google_crc32c.value(content)
+        return {
+            "name": name,
+            "bucket": "models",
+            "size": str(len(content)),
+            "generation": str(generation),
+            "crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode(),
+        }
+
+    def store(self, name: str, match: str | None, content: bytes) -> tuple[int, dict[str, Any]]:
+        if self.fault and len(self.order) >= self.fault_after:
+            if self.fault == "race":
+                self.objects[name] = (b"another writer", 77)
+            if self.fault == "forbidden":
+                return 403, {"error": {"message": "no storage.objects.create access"}}
+            if self.fault == "damage":
+                content = content[:-1] + b"?"
+        if match is not None and int(match) != self.objects.get(name, (b"", 0))[1]:
+            return 412, {"error": {"message": "conditionNotMet"}}
+        self.order.append(name)
+        self.objects[name] = (content, len(self.order))
+        return 200, self.describe(name)
+
+
+def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None: ...
+
+        def answer(self, status: int, content: dict[str, Any], **headers: str) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", "application/json")
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            _, _, name = urlsplit(self.path).path.partition("/o/")
+            name = unquote(name)
+            if not name:
+                self.answer(200, {"items": []})
+            elif name in bucket.objects:
+                self.answer(200, bucket.describe(name))
+            else:
+                self.answer(404, {"error": {"message": "No such object"}})
+
+        def do_POST(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            match = query.get("ifGenerationMatch", [None])[0]
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if query["uploadType"] == ["resumable"]:
+                token = str(len(bucket.sessions))
+                bucket.sessions[token] = (json.loads(body)["name"], match or "")
+                host = self.headers["Host"]
+                self.answer(200, {}, Location=f"http://{host}/session/{token}")
+                return
+            boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
+            assert boundary is not None
+            _, head, tail, _ = body.split(b"--" + boundary[1].encode())
+            name = json.loads(head.split(b"\r\n\r\n", 1)[1])["name"]
+            content = tail.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
+            self.answer(*bucket.store(name, match, content))
+
+        def do_PUT(self) -> None:
+            name, match = bucket.sessions[self.path.rsplit("/", 1)[1]]
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(*bucket.store(name, match or None, content))
+
+        def do_DELETE(self) -> None:
+            name = unquote(urlsplit(self.path).path.partition("/o/")[2])
+            bucket.objects.pop(name, None)
+            self.answer(200, {})
+
+    return Handler
+
+
+@contextmanager
+def serving(bucket: Bucket) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket that keeps to generation preconditions."""
+    bucket = Bucket()
+    monkeypatch.setattr(places, "_PATIENCE", 2.0)
+    with serving(bucket) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield bucket
+
+
+def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
+    bundle.upload(sealed, "squares", place("gs://models"))
+    assert strict.order[-1].endswith("/_SUCCESS")
+    assert strict.order[-2].endswith("/MANIFEST.sha256")
+    assert len(strict.order) == len(bundle.files(sealed))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("forbidden", "may not be written"),
+        ("race", "changed by another writer"),
+        ("damage", "damaged"),
+    ],
+)
+def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
+    strict: Bucket, sealed: Path, fault: str, says: str, after: int
+) -> None:
+    strict.fault, strict.fault_after = fault, after
+    with pytest.raises(InputError, match=says) as caught:
+        bundle.upload(sealed, "squares", place("gs://models/exports"))
+    assert "\n" not in str(caught.value)
+    assert not any(name.endswith("_SUCCESS") for name in strict.objects)
+
+    strict.fault = ""
+    uri = bundle.upload(sealed, "squares", place("gs://models/exports"))
+    prefix = uri.removeprefix("gs://models/")
+    for name in bundle.files(sealed):
+        assert strict.objects[f"{prefix}/{name}"][0] == (sealed / name).read_bytes()
+
+
+def test_a_server_that_does_not_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "_PATIENCE", 1.0)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match="gs://models/x cannot be listed") as caught:
+        place("gs://models/x").prepare()
+    assert "\n" not in str(caught.value)
+
+
+def test_no_credentials_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    with pytest.raises(InputError, match="there are no credentials for gs://models"):
+        place("gs://models").prepare()
+
+
+def test_a_folder_keeps_what_is_the_same_and_mends_what_is_not(
+    sealed: Path, tmp_path: Path
+) -> None:
+    where = place(str(tmp_path / "out"))
+    uri = bundle.upload(sealed, "squares", where)
+    assert bundle.intact(Path(uri))
+    (Path(uri) / "model.onnx").write_bytes(b"torn")
+    assert where.put(sealed / "model.onnx", f"squares/{Path(uri).name}/model.onnx")
+    assert not where.put(sealed / "model.onnx", f"squares/{Path(uri).name}/model.onnx")
+    assert bundle.intact(Path(uri))

@@ -1,0 +1,226 @@
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from kfp_ddp.components.evaluate.record import (
+    ClassResult,
+    Evaluation,
+    digest_of_samples,
+    wilson,
+)
+from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.gate.rules import mcnemar
+
+
+def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
+    """Write an evaluation with the given right and wrong samples, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    n, correct = len(hits), sum(hits)
+    low, high = wilson(correct, n)
+    values: dict[str, Any] = {
+        "split": "val",
+        "samples": n,
+        "correct": correct,
+        "accuracy": correct / n,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "loss": 0.3,
+        "top5": None,
+        "macro_precision": 0.9,
+        "macro_recall": 0.9,
+        "macro_f1": 0.9,
+        "calibration_error": 0.04,
+        "roc_auc": 0.99,
+        "classes": [
+            ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
+            ClassResult(name="dog|x", samples=50, precision=0.9, recall=0.8, f1=0.9),
+            ClassResult(name="absent", samples=0, precision=0, recall=0, f1=0),
+        ],
+        "calibration": [],
+        "confusion": None,
+        "model": "resnet18",
+        "image_size": 32,
+        "step": 7,
+        "checkpoint": "/work/run/checkpoints/step-00000007",
+        "checkpoint_digest": "c" * 64,
+        "dataset_digest": "d" * 64,
+        "samples_digest": digest_of_samples((f"{i}.png", "cat") for i in range(n)),
+        "device": "cpu",
+        "seconds": 1.0,
+    }
+    record = Evaluation.model_validate(values | changed)
+    path = folder / "evaluation.json"
+    path.write_text(record.model_dump_json())
+    rows = [f"{i}.png,cat,{'cat' if hit else 'dog|x'},0.9,0.1" for i, hit in enumerate(hits)]
+    text = "path,target,predicted,confidence,loss\n" + "\n".join(rows) + "\n"
+    (folder / "predictions.csv").write_text(text)
+    return str(path)
+
+
+def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
+    verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
+    blessed, reason = gate.python_func(accuracy=accuracy, verdict=verdict, **rules)
+    text = (tmp_path / "verdict.md").read_text()
+    assert text.startswith("## Blessed" if blessed else "## Not blessed")
+    assert "\n" not in reason
+    return blessed, reason
+
+
+def hits(wrong: int, n: int = 100) -> list[bool]:
+    return [i >= wrong for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "minimum", "blessed", "reason"),
+    [
+        (0.98, 0.97, True, "blessed: accuracy 0.9800 >= 0.97"),
+        (0.97, 0.97, True, "blessed: accuracy 0.9700 >= 0.97"),
+        (0.9699, 0.97, False, "not blessed: accuracy 0.9699 < 0.97"),
+        (0.0, 0.0, True, "blessed: accuracy 0.0000 >= 0"),
+    ],
+)
+def test_accuracy_alone(
+    tmp_path: Path, accuracy: float, minimum: float, blessed: bool, reason: str
+) -> None:
+    assert judged(tmp_path, accuracy, min_accuracy=minimum) == (blessed, reason)
+
+
+def test_an_accuracy_just_below_its_bound_does_not_read_as_equal(tmp_path: Path) -> None:
+    _, reason = judged(tmp_path, 0.96999999, min_accuracy=0.97)
+    assert reason == "not blessed: accuracy 0.96999999 < 0.97"
+
+
+def test_the_lower_bound_is_harder_to_meet(tmp_path: Path) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    assert judged(tmp_path, 0.97, min_accuracy=0.95, evaluation=path)[0]
+    blessed, reason = judged(
+        tmp_path, 0.97, min_accuracy=0.95, evaluation=path, use_lower_bound=True
+    )
+    assert not blessed
+    assert "lower end of the 95 % interval of the accuracy 0.9155 < 0.95" in reason
+
+
+def test_the_weakest_class_is_named_and_one_without_samples_is_none(tmp_path: Path) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    given = {"evaluation": path, "max_calibration_error": 0.05}
+    assert judged(tmp_path, 0.97, min_class_recall=0.8, **given)[0]
+    blessed, reason = judged(tmp_path, 0.97, min_class_recall=0.81, **given)
+    assert (blessed, reason) == (
+        False,
+        "not blessed: lowest class recall (dog|x) 0.8000 < 0.81",
+    )
+    assert "dog&#124;x" in (tmp_path / "verdict.md").read_text()
+    assert "- holds: calibration error 0.0400 &#60;= 0.05" in (tmp_path / "verdict.md").read_text()
+
+
+def test_a_calibration_error_too_large(tmp_path: Path) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, max_calibration_error=0.03)
+    assert (blessed, reason) == (False, "not blessed: calibration error 0.0400 > 0.03")
+
+
+def test_a_challenger_must_gain_what_is_asked(tmp_path: Path) -> None:
+    champion = evaluation(tmp_path / "champion", hits(5))
+    path = evaluation(tmp_path / "run", hits(3))
+    given = {"evaluation": path, "champion": champion}
+    assert judged(tmp_path, 0.97, min_improvement=0.02, **given)[0]
+    blessed, reason = judged(tmp_path, 0.97, min_improvement=0.021, **given)
+    assert not blessed
+    assert "improvement on the champion 0.0200 < 0.021" in reason
+    worse = {"evaluation": champion, "champion": path}
+    assert not judged(tmp_path, 0.95, **worse)[0]
+    assert judged(tmp_path, 0.95, min_improvement=-0.02, **worse)[0]
+
+
+def test_luck_is_told_from_gain_sample_by_sample(tmp_path: Path) -> None:
+    champion = evaluation(tmp_path / "champion", hits(8))
+    path = evaluation(tmp_path / "run", hits(3))
+    given = {"evaluation": path, "champion": str(tmp_path / "champion")}
+    blessed, reason = judged(tmp_path, 0.97, max_p_value=0.05, **given)
+    assert blessed
+    assert "McNemar p-value (5 samples won, 0 lost) 0.0312 <= 0.05" in reason
+    assert not judged(tmp_path, 0.97, max_p_value=0.03, **given)[0]
+    Path(champion).with_name("predictions.csv").unlink()
+    with pytest.raises(SystemExit, match=r"there is no .*champion/predictions\.csv"):
+        judged(tmp_path, 0.97, max_p_value=0.03, **given)
+
+
+@pytest.mark.parametrize("changed", [{"dataset_digest": "e" * 64}, {"samples_digest": "e" * 64}])
+def test_a_champion_of_other_samples_does_not_compare(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    champion = evaluation(tmp_path / "champion", hits(50), **changed)
+    path = evaluation(tmp_path / "run", hits(3))
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=champion)
+    assert not blessed
+    assert "evaluated on other samples" in reason
+
+
+def test_without_a_champion_yet_the_first_model_passes_and_the_reason_says_so(
+    tmp_path: Path,
+) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    absent = str(tmp_path / "absent")
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=absent, max_p_value=0.05)
+    assert blessed
+    assert f"there is no champion at {absent} yet" in reason
+
+
+def test_a_bundle_is_a_champion_too(tmp_path: Path) -> None:
+    champion = Path(evaluation(tmp_path / "bundle", hits(5)))
+    champion.rename(champion.with_name("metrics.json"))
+    path = evaluation(tmp_path / "run", hits(3))
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=champion.parent.as_uri())
+    assert blessed
+    assert "improvement on the champion 0.0200 >= 0" in reason
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"min_accuracy": 97.0}, "min_accuracy is 97.0: input should be less than or equal to 1"),
+        ({"min_accuracy": -0.1}, "min_accuracy is -0.1"),
+        ({"min_accuracy": math.nan}, "min_accuracy is nan"),
+        ({"max_p_value": 0.0}, "max_p_value is 0.0"),
+        ({"use_lower_bound": True}, "use_lower_bound is set but evaluation is empty"),
+        ({"min_class_recall": 0.5}, "min_class_recall is set but evaluation is empty"),
+        ({"champion": "/c"}, "champion is set but evaluation is empty"),
+        ({"min_improvement": 0.1}, "min_improvement is set but champion is empty"),
+        ({"evaluation": "/nowhere/evaluation.json"}, "cannot be read: No such file"),
+        ({"evaluation": "RUN", "champion": "ftp://c"}, "ftp://c cannot be used"),
+        (
+            {"evaluation": "RUN", "champion": "BROKEN"},
+            "is not an evaluation: split: Field required",
+        ),
+        ({"evaluation": "OTHER"}, "connect both to the same evaluate step"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, rules: dict[str, Any], says: str) -> None:
+    (tmp_path / "broken.json").write_text('{"samples": 5, "correct": 4, "accuracy": 3}')
+    named = {
+        "RUN": evaluation(tmp_path / "run", hits(3)),
+        "OTHER": evaluation(tmp_path / "other", hits(9)),
+        "BROKEN": str(tmp_path / "broken.json"),
+    }
+    given = {name: named.get(value, value) for name, value in rules.items()}
+    with pytest.raises(SystemExit, match=re.escape(says)) as caught:
+        judged(tmp_path, 0.97, **given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("accuracy", [math.nan, math.inf, -0.1, 1.1])
+def test_an_accuracy_that_is_none(tmp_path: Path, accuracy: float) -> None:
+    with pytest.raises(SystemExit, match="it is a share of the samples"):
+        judged(tmp_path, accuracy)
+
+
+def test_mcnemar_against_the_binomial_test() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for won, lost in [(0, 0), (0, 4), (4, 0), (30, 12), (500, 430), (3000, 2900)]:
+        n = won + lost
+        expected = stats.binomtest(won, n, 0.5, alternative="greater").pvalue if n else 1.0
+        assert mcnemar(won, lost) == pytest.approx(expected, rel=1e-9)
