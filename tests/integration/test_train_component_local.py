@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,19 @@ def arguments(dataset: Path, work_dir: Path, **changes: Any) -> dict[str, Any]:
 
 
 def start(tmp_path: Path, given: dict[str, Any]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path / "outputs"), json.dumps(given)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    with (tmp_path / "log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path / "outputs"), json.dumps(given)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
 
 def run(tmp_path: Path, given: dict[str, Any]) -> tuple[int, str]:
-    process = start(tmp_path, given)
-    output, _ = process.communicate(timeout=240)
-    return process.returncode, output
+    code = start(tmp_path, given).wait(timeout=120)
+    return code, (tmp_path / "log").read_text()
 
 
 def launchers(work_dir: Path) -> list[psutil.Process]:
@@ -81,10 +82,10 @@ def launchers(work_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool], log: Path) -> None:
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited in vain:\n" + log.read_text()
         time.sleep(0.1)
 
 
@@ -146,22 +147,21 @@ def test_no_process_outlives_the_step(
     tmp_path: Path, dataset: Path, number: signal.Signals
 ) -> None:
     work = tmp_path / "work"
+    metrics, log = work / "run-1" / "metrics.jsonl", tmp_path / "log"
     process = start(tmp_path, arguments(dataset, work, epochs=2000))
     try:
-        metrics = work / "run-1" / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and '"step"' in metrics.read_text())
-        step = psutil.Process(process.pid).children(recursive=True)
-        executor = next(p for p in step if "executor_main" in " ".join(p.cmdline()))
+        wait_until(lambda: metrics.exists() and '"step"' in metrics.read_text(), log)
+        steps = psutil.Process(process.pid).children(recursive=True)
+        executor = next(p for p in steps if "kfp.dsl.executor_main" in p.cmdline())
         assert len(launchers(work)) >= 3
         executor.send_signal(number)
-        wait_until(lambda: launchers(work) == [])
-        output, _ = process.communicate(timeout=60)
+        wait_until(lambda: launchers(work) == [], log)
+        assert process.wait(timeout=60) != 0
     finally:
         process.kill()
-        process.communicate()
-    assert process.returncode != 0
+        process.wait()
     if number is signal.SIGTERM:
-        assert "training was stopped; newest checkpoint: step" in output
+        assert "training was stopped; newest checkpoint: step" in log.read_text()
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path) -> None:
