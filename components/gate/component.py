@@ -1,7 +1,5 @@
 """The KFP component `gate`."""
 
-from typing import NamedTuple
-
 from kfp import dsl
 
 
@@ -17,12 +15,12 @@ def gate(
     champion: str = "",
     min_improvement: float = 0.0,
     max_p_value: float = 1.0,
-) -> NamedTuple("Verdict", [("blessed", bool), ("reason", str)]):
+) -> bool:
     """Decide whether a model may be exported. Not blessed is a result, not a failure.
 
     Args:
         accuracy: Accuracy of the model, from evaluate.
-        verdict: The rules and which of them hold.
+        verdict: The rules and which of them hold; its metadata has blessed and reason.
         min_accuracy: Accuracy a model must have, 0 to 1.
         evaluation: Path of evaluation.json, from evaluate; the rules below need it.
         use_lower_bound: Hold min_accuracy against the lower end of the 95 % interval instead.
@@ -35,8 +33,7 @@ def gate(
             1 to not ask.
 
     Returns:
-        blessed: Whether all rules hold.
-        reason: What decided it, in one line.
+        Whether the model is blessed: all rules hold.
     """
     from kfp_ddp.components.gate.engine import run
 

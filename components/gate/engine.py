@@ -29,12 +29,8 @@ def run(
     min_improvement: float,
     max_p_value: float,
     verdict_artifact: "dsl.Markdown",
-) -> tuple[bool, str]:
-    """Judge the model and write the verdict.
-
-    Returns:
-        Blessed or not, and the reason in one line.
-    """
+) -> bool:
+    """Judge the model, write the verdict, and return whether it is blessed."""
     rules = Rules.checked(
         min_accuracy=min_accuracy,
         use_lower_bound=use_lower_bound,
@@ -46,8 +42,9 @@ def run(
     checks = judge(rules, accuracy, evaluation, champion)
     blessed, reason = verdict(checks)
     Path(verdict_artifact.path).write_text(markdown(blessed, checks), encoding="utf-8")
+    verdict_artifact.metadata.update({"blessed": blessed, "reason": reason})
     print(reason)
-    return blessed, reason
+    return blessed
 
 
 def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list[Check]:

@@ -33,8 +33,10 @@ def detail(output: Path, step: str) -> str:
         case "data-sync":
             copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
             return f"{found['files']:,} files verified, {copied}, version {found['digest'][:12]}"
+        case "dataset-volume":
+            return f"read in place from {found['path']}"
         case "train":
-            return f"{found['step']} steps, {images_per_second(output):,.0f} images/s"
+            return f"{found['step']:.0f} steps, {images_per_second(output):,.0f} images/s"
         case "evaluate":
             low, high = found["accuracy_low"], found["accuracy_high"]
             return f"accuracy {found['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"

@@ -63,7 +63,9 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
 
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
-    blessed, reason = gate.python_func(accuracy=accuracy, verdict=verdict, **rules)
+    blessed = gate.python_func(accuracy=accuracy, verdict=verdict, **rules)
+    reason = verdict.metadata["reason"]
+    assert verdict.metadata["blessed"] is blessed
     text = (tmp_path / "verdict.md").read_text()
     assert text.startswith("## Blessed" if blessed else "## Not blessed")
     assert "\n" not in reason
