@@ -10,6 +10,8 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	# The checkout is also found relative to the environment: a pod may see both at another path.
+	echo ../../../.. > $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kfp_ddp_checkout.pth
 	touch $@
 
 install: $(INSTALLED) ## the locked environment in .venv

@@ -1,0 +1,71 @@
+"""A bucket beside the cluster: gcp-storage-emulator, which pods reach at the node's address."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import requests
+from kubernetes import client
+
+DATASET, MODELS = "digits", "models"
+TRAIN, VAL = 40, 10  # images of each of the ten classes
+
+
+@contextmanager
+def serve(api: client.ApiClient) -> Iterator[str]:
+    """Serve buckets kept in memory while the block lasts; the URL that pods and tests use.
+
+    The tests run on the node's network, so a server here is at the node's address.
+    """
+    from gcp_storage_emulator.server import create_server
+
+    node = client.CoreV1Api(api).list_node().items[0]
+    address = next(a.address for a in node.status.addresses if a.type == "InternalIP")
+    server = create_server("0.0.0.0", 0, in_memory=True)
+    server.start()
+    try:
+        yield f"http://{address}:{server._api._httpd.server_port}"
+    finally:
+        server.stop()
+
+
+def fill(url: str) -> int:
+    """Make the buckets and put some of scikit-learn's digits in; how many."""
+    for bucket in (DATASET, MODELS):
+        requests.post(f"{url}/storage/v1/b?project=e2e", json={"name": bucket}).raise_for_status()
+    images = list(_digits())
+    for name, content in images:
+        upload(url, DATASET, name, content)
+    return len(images)
+
+
+def upload(url: str, bucket: str, name: str, content: bytes) -> None:
+    """Put one object in a bucket."""
+    requests.post(
+        f"{url}/upload/storage/v1/b/{bucket}/o",
+        params={"uploadType": "media", "name": name},
+        data=content,
+        timeout=30,
+    ).raise_for_status()
+
+
+def names(url: str, bucket: str) -> list[str]:
+    """The objects of a bucket."""
+    answer = requests.get(f"{url}/storage/v1/b/{bucket}/o", timeout=30).json()
+    return [item["name"] for item in answer.get("items", [])]
+
+
+def _digits() -> Iterator[tuple[str, bytes]]:
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    seen = [0] * 10
+    for pixels, label in zip(digits.images, digits.target, strict=True):
+        if seen[label] < TRAIN + VAL:
+            split = "train" if seen[label] < TRAIN else "val"
+            png = io.BytesIO()
+            Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(png, "PNG")
+            yield f"{split}/{label}/{seen[label]:04}.png", png.getvalue()
+        seen[label] += 1

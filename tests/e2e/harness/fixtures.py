@@ -1,0 +1,62 @@
+"""Fixtures of the tests that play pipelines; they skip, with a reason, where no cluster is up."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import urllib3
+from kubernetes import client, config
+
+from tests.e2e.harness import bucket
+from tests.e2e.harness.scene import Scene, staged
+
+# Some of the demo's digits, trained just long enough to be told apart.
+TRAINING = {
+    "source": f"gs://{bucket.DATASET}",
+    "dataset": "digits",
+    "model": "cifar_resnet8",
+    "model_name": "digits",
+    "image_size": 16,
+    "epochs": 6,
+    "batch_size": 32,
+    "learning_rate": 0.1,
+    "warmup_epochs": 1.0,
+    "label_smoothing": 0.1,
+    "workers": 0,
+    "checkpoint_epochs": 2,
+    "checkpoint_minutes": 0.0,
+    "min_accuracy": 0.9,
+    "destination": f"gs://{bucket.MODELS}/digits",
+}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> client.ApiClient:
+    """The cluster that KUBECONFIG names, as its administrator."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no cluster: KUBECONFIG is not set")
+    config.load_kube_config()
+    api = client.ApiClient()
+    try:
+        client.VersionApi(api).get_code(_request_timeout=5)
+    except (urllib3.exceptions.HTTPError, client.ApiException) as error:
+        pytest.skip(f"no cluster answers at {api.configuration.host}: {error}")
+    return api
+
+
+@pytest.fixture(scope="session")
+def bucket_url(cluster: client.ApiClient) -> Iterator[str]:
+    """A server of buckets with the digits in it, reachable from here and from pods."""
+    with bucket.serve(cluster) as url:
+        bucket.fill(url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def scene(
+    cluster: client.ApiClient, bucket_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    """A namespace of a module's own, with claims of the default class."""
+    folder = tmp_path_factory.mktemp("scene")
+    with staged(cluster, folder, {"STORAGE_EMULATOR_HOST": bucket_url}) as staging:
+        yield staging

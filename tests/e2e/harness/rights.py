@@ -1,0 +1,79 @@
+"""The rights of the account that KFP's steps run under: its stock Role, and what deploy/ adds."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RUNNER = "pipeline-runner"
+
+# Role `pipeline-runner` of kubeflow/pipelines 2.17.0, without what is not in this cluster.
+STOCK: list[dict[str, list[str]]] = [
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "watch", "list"]},
+    {
+        "apiGroups": [""],
+        "resources": ["persistentvolumes", "persistentvolumeclaims"],
+        "verbs": ["*"],
+    },
+    {
+        "apiGroups": ["snapshot.storage.k8s.io"],
+        "resources": ["volumesnapshots"],
+        "verbs": ["create", "delete", "get"],
+    },
+    {
+        "apiGroups": ["argoproj.io"],
+        "resources": ["workflows"],
+        "verbs": ["get", "list", "watch", "update", "patch"],
+    },
+    {
+        "apiGroups": [""],
+        "resources": ["pods", "pods/exec", "pods/log", "services"],
+        "verbs": ["*"],
+    },
+    {
+        "apiGroups": ["", "apps", "extensions"],
+        "resources": ["deployments", "replicasets"],
+        "verbs": ["*"],
+    },
+    {"apiGroups": ["kubeflow.org"], "resources": ["*"], "verbs": ["*"]},
+    {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"]},
+]
+
+
+def grant(api: client.ApiClient, namespace: str, *, ours: bool = True) -> str:
+    """Make the account with the stock Role and, if `ours`, the Roles in deploy/; its name."""
+    client.CoreV1Api(api).create_namespaced_service_account(
+        namespace, {"metadata": {"name": RUNNER}}
+    )
+    _bind(api, namespace, RUNNER, STOCK)
+    if ours:
+        for role in _roles():
+            _bind(api, namespace, role["metadata"]["name"], role["rules"])
+    return RUNNER
+
+
+def _roles() -> list[dict[str, Any]]:
+    documents = [
+        document
+        for file in sorted(DEPLOY.rglob("*.yaml"))
+        for document in yaml.safe_load_all(file.read_text())
+    ]
+    return [d for d in documents if d and d.get("kind") == "Role"]
+
+
+def _bind(
+    api: client.ApiClient, namespace: str, name: str, rules: list[dict[str, list[str]]]
+) -> None:
+    rbac = client.RbacAuthorizationV1Api(api)
+    rbac.create_namespaced_role(namespace, {"metadata": {"name": name}, "rules": rules})
+    rbac.create_namespaced_role_binding(
+        namespace,
+        {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": RUNNER, "namespace": namespace}],
+        },
+    )

@@ -1,0 +1,78 @@
+"""A namespace set as for a user of KFP: account, claims, bucket; runs are played in it."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client
+
+from tests.e2e.harness import grounds, rights, workflow
+from tests.e2e.harness.grounds import Folder, Grounds
+from tests.e2e.harness.play import Run
+
+COMPILED = Path(__file__).parents[3] / "compiled" / "train_resnet.yaml"
+DATA, WORK, ARTIFACTS = "kfp-ddp-data", "kfp-ddp-work", "artifacts"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a test needs to play runs and to look at what they leave."""
+
+    grounds: Grounds
+    data: Folder
+    work: Folder
+    artifacts: Folder
+    mirror: Path
+
+    def run(self, compiled: Path = COMPILED, grace: float = 0.2, **arguments: Any) -> Run:
+        """A run of the pipeline that is about to be played."""
+        return Run(
+            self.grounds,
+            compiled,
+            arguments,
+            artifacts_claim=ARTIFACTS,
+            artifacts=self.artifacts,
+            mirror=self.mirror,
+            grace=grace,
+        )
+
+
+@contextmanager
+def namespace(api: client.ApiClient, *, ours: bool = True) -> Iterator[Grounds]:
+    """A fresh namespace with the steps' account, gone when the block is left."""
+    core = client.CoreV1Api(api)
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    core.create_namespace({"metadata": {"name": name}})
+    try:
+        yield Grounds(api, name, rights.grant(api, name, ours=ours))
+    finally:
+        core.delete_namespace(name)
+
+
+@contextmanager
+def staged(
+    api: client.ApiClient,
+    folder: Path,
+    environment: dict[str, str],
+    *,
+    storage_class: str | None = None,
+    ours: bool = True,
+) -> Iterator[Scene]:
+    """The scene, with claims of `storage_class` for data and work."""
+    workflow.define(api)
+    with namespace(api, ours=ours) as bare, contextlib.ExitStack() as stack:
+        # Thread pools sized for a big machine only fight over a small one.
+        ground = Grounds(
+            bare.api, bare.namespace, bare.service_account, {"OMP_NUM_THREADS": "1"} | environment
+        )
+        grounds.claim(ground, DATA, storage_class)
+        grounds.claim(ground, WORK, storage_class)
+        grounds.claim(ground, ARTIFACTS)
+        data, work, artifacts = (
+            stack.enter_context(grounds.opened(ground, name)) for name in (DATA, WORK, ARTIFACTS)
+        )
+        yield Scene(ground, data, work, artifacts, folder / "artifacts")
