@@ -139,7 +139,7 @@ def train_resnet(
             ),
             work=work_claim,
         )
-        with dsl.If(verdict.output == True, name="blessed"):  # noqa: E712
+        with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             _mount(
                 export(
                     checkpoint=trained.outputs["checkpoint"],
