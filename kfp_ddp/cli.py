@@ -53,3 +53,7 @@ def main() -> NoReturn:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The committed YAML, run for real through kfp.local: the demo, and what users get wrong."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from kfp_ddp.demo.run import run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def summary(output: Path) -> dict[str, Any]:
+    return run(output, ranks=2, arguments={})
+
+
+def test_the_demo_trains_evaluates_and_exports(summary: dict[str, Any], output: Path) -> None:
+    assert summary["accuracy"] >= 0.97
+    assert (summary["files"], summary["files_copied"]) == (1797, 1797)
+    assert summary["blessed"] is True
+    assert json.loads((output / "summary.json").read_text()) == summary
+    assert all(name in Path(summary["report"]).read_text() for name in ("<svg", "data:image/"))
+    assert "<svg" in Path(summary["loss_curve"]).read_text()
+
+
+def test_two_ranks_trained(summary: dict[str, Any], output: Path) -> None:
+    events = [json.loads(line) for line in next(output.glob("work/*/metrics.jsonl")).open()]
+    start = next(event for event in events if event["event"] == "start")
+    assert start["world_size"] == 2
+    assert events[-1]["event"] == "end"
+    assert events[-1]["status"] == "done"
+
+
+def test_the_bundle_is_whole(summary: dict[str, Any]) -> None:
+    bundle = Path(summary["bundle"])
+    lines = (bundle / "MANIFEST.sha256").read_text().splitlines()
+    listed = dict(reversed(line.split("  ", 1)) for line in lines)
+    assert {"model.safetensors", "model.onnx", "model.pt2", "signature.json"} <= listed.keys()
+    for name, digest in listed.items():
+        assert hashlib.sha256((bundle / name).read_bytes()).hexdigest() == digest
+
+
+def test_again_copies_nothing_and_a_weak_model_is_not_exported(
+    summary: dict[str, Any], output: Path
+) -> None:
+    again = run(output, ranks=1, arguments={"epochs": 1, "warmup_epochs": 0.0})
+    assert again["files_copied"] == 0
+    assert again["blessed"] is False
+    assert "bundle" not in again
+    assert not (output / "bundle").exists()
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    program = [sys.executable, "-m", "kfp_ddp.cli", "demo", "--output", str(tmp_path)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as demo:
+        while not list(tmp_path.glob("work/*/metrics.jsonl")):
+            assert demo.poll() is None
+            time.sleep(0.1)
+        assert len(processes_of(tmp_path)) > 3, "demo, pipeline, step and ranks are at work"
+        demo.send_signal(number)
+        _, said = demo.communicate()
+    assert demo.returncode == 130
+    assert "no process is left" in said
+    assert processes_of(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            folder = root / split / label
+            folder.mkdir(parents=True)
+            for number in range(4):
+                shade = 40 * number + (20 if label == "cat" else 0)
+                Image.new("RGB", (8, 8), (shade, 80, 80)).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"source": "gs://"}, "source"),
+        ({"source": "file:///nowhere/at/all"}, "/nowhere/at/all"),
+        ({"epochs": 0}, "epochs"),
+        ({"learning_rate": -0.1}, "learning_rate"),
+        ({"model": "resnet51"}, "resnet51"),
+        ({"nproc_per_node": 64}, "64"),
+        ({"backend": "slurm"}, "slurm"),
+        ({"work_dir": "/dev/null/work"}, "/dev/null/work"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_users_get_wrong_is_one_line(
+    wrong: dict[str, Any], line: str, tiny: Path, tmp_path: Path
+) -> None:
+    arguments = {
+        "source": f"file://{tiny}",
+        "model": "cifar_resnet8",
+        "image_size": 8,
+        "epochs": 1,
+        "warmup_epochs": 0.0,
+        "batch_size": 4,
+        "workers": 0,
+        "nproc_per_node": 1,
+        "data_dir": str(tmp_path / "data"),
+        "work_dir": str(tmp_path / "work"),
+    }
+    module = [sys.executable, "-m", "kfp_ddp.demo.pipeline"]
+    done = subprocess.run(
+        [*module, json.dumps(arguments | wrong), str(tmp_path / "artifacts")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode != 0
+    said = [text.strip() for text in done.stdout.splitlines() if "error: " in text]
+    assert len(said) == 1, done.stdout
+    assert line in said[0]
+    assert not list(tmp_path.glob("work/*/checkpoints/*"))
