@@ -1,0 +1,178 @@
+"""Real ranks for tests of the training loop: forked from a server that has torch imported."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.config import TrainConfig
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer", "tyro"])
+
+
+def dataset(root: Path, train: int = 96, val: int = 20, classes: int = 3, size: int = 8) -> Path:
+    """Image folders whose classes differ in colour, in PNG."""
+    draw = torch.Generator().manual_seed(5)
+    for split, count in (("train", train), ("val", val)):
+        for i in range(count):
+            folder = root / split / f"class{i % classes}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = torch.rand(size, size, 3, generator=draw) * 160
+            pixels[..., i % 3] += 30 * (i % classes + 1)
+            Image.fromarray(pixels.clamp(max=255).to(torch.uint8).numpy()).save(
+                folder / f"{i:04d}.png"
+            )
+    return root
+
+
+def config(data: Path, output: Path, **fields: Any) -> TrainConfig:
+    """A run of 36 steps on `dataset`'s images, reproducible to the bit."""
+    settings: dict[str, Any] = {
+        "data": str(data),
+        "output_dir": str(output),
+        "model": "cifar_resnet8",
+        "image_size": 8,
+        "epochs": 3,
+        "batch_size": 8,
+        "learning_rate": 0.05,
+        "warmup_epochs": 1,
+        "ema_decay": 0.9,
+        "workers": 0,
+        "deterministic": True,
+        "device": "cpu",
+        "log_steps": 4,
+        "cache_gb": 0,
+    }
+    return TrainConfig.create(**{**settings, **fields})
+
+
+class Ranks:
+    """Ranks without a launcher, so that a test kills whom it likes."""
+
+    def __init__(
+        self, run: TrainConfig, world: int, die_at: str = "", prelude: Sequence[str] = ()
+    ) -> None:
+        self.log = Path(run.output_dir).parent / f"{Path(run.output_dir).name}-{time.time_ns()}"
+        self.log.mkdir(parents=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.processes: list[BaseProcess] = [
+            _CONTEXT.Process(
+                target=_rank, args=(run.to_argv(), rank, world, port, str(self.log), die_at)
+            )
+            for rank in range(world)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def kill(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to one rank, if it lives."""
+        process = self.processes[rank]
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, number)
+
+    def wait(self, seconds: float = 60) -> list[int]:
+        """Exit codes of all ranks; a failed rank's peers get SIGTERM, as from torch's agent."""
+        until = time.monotonic() + seconds
+        told = False
+        while any(process.is_alive() for process in self.processes):
+            if time.monotonic() > until:
+                for process in self.processes:
+                    process.kill()
+                raise AssertionError(f"ranks hang\n{self.output()}")
+            if not told and any(process.exitcode for process in self.processes):
+                told = True
+                for rank in range(len(self.processes)):
+                    self.kill(rank, signal.SIGTERM)
+            time.sleep(0.02)
+        return [process.exitcode or 0 for process in self.processes]
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until a rank has printed `text`."""
+        until = time.monotonic() + seconds
+        while text not in self.output():
+            assert time.monotonic() < until, f"no {text!r} in\n{self.output()}"
+            assert any(process.is_alive() for process in self.processes), self.output()
+            time.sleep(0.02)
+
+    def output(self) -> str:
+        """What the ranks printed."""
+        return "".join(path.read_text() for path in sorted(self.log.iterdir()))
+
+
+def train(run: TrainConfig, world: int, **more: Any) -> list[int]:
+    """Exit codes of a run of `world` ranks."""
+    return Ranks(run, world, **more).wait()
+
+
+def state_hash(run: TrainConfig) -> str:
+    """A digest of parameters, averaged weights and optimizer state of the newest checkpoint."""
+    newest = checkpoint.newest_valid(Path(run.output_dir) / "checkpoints")
+    assert newest is not None
+    digest = hashlib.sha256(str(newest.step).encode())
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            digest.update(value.contiguous().numpy().tobytes())
+        elif isinstance(value, dict):
+            for key in value:
+                digest.update(str(key).encode())
+                add(value[key])
+        elif isinstance(value, list):
+            for item in value:
+                add(item)
+        else:
+            digest.update(repr(value).encode())
+
+    add(newest.state())
+    return digest.hexdigest()
+
+
+def _rank(argv: list[str], rank: int, world: int, port: int, log: str, die_at: str) -> None:
+    output = os.open(f"{log}/{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    from kfp_ddp.training.train import main
+
+    if die_at:
+        _die_at(die_at)
+    sys.exit(main(argv))
+
+
+def _die_at(point: str) -> None:
+    """Kill this process inside its second save: before the `point`, a function of os or torch."""
+    module, _, name = point.partition(".")
+    owner = {"os": os, "torch": torch}[module]
+    original = getattr(owner, name)
+    calls = [0]
+
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == (6 if point == "os.fsync" else 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, deadly)
