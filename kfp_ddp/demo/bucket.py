@@ -3,6 +3,7 @@
 import contextlib
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import requests
 
@@ -39,21 +40,24 @@ def fill(url: str) -> int:
     1,797 grayscale images of 8×8 pixels, every fifth of a class in val/, the rest in train/.
     Source: sklearn.datasets.load_digits, UCI "Optical Recognition of Handwritten Digits".
     """
-    session = requests.Session()
-    for bucket in (BUCKET, MODELS):
-        made = session.post(f"{url}/storage/v1/b?project=demo", json={"name": bucket}, timeout=30)
-        made.raise_for_status()
-    uploaded = 0
-    for name, content in _digits():
-        session.post(
-            f"{url}/upload/storage/v1/b/{BUCKET}/o",
-            params={"uploadType": "media", "name": name},
-            data=content,
-            headers={"Content-Type": "image/png"},
-            timeout=30,
-        ).raise_for_status()
-        uploaded += 1
+    with requests.Session() as session:
+        for bucket in (BUCKET, MODELS):
+            _post(session, f"{url}/storage/v1/b?project=demo", json={"name": bucket})
+        uploaded = 0
+        for name, content in _digits():
+            _post(
+                session,
+                f"{url}/upload/storage/v1/b/{BUCKET}/o",
+                params={"uploadType": "media", "name": name},
+                data=content,
+                headers={"Content-Type": "image/png"},
+            )
+            uploaded += 1
     return uploaded
+
+
+def _post(session: requests.Session, url: str, **given: Any) -> None:
+    session.post(url, timeout=30, **given).raise_for_status()
 
 
 def _digits() -> Iterator[tuple[str, bytes]]:

@@ -34,7 +34,7 @@ def detail(output: Path, step: str) -> str:
             copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
             return f"{found['files']:,} files verified, {copied}, version {found['digest'][:12]}"
         case "dataset-volume":
-            return f"read in place from {found['path']}"
+            return "read in place: " + "/".join(Path(found["path"]).parts[-2:])
         case "train":
             return f"{found['step']:.0f} steps, {images_per_second(output):,.0f} images/s"
         case "evaluate":

@@ -176,6 +176,8 @@ def _stopped_at_the_end(child: subprocess.Popen[str]) -> Iterator[subprocess.Pop
         if child.poll() is None:
             _end_tree(psutil.Process(child.pid))
         child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
         signal.signal(signal.SIGTERM, before)
 
 
