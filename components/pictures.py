@@ -29,12 +29,13 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 h1{font-size:22px;line-height:1.25;margin:0 0 2px;font-weight:650}
 h2{font-size:16px;margin:34px 0 10px;font-weight:650}
 p{margin:6px 0}.soft{color:var(--soft)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:10px;margin:16px 0}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(138px,1fr));gap:10px;margin:16px 0}
 .card{background:var(--card);border-radius:8px;padding:10px 14px}
-.card b{display:block;font-size:22px;font-weight:650;font-variant-numeric:tabular-nums}
+.card b{display:block;font-size:19px;font-weight:650;white-space:nowrap;
+font-variant-numeric:tabular-nums}
 .card span{color:var(--soft);font-size:13px}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(400px,100%),1fr));gap:20px}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto}.narrow{max-width:640px}
 svg{display:block;max-width:100%;height:auto}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--soft)}
 svg .head{fill:var(--ink);font-size:14px;font-weight:600}
@@ -46,6 +47,7 @@ table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:ta
 th,td{text-align:right;padding:4px 10px;border-bottom:1px solid var(--line)}
 th{color:var(--soft);font-weight:500}
 th:first-child,td:first-child{text-align:left;max-width:340px;overflow-wrap:anywhere}
+.pairs :is(th,td):nth-child(2){text-align:left}
 .plain td,.plain th{text-align:left;overflow-wrap:anywhere}.plain th{width:1%;white-space:nowrap}
 .thumbs{display:grid;grid-template-columns:repeat(auto-fill,minmax(136px,1fr));gap:12px;margin:0;
 padding:0;list-style:none}
@@ -94,6 +96,7 @@ def line_chart(
     *,
     percent: bool = False,
     bottom: float | None = None,
+    last_values: bool = True,
 ) -> str:
     """An SVG line chart; points that are not finite are left out, long series are averaged down.
 
@@ -103,6 +106,7 @@ def line_chart(
         x_label: What x is, with its unit.
         percent: Label y as percent of 1.
         bottom: Start of the y axis; None to start at the smallest value.
+        last_values: Tell each curve's last value in the legend.
     """
     drawn = [Series(s.name, _thin(_finite(s.points)), s.colour) for s in series]
     drawn = [s for s in drawn if s.points]
@@ -148,7 +152,7 @@ def line_chart(
     for s in drawn:
         last = s.points[-1][1]
         value = f"{last * 100:.2f}%" if percent else f"{last:.4g}"
-        name = f"{s.name} {value}"
+        name = f"{s.name} {value}" if last_values else s.name
         said.append(name)
         colour = f"var(--s{s.colour})"
         path = "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in s.points)
@@ -163,7 +167,8 @@ def line_chart(
             f'<text x="{legend + 24:.0f}" y="40">{escape(name)}</text>'
         )
         legend += 24 + 7 * len(name) + 24
-    return _svg(width, height, f"{title} by {x_label}; last values: {', '.join(said)}", parts)
+    told = "last values" if last_values else "curves"
+    return _svg(width, height, f"{title} by {x_label}; {told}: {', '.join(said)}", parts)
 
 
 def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
@@ -196,7 +201,7 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
                 continue
             share = count / total
             # Twenty shades make one path each: 100 x 100 cells stay a few kilobytes.
-            shade = max(1, math.ceil(20 * math.sqrt(share)))
+            shade = max(2 if n <= 20 else 5, math.ceil(20 * math.sqrt(share)))
             kind = "heat" if i == j else "miss"
             x, y = left + j * cell, top + i * cell
             blocks.setdefault((kind, shade), []).append(f"M{x} {y}h{cell}v{cell}h-{cell}z")
@@ -213,7 +218,9 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
         for (kind, shade), cells in sorted(blocks.items())
     ]
     side = n * cell
-    frame = f'<path class="grid" fill="none" d="M{left} {top}h{side}v{side}h-{side}z"/>'
+    lines = range(cell, side, cell) if n <= 20 else range(0)
+    across = "".join(f"M{left} {top + at}h{side}M{left + at} {top}v{side}" for at in lines)
+    frame = f'<path class="grid" fill="none" d="M{left} {top}h{side}v{side}h-{side}z{across}"/>'
     names = []
     for k, name in enumerate(short if named else []):
         middle = k * cell + cell / 2
@@ -223,11 +230,11 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
             f'<text {size} x="{left - 6}" y="{top + middle + text / 3:.1f}" text-anchor="end">'
             f"{full}</text>"
         )
-        across, under = left + middle, top + side + (8 if tall else 16)
-        turn = f'transform="rotate(-90 {across:g} {under})" text-anchor="end"' if tall else ""
+        beside, under = left + middle, top + side + (8 if tall else 16)
+        turn = f'transform="rotate(-90 {beside:g} {under})" text-anchor="end"' if tall else ""
         turn = turn or 'text-anchor="middle"'
         shift = text / 3 if tall else 0.0
-        names.append(f'<text {size} x="{across:g}" y="{under + shift:.1f}" {turn}>{full}</text>')
+        names.append(f'<text {size} x="{beside:g}" y="{under + shift:.1f}" {turn}>{full}</text>')
     hits = sum(counts[i][i] for i in range(n))
     total = sum(map(sum, counts))
     axes = (

@@ -43,7 +43,8 @@ def html(
     sections = [_head(result)]
     curves = training_curves(run_dir / "metrics.jsonl")
     if curves:
-        sections.append(f"<h2>Training</h2>{curves}")
+        note = "The training loss includes augmentation and label smoothing."
+        sections.append(f"<h2>Training</h2>{curves}<p class='soft'>{note}</p>")
     sections += [_confusion(result), _classes(result), _calibration(result), _mistakes(mistakes)]
     sections.append(_provenance(result, config))
     return page(f"Evaluation of {result.model}", "".join(sections))
@@ -91,7 +92,7 @@ def _head(result: Evaluation) -> str:
     low, high = result.accuracy_low, result.accuracy_high
     values = [
         ("accuracy", f"{result.accuracy:.2%}"),
-        ("95 % interval", f"{low * 100:.1f} to {high * 100:.1f}"),
+        ("95 % interval", f"{low * 100:.1f}–{high * 100:.1f}%"),
         ("loss", f"{result.loss:.4f}"),
         ("macro F1", f"{result.macro_f1:.4f}"),
         ("calibration error", f"{result.calibration_error:.4f}"),
@@ -119,8 +120,8 @@ def _confusion(result: Evaluation) -> str:
             for true, said, count in _most_confused(result)[:_CONFUSED]
         )
         parts.append(
-            '<div class="scroll"><table><tr><th>true</th><th>taken for</th><th>samples</th></tr>'
-            f"{rows}</table></div>"
+            '<div class="scroll"><table class="pairs">'
+            f"<tr><th>true</th><th>taken for</th><th>samples</th></tr>{rows}</table></div>"
         )
     return "".join(parts)
 
@@ -166,11 +167,16 @@ def _calibration(result: Evaluation) -> str:
     measured = [(b.confidence * 100, b.accuracy) for b in result.calibration]
     ideal = Series("were it calibrated", [(0.0, 0.0), (100.0, 1.0)], 2)
     chart = line_chart(
-        "Accuracy", [Series("measured", measured, 0), ideal], "confidence in %", percent=True
+        "Accuracy",
+        [Series("measured", measured, 0), ideal],
+        "confidence in %",
+        percent=True,
+        last_values=False,
     )
     return (
-        "<h2>Calibration</h2><p class='soft'>Of the samples told with a confidence, how many "
-        f'were right; below the line the model is too sure.</p><div class="row">{chart}</div>'
+        "<h2>Calibration</h2><p class='soft'>How many were right among the samples told with so "
+        f'much confidence; below the diagonal the model is too sure.</p><div class="narrow">{chart}'
+        "</div>"
     )
 
 

@@ -80,6 +80,7 @@ def seal(folder: Path) -> str:
     """Sync all files, write the manifest, then `_SUCCESS`; returns the digest."""
     names = files(folder)
     for name in names:
+        (folder / name).chmod(0o644)  # safetensors writes for its owner alone
         _sync(folder / name)
     lines = [f"{sha256(folder / name)}  {name}\n" for name in names]
     (folder / MANIFEST).write_text("".join(lines), encoding="utf-8")

@@ -82,6 +82,7 @@ def test_a_bundle_holds_every_file_and_its_digest(made: Path) -> None:
     subprocess.run(check, cwd=folder, check=True)
     manifest = (folder / "MANIFEST.sha256").read_bytes()
     assert (folder / "_SUCCESS").read_text() == hashlib.sha256(manifest).hexdigest() + "\n"
+    assert {(folder / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
     assert [p.name for p in made.iterdir() if p.name.startswith(".")] == []
 
 

@@ -1,0 +1,103 @@
+"""The three components, as KFP runs them: compiled, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROGRAM = """
+import sys
+from kfp import compiler, components, dsl, local
+from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.export.component import export
+from kfp_ddp.components.gate.component import gate
+
+@dsl.pipeline(name="last-steps")
+def last_steps(checkpoint: str, run_dir: str, data: str, minimum: float, destination: str):
+    found = evaluate(checkpoint=checkpoint, run_dir=run_dir, dataset_path=data)
+    verdict = gate(
+        accuracy=found.outputs["accuracy"],
+        evaluation=found.outputs["evaluation"],
+        min_accuracy=minimum,
+        min_class_recall=0.01,
+    )
+    with dsl.If(verdict.outputs["Output"] == True):
+        export(
+            checkpoint=checkpoint,
+            run_dir=run_dir,
+            dataset_path=data,
+            evaluation=found.outputs["evaluation"],
+            model_name="squares",
+            destination=destination,
+        )
+
+root, checkpoint, run_dir, data, minimum = sys.argv[1:]
+compiler.Compiler().compile(last_steps, f"{root}/pipeline.yaml")
+local.init(local.SubprocessRunner(use_venv=False), pipeline_root=f"{root}/artifacts")
+components.load_component_from_file(f"{root}/pipeline.yaml")(
+    checkpoint=checkpoint, run_dir=run_dir, data=data, minimum=float(minimum),
+    destination=f"{root}/models",
+)
+"""
+
+
+def run(root: Path, checkpoint: Path, run_dir: Path, data: Path, minimum: float) -> None:
+    program = root / "program.py"
+    program.write_text(PROGRAM)
+    arguments = [str(root), str(checkpoint), str(run_dir), str(data), str(minimum)]
+    subprocess.run([sys.executable, str(program), *arguments], check=True)
+
+
+def written(root: Path, task: str) -> list[Path]:
+    return sorted(root.glob(f"artifacts/*/{task}/*"))
+
+
+@pytest.mark.parametrize(("minimum", "blessed"), [(0.34, True), (1.0, False)])
+def test_from_checkpoint_to_destination(
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    trained_run: Path,
+    tmp_path: Path,
+    minimum: float,
+    blessed: bool,
+) -> None:
+    run(tmp_path, trained_checkpoint, trained_run, trained_dataset, minimum)
+    names = {path.name for path in written(tmp_path, "evaluate")}
+    assert {"report", "summary", "executor_output.json"} <= names
+    verdict = next(tmp_path.glob("artifacts/*/gate/verdict")).read_text()
+    assert verdict.startswith("## Blessed" if blessed else "## Not blessed")
+    assert bool(list(tmp_path.glob("models/squares/*/_SUCCESS"))) == blessed
+    assert (trained_run / "bundle" / "_SUCCESS").exists() == blessed
+    if blessed:
+        output = next(tmp_path.glob("artifacts/*/export/executor_output.json"))
+        model = json.loads(output.read_text())["artifacts"]["model"]["artifacts"][0]
+        assert model["metadata"]["uri"].startswith(f"{tmp_path}/models/squares/")
+
+
+def test_the_gate_needs_no_torch() -> None:
+    code = (
+        "import sys, kfp_ddp.components.gate.engine, kfp_ddp.components.evaluate.report\n"
+        "assert not {'torch', 'numpy', 'PIL', 'google.cloud.storage'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_input_has_a_help_text(tmp_path: Path) -> None:
+    compile_all = (
+        "import sys\nfrom kfp import compiler\n"
+        "from kfp_ddp.components.evaluate.component import evaluate\n"
+        "from kfp_ddp.components.export.component import export\n"
+        "from kfp_ddp.components.gate.component import gate\n"
+        "for c in (evaluate, export, gate):\n"
+        "    compiler.Compiler().compile(c, f'{sys.argv[1]}/{c.name}.yaml')\n"
+    )
+    subprocess.run([sys.executable, "-c", compile_all, str(tmp_path)], check=True)
+    files = sorted(tmp_path.glob("*.yaml"))
+    assert [file.stem for file in files] == ["evaluate", "export", "gate"]
+    for file in files:
+        spec = next(yaml.safe_load_all(file.read_text()))
+        inputs = spec["root"]["inputDefinitions"]["parameters"]
+        assert all(given.get("description") for given in inputs.values()), file.stem
