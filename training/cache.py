@@ -1,5 +1,6 @@
 """Decoded images in a memory-mapped file that the ranks of a node and all epochs share."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -55,7 +56,8 @@ class Cache:
             torch.save(rows, table)
             os.replace(aside, pixels)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink()
             raise InputError(
                 f"cannot cache decoded images in {self.folder}: {error.strerror}; "
                 "set cache_dir to a folder with room, or cache_gb=0"
@@ -84,6 +86,8 @@ class Cache:
     def _map(self, part: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
         pixels, table = self._files(part)
         size = pixels.stat().st_size
+        if size == 0:  # fewer images than parts, or none that can be read
+            return torch.empty(0, dtype=torch.uint8), torch.load(table, weights_only=True)
         mapped = torch.from_file(str(pixels), shared=False, size=size, dtype=torch.uint8)
         return mapped, torch.load(table, weights_only=True)
 

@@ -1,0 +1,177 @@
+"""A checkpoint is whole or not there; an error of the writer is never lost."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.training import checkpoint, resume
+from kfp_ddp.training.checkpoint import MANIFEST, STATE, Writer, newest_valid, steps
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Index
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.model import build
+
+
+def run(output: Path, **fields: Any) -> TrainConfig:
+    settings: dict[str, Any] = {"data": "/d", "output_dir": str(output), "image_size": 16}
+    return TrainConfig.create(**{**settings, "model": "cifar_resnet8", **fields})
+
+
+def manifest(config: TrainConfig, classes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
+    return checkpoint.manifest_of(config, classes, epoch=1.0, world_size=1, samples=4, metrics={})
+
+
+def save(output: Path, step: int, value: float = 1.0, **fields: Any) -> Path:
+    state = {"model": {"w": torch.full((1000,), value)}, "ema": None, "optimizer": {}}
+    directory = output / "checkpoints"
+    return checkpoint.write(directory, step, state, manifest(run(output, **fields)))
+
+
+def test_the_newest_that_verifies_wins(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    assert newest_valid(directory) is None
+    for step in (5, 10, 100, 1000):
+        save(tmp_path, step, value=step)
+    torn = directory / "step-00001000" / STATE
+    torn.write_bytes(torn.read_bytes()[:-1])
+    flipped = directory / "step-00000100" / STATE
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    newest = newest_valid(directory)
+    assert newest is not None
+    assert newest.step == 10
+    assert newest.state()["model"]["w"][0] == 10
+    (directory / "step-00000010" / MANIFEST).write_text('{"step": 10')
+    again = newest_valid(directory)
+    assert again is not None
+    assert again.step == 5
+
+
+def test_what_does_not_verify_is_set_aside_and_not_counted_among_those_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    save(tmp_path, 10)
+    (save(tmp_path, 20) / STATE).write_bytes(b"torn")
+    (directory / ".step-00000030.tmp").mkdir()
+    shunned = checkpoint.set_aside(directory, newest_valid(directory))
+    assert [path.name for path in shunned] == ["step-00000020"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "corrupt-step-00000020",
+        "step-00000010",
+    ]
+
+
+def test_the_writer_keeps_k_and_the_state_of_the_moment(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    weight = torch.zeros(1000)
+    for step in (1, 2, 3):
+        weight.fill_(step)
+        writer.save(step, {"model": {"w": weight}}, manifest(run(tmp_path)))
+        weight.fill_(-1)
+    writer.wait()
+    assert [path.name for path in steps(writer.directory)] == ["step-00000003", "step-00000002"]
+    newest = newest_valid(writer.directory)
+    assert newest is not None
+    assert newest.state()["model"]["w"].tolist() == [3.0] * 1000
+
+
+def test_saving_waits_for_the_copy_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    original = torch.save
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        assert go.wait(30)
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", slow)
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    writer.save(1, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    assert newest_valid(writer.directory) is None
+    go.set()
+    writer.wait()
+    assert newest_valid(writer.directory) is not None
+
+
+def test_an_error_of_the_writer_surfaces_at_the_next_save(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    writer.save(1, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    writer.wait()
+    moved = tmp_path / "moved"
+    writer.directory.rename(moved)
+    writer.directory.touch()  # a file is where the folder was
+    writer.save(2, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    with pytest.raises(InputError, match="cannot save a checkpoint"):
+        writer.save(3, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    assert newest_valid(moved) is not None
+
+
+def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
+    save(tmp_path, 10, value=1)
+    save(tmp_path, 10, value=2)
+    newest = newest_valid(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.state()["model"]["w"][0] == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000010"]
+
+
+def test_a_state_with_code_in_it_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    path = save(tmp_path, 10)
+    torch.save({"model": Evil()}, path / STATE)
+    about = json.loads((path / MANIFEST).read_text())
+    about["files"][STATE]["size"] = (path / STATE).stat().st_size
+    about["files"][STATE]["sha256"] = checkpoint._sha256(path / STATE)
+    (path / MANIFEST).write_text(json.dumps(about))
+    with pytest.raises(Exception, match=r"weights_only|Unsupported"):
+        checkpoint.verify(path).state()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_load_model_takes_the_averaged_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, average = build("cifar_resnet8", 2), build("cifar_resnet8", 2)
+    state = {"model": network.state_dict(), "ema": average.state_dict(), "optimizer": {}}
+    path = checkpoint.write(tmp_path / "checkpoints", 7, state, manifest(run(tmp_path)))
+    loaded, info = checkpoint.load_model(path)
+    assert not loaded.training
+    assert (info.step, info.classes, info.image_size) == (7, ("a", "b"), 16)
+    for mine, theirs in zip(loaded.parameters(), average.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes", "word"),
+    [
+        ({"model": "cifar_resnet14"}, ("a", "b"), "model was cifar_resnet8"),
+        ({}, ("a", "b", "c"), "number of classes was 2 and is now 3"),
+        ({}, ("a", "z"), "list of classes"),
+        ({"batch_size": 64}, ("a", "b"), "batch_size was 256 and is now 64"),
+        ({"seed": 1}, ("a", "b"), "seed was 0"),
+        ({"strategy": "fsdp"}, ("a", "b"), "strategy"),
+        ({"image_size": 32}, ("a", "b"), "image_size"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    tmp_path: Path, fields: dict[str, Any], classes: tuple[str, ...], word: str
+) -> None:
+    save(tmp_path, 10)
+    index = Index(tmp_path, classes, ("x",) * 4, (0, 1, 0, 1))
+    with pytest.raises(InputError, match=word):
+        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index)
+
+
+def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    config = run(tmp_path, resume="never")
+    assert resume.choose(tmp_path / "checkpoints", config, index) is None
+    assert newest_valid(tmp_path / "checkpoints") is None
+    assert newest_valid(tmp_path / "checkpoints.old-0") is not None

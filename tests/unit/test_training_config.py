@@ -1,0 +1,68 @@
+"""One configuration for pipeline, launcher and loop; bad values are one line."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.errors import InputError
+
+REQUIRED = {"data": "/d", "output_dir": "/o"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"epochs": 0}, ("epochs=0", "greater than or equal to 1")),
+        ({"learning_rate": -0.1}, ("learning_rate=-0.1", "greater than 0")),
+        ({"learning_rate": float("nan")}, ("learning_rate", "finite")),
+        ({"model": "resnet5"}, ("model='resnet5'", "resnet34", "did you mean 'resnet50'")),
+        ({"epocs": 3}, ("'epocs'", "did you mean 'epochs'")),
+        ({"keep_checkpoints": 1}, ("keep_checkpoints=1",)),
+        ({"epochs": 3, "warmup_epochs": 3}, ("warmup_epochs=3", "epochs=3", "lower")),
+        ({"batch_size": 10, "micro_batch_size": 3}, ("batch_size=10", "micro_batch_size=3")),
+        ({"start_image_size": 300}, ("start_image_size=300", "224")),
+        ({"strategy": "fsdp", "ema_decay": 0.9}, ("ema_decay", "strategy=ddp")),
+        ({"data": None}, ("data=None",)),
+    ],
+)
+def test_a_bad_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig.create(**{**REQUIRED, **fields})
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InputError, match=r"^output_dir is missing: Folder for checkpoints"):
+        TrainConfig.create(data="/d")
+
+
+def test_json_and_argv_bring_back_the_same() -> None:
+    run = TrainConfig.create(
+        **REQUIRED, model="resnet18", deterministic=True, blur_pool=False, learning_rate=1e-5
+    )
+    assert TrainConfig.from_json(run.to_json()) == run
+    assert parse(run.to_argv()) == run
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
+def test_json_that_is_none_is_one_line(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig.from_json(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--data", "/d", "--output-dir", "/o", "--epocs", "3"])
+    assert caught.value.code == 2
+    assert "--epochs" in capsys.readouterr().err
+
+
+def test_reading_a_configuration_does_not_import_torch() -> None:
+    probe = "import sys, kfp_ddp.training.api; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

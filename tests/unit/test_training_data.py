@@ -1,0 +1,222 @@
+"""What is read, how it is transformed, cached and dealt."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from kfp_ddp.training import transforms
+from kfp_ddp.training.cache import Cache, folder_for
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Images, evaluation_batches, loader, scan
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.images import examine, read
+from kfp_ddp.training.sampler import Epochs, ResumableSampler
+
+
+def run(root: Path, **fields: Any) -> TrainConfig:
+    settings = {"data": str(root), "output_dir": str(root / "out"), "model": "cifar_resnet8"}
+    return TrainConfig.create(**{**settings, "image_size": 16, "workers": 0, **fields})
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """Two classes of six images in all that photographs come in."""
+    draw = torch.Generator().manual_seed(0)
+    modes = ("RGB", "L", "CMYK", "RGBA", "P", "RGB")
+    sizes = ((16, 16), (20, 12), (40, 30), (16, 16), (9, 9), (300, 10))
+    for number, (mode, size) in enumerate(zip(modes, sizes, strict=True)):
+        channels = len(Image.new(mode, (1, 1)).getbands())
+        pixels = torch.randint(256, (size[1], size[0], channels), generator=draw)
+        array = pixels.to(torch.uint8).numpy().squeeze()
+        folder = tmp_path / "train" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(array) if mode == "P" else Image.fromarray(array, mode=None)
+        if mode == "CMYK":
+            image = Image.frombytes("CMYK", size, array.tobytes())
+        if mode == "P":
+            image = image.convert("P")
+        image.save(folder / f"{number}.{'jpg' if mode == 'CMYK' else 'png'}")
+    return tmp_path / "train"
+
+
+def test_scan_is_sorted_and_skips_what_is_hidden(split: Path) -> None:
+    (split / "class0" / ".hidden.png").write_bytes(b"no image")
+    (split / ".cache").mkdir()
+    (split / "class0" / "notes.txt").write_text("no image")
+    index = scan(split)
+    assert index.classes == ("class0", "class1")
+    assert [Path(path).name[0] for path in index.paths] == ["0", "2", "4", "1", "3", "5"]
+    assert index.targets == (0, 0, 0, 1, 1, 1)
+
+
+def test_scan_refuses_what_cannot_be_trained_on(tmp_path: Path, split: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        scan(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no class folders"):
+        scan(tmp_path / "empty")
+    (tmp_path / "one" / "cat").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"one class only \(cat\)"):
+        scan(tmp_path / "one")
+    (split / "class9").mkdir()
+    with pytest.raises(InputError, match="class9 has no images"):
+        scan(split)
+    with pytest.raises(InputError, match=r"class 'class9' is in .* not in the training split"):
+        scan(split, ("class0", "class1"))
+
+
+def test_every_kind_of_image_becomes_rgb_of_the_size(split: Path) -> None:
+    index = scan(split)
+    batches = list(evaluation_batches(index, 16, 4))
+    assert [tuple(images.shape) for images, _, _ in batches] == [(4, 3, 16, 16), (2, 3, 16, 16)]
+    assert torch.cat([indices for _, _, indices in batches]).tolist() == list(range(6))
+
+
+def test_examine_counts_the_unusual_and_strict_names_the_first(split: Path) -> None:
+    index = scan(split)
+    found = examine(index.paths, range(6), run(split))
+    assert (found.checked, found.not_square) == (6, 3)
+    assert found.not_rgb >= 3
+    with pytest.raises(InputError, match=r"2\.jpg is not RGB but has 4 channels"):
+        examine(index.paths, range(6), run(split, images="strict"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n torn"])
+def test_a_broken_image_is_named(split: Path, content: bytes) -> None:
+    index = scan(split)
+    Path(index.paths[3]).write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot decode .*1\.png") as caught:
+        examine(index.paths, range(6), run(split))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_jpeg_is_no_image(split: Path) -> None:
+    path = split / "class0" / "2.jpg"
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(InputError, match=r"2\.jpg"):
+        read(str(path))
+
+
+def test_skipping_replaces_and_counts_in_training_and_leaves_out_in_evaluation(split: Path) -> None:
+    index = scan(split)
+    Path(index.paths[3]).write_bytes(b"broken")
+    config = run(split, on_bad_image="skip")
+    keys = [(0, 2), (0, 3)]
+    trained = Images(index, config, training=True).__getitems__(keys)
+    assert (trained.skipped, trained.error) == (1, "")
+    assert trained.indices.tolist() == [2, 4]
+    evaluated = Images(index, config, training=False).__getitems__(keys)
+    assert evaluated.skipped == 1
+    assert evaluated.indices.tolist() == [2]
+    assert "1.png" in Images(index, run(split), training=True).__getitems__(keys).error
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "crop", "crop-flip"])
+@pytest.mark.parametrize("training", [True, False])
+def test_cached_images_are_those_that_are_decoded(
+    split: Path, tmp_path: Path, augment: str, training: bool
+) -> None:
+    """To the bit, but for random crops of images that the cache had to shrink."""
+    index = scan(split)
+    config = run(split, augment=augment, image_size=48)
+    cache = Cache(tmp_path / "cache", "train", len(index), parts=2)
+    for part in range(2):
+        cache.build(index.paths, config, training, part)
+    keys = [(3, i) for i in range(6)]
+    plain = Images(index, config, training).__getitems__(keys)
+    cached = Images(index, config, training, cache).__getitems__(keys)
+    assert torch.equal(plain.images, cached.images)
+    assert torch.equal(plain.targets, cached.targets)
+
+
+def test_a_cache_is_used_again_and_never_for_other_data(split: Path, tmp_path: Path) -> None:
+    index = scan(split)
+    config = run(split, cache_dir=str(tmp_path))
+    folder = folder_for(config, [index.paths, ()])
+    assert folder is not None
+    assert Cache(folder, "train", 6, 1).build(index.paths, config, True, 0).checked == 6
+    assert Cache(folder, "train", 6, 1).build(index.paths, config, True, 0).checked == 0
+    shutil.copy(index.paths[0], index.paths[5])
+    assert folder_for(config, [index.paths, ()]) != folder
+    assert folder_for(run(split, cache_gb=0), [index.paths, ()]) is None
+
+
+def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path) -> None:
+    index = scan(split)
+    tmp_path.joinpath("file").touch()
+    cache = Cache(tmp_path / "file" / "cache", "train", 6, 1)
+    with pytest.raises(InputError, match="cache_dir"):
+        cache.build(index.paths, run(split), True, 0)
+
+
+def test_augmentation_depends_on_seed_epoch_and_position_alone(split: Path) -> None:
+    index = scan(split)
+
+    def batch(seed: int, epoch: int) -> torch.Tensor:
+        config = run(split, augment="crop-flip", seed=seed)
+        return Images(index, config, training=True).__getitems__([(epoch, 5)]).images
+
+    assert torch.equal(batch(0, 1), batch(0, 1))
+    assert not torch.equal(batch(0, 1), batch(0, 2))
+    assert not torch.equal(batch(0, 1), batch(1, 1))
+
+
+def test_sizes_grow_and_end_at_the_final_one(split: Path) -> None:
+    config = run(split, image_size=224, train_image_size=192, start_image_size=128, epochs=16)
+    sizes = [transforms.size_of_epoch(config, epoch) for epoch in range(16)]
+    assert sizes[0] == 128
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {128, 160, 192}
+    assert sizes[12:] == [192] * 4
+
+
+def test_evaluation_cuts_the_centre_as_imagenet_does() -> None:
+    image = torch.zeros(3, 256, 512, dtype=torch.uint8)
+    image[:, 16:240, 144:368] = 255
+    assert bool((transforms.evaluate(image, 224) == 255).all())
+
+
+def _dealt(world: int, first_step: int, micro: int = 4, batch: int = 24) -> list[set[Any]]:
+    """The keys of each step from `first_step` to the end of two epochs, over all ranks."""
+    steps: list[list[Any]] = []
+    for rank in range(world):
+        sampler = ResumableSampler(101, batch, micro, rank, world, seed=3)
+        batches = list(Epochs(sampler, first_step, epochs=2))
+        for number in range(len(batches) // sampler.mine):
+            if number == len(steps):
+                steps.append([])
+            for keys in batches[number * sampler.mine : (number + 1) * sampler.mine]:
+                steps[number].append(tuple(keys))
+    assert all(len(step) == batch // micro for step in steps)
+    return [set(step) for step in steps]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("first_step", [0, 3, 4, 6])
+def test_any_world_size_reads_the_same_micro_batches(world: int, first_step: int) -> None:
+    assert _dealt(world, first_step) == _dealt(1, 0)[first_step:]
+
+
+def test_an_epoch_holds_each_image_at_most_once_and_shuffles_anew() -> None:
+    steps = _dealt(2, 0)
+    for epoch in (0, 1):
+        positions = Counter(
+            position for step in steps for micro in step for e, position in micro if e == epoch
+        )
+        assert len(positions) == 96
+        assert set(positions.values()) == {1}
+    assert {p for m in steps[0] for _, p in m} != {p for m in steps[4] for _, p in m}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_keeps_the_order_with_workers(split: Path, workers: int) -> None:
+    index = scan(split)
+    sampler = ResumableSampler(6, 2, 2, 0, 1, seed=1)
+    images = Images(index, run(split), training=True)
+    got = [b.indices.tolist() for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
+    assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]
