@@ -72,6 +72,7 @@ def write(
                 row.append(listing.origins[name])
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
         file.flush()
+        os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
     temporary.rename(path)
 

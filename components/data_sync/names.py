@@ -142,8 +142,7 @@ def _folded_folders(listing: Listing, folders: set[str], bad: dict[int, str]) ->
     for index, name in enumerate(listing.names):
         if index in bad:
             continue
-        parents = [name[: at + 1].rstrip("/") for at, char in enumerate(name) if char == "/"]
-        if any(parent in clash for parent in parents) or fold(name) in first:
+        if not clash.isdisjoint(_parents(name)) or fold(name) in first:
             bad[index] = "same folder as another name on this file system"
 
 
@@ -155,20 +154,43 @@ def fold(name: str) -> str:
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe name of its own; manifest and report hold both names."""
     names, origins = list(listing.names), dict(listing.origins)
-    taken = {fold(n) if folds else n for i, n in enumerate(names) if i not in bad}
+    files: set[str] = set()
+    folders: set[str] = set()
+
+    def free(target: str) -> bool:
+        key = fold(target) if folds else target
+        return (
+            not judge(target)
+            and key not in files
+            and key not in folders
+            and files.isdisjoint(_parents(key))
+        )
+
+    def take(target: str) -> None:
+        key = fold(target) if folds else target
+        files.add(key)
+        folders.update(_parents(key))
+
+    for index, name in enumerate(names):
+        if index not in bad:
+            take(name)
     encoded = {}
     for index in sorted(bad):
         name = names[index]
         target = _percent(name)
-        key = fold(target) if folds else target
-        if bad[index].startswith(("also", "same", "duplicate")) or judge(target) or key in taken:
+        if not free(target):
             target = f"{target.rstrip('/')[:200]}%{hashlib.sha256(_raw(name)).hexdigest()[:16]}"
-            if judge(target):
-                target = f"%{hashlib.sha256(_raw(name)).hexdigest()}"
-        taken.add(fold(target) if folds else target)
+        if not free(target):
+            target = f"%{hashlib.sha256(_raw(name)).hexdigest()}"
+        take(target)
         names[index], origins[target], encoded[name] = target, name, target
     result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
     return Names(result.sorted(), [], encoded)
+
+
+def _parents(name: str) -> list[str]:
+    """Every folder that the name lies in."""
+    return [name[:at] for at, char in enumerate(name) if char == "/" and at < len(name) - 1]
 
 
 def _percent(name: str) -> str:

@@ -254,7 +254,7 @@ def checksum(path: Path) -> int:
 def unwritable(path: Path, error: OSError) -> InputError:
     """The one line for a target that cannot be written."""
     return InputError(
-        f"cannot write {path} as uid {os.getuid()}: {error.strerror or error}; free space on the "
+        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space on the "
         "claim, or make its folder writable for this uid (fsGroup)"
     )
 

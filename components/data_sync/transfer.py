@@ -4,7 +4,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,10 +118,10 @@ class Transfer:
         """
         # Large ones first, so that none is left for the end alone.
         order = sorted(indices, key=self._listing.sizes.__getitem__, reverse=True)
-        feed, lock = iter(order), threading.Lock()
+        feed = deque(order)
         count = min(self._workers, len(order))
         threads = [
-            threading.Thread(target=self._work, args=(worker, feed, lock), daemon=True)
+            threading.Thread(target=self._work, args=(worker, feed), daemon=True)
             for worker in range(count)
         ]
         for thread in threads:
@@ -134,13 +135,13 @@ class Transfer:
         if self._errors:
             raise self._errors[0]
 
-    def _work(self, worker: int, feed: Iterator[int], lock: threading.Lock) -> None:
+    def _work(self, worker: int, feed: deque[int]) -> None:
         reader = self._source.reader()
         try:
             while not self._stop.is_set():
-                with lock:
-                    index = next(feed, -1)
-                if index < 0:
+                try:
+                    index = feed.popleft()
+                except IndexError:
                     break
                 try:
                     self._fetch(worker, reader, index)

@@ -66,7 +66,7 @@ class Store:
             plain_folder(path)
         if versions:
             plain_folder(self.versions)
-        if not os.access(self.work, os.W_OK | os.X_OK):
+        if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
             raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
         (self.work / names.PROBE).touch()
 

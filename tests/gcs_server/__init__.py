@@ -45,7 +45,7 @@ class Bucket:
         self.page = PAGE
         self.token = ""
         self.tokens_given = 0
-        self.storm = 0.0
+        self.deny_tokens = False
         self.lock = threading.Lock()
         self.lists = 0
         self.gets: list[str] = []
@@ -95,6 +95,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Give a token."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.bucket.deny_tokens:
+            self.answer(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
+            return
         self.bucket.tokens_given += 1
         self.bucket.token = f"token-{self.bucket.tokens_given}"
         self.answer(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})

@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> Source:
-    """The source that a URL names: gs://bucket/prefix, file:///folder or a folder's path.
+    """The source that a URL names: gs:// or s3://bucket/prefix, file:///folder, or a path.
 
     `timeout` is the longest silence of a peer in seconds.
 
@@ -82,13 +82,19 @@ def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> 
         from kfp_ddp.components.data_sync.sources.gcs import GcsSource
 
         return GcsSource(url, *bucket_and_prefix(url), timeout=timeout)
+    if scheme == "s3":
+        from kfp_ddp.components.data_sync.sources.s3 import S3Source
+
+        return S3Source(url, *bucket_and_prefix(url), timeout=timeout)
     if scheme in ("", "file"):
         from kfp_ddp.components.data_sync.sources.files import FolderSource
 
         if not url.removeprefix("file://"):
             raise InputError("source is empty; give gs://bucket/prefix or a folder")
         return FolderSource(url, symlinks=symlinks)
-    raise InputError(f"source {url!r} has the unknown scheme {scheme}://; use gs:// or file://")
+    raise InputError(
+        f"source {url!r} has the unknown scheme {scheme}://; use gs://, s3:// or file://"
+    )
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:

@@ -174,14 +174,14 @@ class _HttpBody:
 
     def read(self, size: int = -1, /) -> bytes:
         try:
-            return self._response.read() if size < 0 else self._response.read(size)
+            return self._response.read(size)
         except (OSError, http.client.HTTPException) as error:
             self._reader.close()
             raise Transient(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         # Cut short by the peer, or not read to the end: this connection cannot go on.
-        if self._response.length or not self._response.isclosed():
+        if self._response.length != 0:
             self._reader.close()
 
 

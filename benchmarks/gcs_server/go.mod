@@ -1,0 +1,3 @@
+module kfp-ddp/benchmarks/gcs_server
+
+go 1.21

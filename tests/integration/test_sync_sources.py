@@ -1,0 +1,259 @@
+"""Sources other than a well-behaved bucket: tokens that expire, S3, folders, the emulator."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from gcp_storage_emulator.server import create_server
+
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.data_sync.transfer import SMALL, Retry
+from kfp_ddp.training.errors import InputError
+from tests.gcs_server import Bucket, serve
+
+QUICK = Options(concurrency=4, timeout=5, retry=Retry(attempts=3, pause=0.01, longest=0.05))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("_SUCCESS", "_MANIFEST.jsonl")
+    }
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket that wants a service account's token, as the real endpoint does."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    bucket = Bucket()
+    bucket.token = "none yet"
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    with serve(bucket) as url:
+        account = {
+            "type": "service_account",
+            "client_email": "reader@project.iam.gserviceaccount.com",
+            "private_key": key.decode(),
+            "private_key_id": "1",
+            "token_uri": f"{url}/token",
+        }
+        (tmp_path / "account.json").write_text(json.dumps(account))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "project")
+        monkeypatch.setenv("API_ENDPOINT_OVERRIDE", url)
+        monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+        yield bucket
+
+
+def test_token_that_expires_in_the_middle_is_renewed_once(guarded: Bucket, tmp_path: Path) -> None:
+    objects = {f"a/{i:03}": bytes([i]) * 500 for i in range(60)}
+    for name, data in objects.items():
+        guarded.put(f"ds/{name}", data)
+    guarded.delay = 0.01
+    given = guarded.next_fault
+
+    def revoke_after_twenty(name: str) -> str:
+        fault = given(name)
+        if len(guarded.gets) == 20:
+            guarded.token = "revoked"
+        return fault
+
+    guarded.next_fault = revoke_after_twenty  # type: ignore[method-assign]
+    result = sync("gs://bucket/ds", tmp_path / "target", QUICK)
+    assert content(result.path) == objects
+    assert guarded.tokens_given == 2
+    assert result.retries <= 4, "one for each connection at most"
+
+
+def test_account_without_a_token_is_one_line(guarded: Bucket, tmp_path: Path) -> None:
+    guarded.deny_tokens = True
+    with pytest.raises(InputError, match=r"credentials of reader@project.* give no token"):
+        sync("gs://bucket/ds", tmp_path / "target", QUICK)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an S3 server of our own."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
+    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10).raise_for_status()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+    server.stop()
+
+
+def test_s3_with_md5_checksum_and_multipart_objects(s3: Any, tmp_path: Path) -> None:
+    objects = {"a/x.png": b"x" * 3000, "a/sum.png": b"y" * 300, "large": os.urandom(SMALL + 7)}
+    s3.put_object(Bucket="bucket", Key="ds/a/x.png", Body=objects["a/x.png"])
+    s3.put_object(
+        Bucket="bucket", Key="ds/a/sum.png", Body=objects["a/sum.png"], ChecksumAlgorithm="SHA256"
+    )
+    s3.put_object(Bucket="bucket", Key="ds/large", Body=objects["large"])
+    parts = [os.urandom(5 << 20), b"end"]
+    upload = s3.create_multipart_upload(Bucket="bucket", Key="ds/parts")["UploadId"]
+    where = {"Bucket": "bucket", "Key": "ds/parts", "UploadId": upload}
+    etags = [
+        s3.upload_part(**where, PartNumber=n, Body=part)["ETag"] for n, part in enumerate(parts, 1)
+    ]
+    listed = [{"ETag": etag, "PartNumber": n} for n, etag in enumerate(etags, 1)]
+    s3.complete_multipart_upload(**where, MultipartUpload={"Parts": listed})
+    objects["parts"] = b"".join(parts)
+    first = sync("s3://bucket/ds", tmp_path, QUICK)
+    assert content(first.path) == objects
+    assert sync("s3://bucket/ds", tmp_path, QUICK).unchanged
+    s3.put_object(Bucket="bucket", Key="ds/a/x.png", Body=b"z" * 3000)
+    second = sync("s3://bucket/ds", tmp_path, QUICK)
+    assert (second.downloaded, second.linked) == (1, 3)
+    assert content(second.path) == objects | {"a/x.png": b"z" * 3000}
+
+
+def test_s3_body_that_is_not_its_md5_is_refused(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.response import StreamingBody
+
+    s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x" * 3000)
+    read = StreamingBody.read
+    # A store that sends wrong bytes and no checksum cannot be had from the server on demand.
+    monkeypatch.setattr(StreamingBody, "read", lambda self, amt=None: b"y" * len(read(self, amt)))
+    with pytest.raises(InputError, match=r"cannot read 'x' of s3://bucket/ds: MD5"):
+        sync("s3://bucket/ds", tmp_path, QUICK)
+    assert not (tmp_path / "current").exists()
+
+
+def test_s3_bad_inputs_are_one_line(s3: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="bucket 'missing' of s3://missing/ds does not exist"):
+        sync("s3://missing/ds", tmp_path, QUICK)
+    with pytest.raises(InputError, match="holds no objects below 'ds/'"):
+        sync("s3://bucket/ds", tmp_path, QUICK)
+
+
+@pytest.fixture
+def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The emulator that the demo uses: HTTP/1.0, one thread, no pages."""
+    server = create_server("127.0.0.1", 0, in_memory=True)
+    server.start()
+    url = f"http://127.0.0.1:{server._api._httpd.server_port}"
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    yield url
+    server.stop()
+
+
+def test_emulator_of_the_demo(emulator: str, tmp_path: Path) -> None:
+    from google.cloud import storage
+
+    client = storage.Client(project="test")
+    bucket = client.create_bucket("digits")
+    objects = {f"train/{i % 3}/{i}.png": bytes([i]) * 200 for i in range(60)}
+    for name, data in objects.items():
+        bucket.blob(name).upload_from_string(data)
+    client.close()
+    assert content(sync("gs://digits", tmp_path / "target", QUICK).path) == objects
+    with pytest.raises(InputError, match="bucket 'nope' of gs://nope does not exist"):
+        sync("gs://nope", tmp_path / "target", QUICK)
+    with pytest.raises(InputError, match="holds no objects below 'empty/'"):
+        sync("gs://digits/empty", tmp_path / "target", QUICK)
+
+
+def test_folder_with_links_and_empty_folders(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a/b").mkdir(parents=True)
+    (source / "empty").mkdir()
+    (source / "a/b/x y.png").write_bytes(b"x" * (SMALL + 1))
+    (source / "elsewhere").symlink_to("/etc/hostname")
+    target = tmp_path / "target"
+    with pytest.raises(InputError, match="elsewhere is a symbolic link; set symlinks"):
+        sync(str(source), target, QUICK)
+    skipped = sync(f"file://{source}", target, Options(symlinks="skip"))
+    assert set(content(skipped.path)) == {"a/b/x y.png"}
+    assert (skipped.path / "empty").is_dir()
+    followed = sync(str(source), target, Options(symlinks="follow"))
+    assert content(followed.path)["elsewhere"] == Path("/etc/hostname").read_bytes()
+    (source / "a/loop").symlink_to(source)
+    with pytest.raises(InputError, match="loop is a link to a folder above it"):
+        sync(str(source), target, Options(symlinks="follow"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.write_text(""), "is a file; give the folder"),
+        (lambda path: path.mkdir(), "holds no files"),
+        (lambda path: (path.mkdir(), os.mkfifo(path / "pipe")), "neither a file nor a folder"),
+    ],
+)
+def test_folders_that_cannot_be_a_source(tmp_path: Path, make: Any, message: str) -> None:
+    make(tmp_path / "source")
+    with pytest.raises(InputError, match=message):
+        sync(str(tmp_path / "source"), tmp_path / "target", QUICK)
+    assert not (tmp_path / "target").exists()
+
+
+def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to become another user")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "secret").write_text("x")
+    (source / "secret").chmod(0)
+    for folder in (source, tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(InputError, match=r"cannot read source .*/secret: Permission denied"):
+            sync(str(source), tmp_path / "target", QUICK)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s4://bucket/x", "unknown scheme s4://"),
+        ("gs://", "names no bucket"),
+        ("gs:///prefix", "names no bucket"),
+        ("file://host/x", "names the host host"),
+        ("", "source is empty"),
+    ],
+)
+def test_urls_that_name_nothing(tmp_path: Path, url: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sync(url, tmp_path, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(verify="maybe"), "verify is 'maybe'; give one of list, quick, full"),
+        (Options(concurrency=0), "concurrency is 0; give 1 to 1024"),
+        (Options(max_delete=2), "max_delete is 2; give 0 to 1"),
+        (Options(bandwidth=-1), "bandwidth is -1; give 0 or more"),
+        (Options(hostile_names="x"), "hostile_names is 'x'"),
+        (Options(mirror=True, pack="tar"), "pack=tar makes versions"),
+    ],
+)
+def test_options_that_mean_nothing(tmp_path: Path, options: Options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        sync(str(tmp_path), tmp_path / "target", options)
