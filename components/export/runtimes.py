@@ -15,15 +15,15 @@ Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 log
 
 def from_checkpoint(checkpoint: Path) -> Predict:
     """The checkpoint itself in eager torch: what all others are held against."""
-    return _eager(Servable(*load_model(checkpoint)))
+    return eager(Servable(*load_model(checkpoint)))
 
 
 def from_bundle(folder: Path, info: ModelInfo) -> Mapping[str, Predict]:
     """A function for each file of weights in `folder`, by the file's name."""
     return {
         WEIGHTS: _weights(folder / WEIGHTS, info),
-        PROGRAM: _eager(torch.export.load(folder / PROGRAM).module()),
-        ONNX: _onnx(folder / ONNX),
+        PROGRAM: eager(torch.export.load(folder / PROGRAM).module()),
+        ONNX: onnx(folder / ONNX),
     }
 
 
@@ -32,10 +32,12 @@ def _weights(path: Path, info: ModelInfo) -> Predict:
 
     model = build(info.model, len(info.classes))
     model.load_state_dict(load_file(path))
-    return _eager(Servable(model.eval(), info))
+    return eager(Servable(model.eval(), info))
 
 
-def _eager(module: Callable[[Tensor], Tensor]) -> Predict:
+def eager(module: Callable[[Tensor], Tensor]) -> Predict:
+    """A torch module, without gradients."""
+
     def predict(images: Tensor) -> Tensor:
         with torch.inference_mode():
             return module(images)
@@ -43,7 +45,8 @@ def _eager(module: Callable[[Tensor], Tensor]) -> Predict:
     return predict
 
 
-def _onnx(path: Path) -> Predict:
+def onnx(path: Path) -> Predict:
+    """An ONNX file in ONNX Runtime on the CPU, with as many threads as torch has."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

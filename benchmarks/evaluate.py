@@ -1,0 +1,153 @@
+"""Evaluation and export against their peers, ratios > 1 where ours is faster.
+
+- `metrics_vs_torchmetrics`: accuracy, top 5, per-class precision, recall and F1, calibration error
+  and confusion matrix of 50,000 samples in 1,000 classes, from the same logits in the same
+  batches; torchmetrics with compute groups and without its argument checks, as it is fastest.
+  Ours also has the loss and each sample's confidence.
+- `onnx_vs_eager_rn50_b1`, `onnx_vs_eager_rn50_b8`: a ResNet-50 at 224 pixels, as the export
+  component writes it, in ONNX Runtime against the same model in eager torch; uint8 images in,
+  logits out, one CPU thread each.
+"""
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+SAMPLES, CLASSES, BATCH = 50_000, 1000, 500
+ROUNDS = 5
+
+
+def run() -> dict[str, float]:
+    """Measure, print a table, and return the figures by name."""
+    import torch
+
+    torch.manual_seed(0)
+    figures = {"metrics_vs_torchmetrics": _metrics()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for batch, ratio in _onnx((1, 8)).items():
+            figures[f"onnx_vs_eager_rn50_b{batch}"] = ratio
+    finally:
+        torch.set_num_threads(threads)
+    return {name: value for name, value in figures.items() if value}
+
+
+def _metrics() -> float:
+    import torch
+
+    from kfp_ddp.components.evaluate.measure import Tally
+
+    try:
+        from torchmetrics import MetricCollection
+        from torchmetrics import classification as peer
+    except ImportError:
+        print("torchmetrics is missing: pip install torchmetrics")
+        return 0.0
+    targets = torch.randint(CLASSES, (SAMPLES,))
+    logits = torch.randn(SAMPLES, CLASSES)
+    logits[torch.arange(SAMPLES), targets] += 3
+    batches = list(zip(torch.split(logits, BATCH), torch.split(targets, BATCH), strict=True))
+    names = [str(i) for i in range(CLASSES)]
+
+    def ours() -> dict[str, Any]:
+        tally = Tally(CLASSES)
+        for some, truth in batches:
+            tally.update(some, truth)
+        return {
+            "accuracy": tally.correct / tally.samples,
+            "top5": tally.top5,
+            "classes": tally.per_class(names),
+            "calibration": tally.calibration_error,
+            "confusion": tally.confusion,
+        }
+
+    def theirs() -> dict[str, Any]:
+        options: dict[str, Any] = {"num_classes": CLASSES, "validate_args": False}
+        metrics = MetricCollection(
+            {
+                "accuracy": peer.MulticlassAccuracy(average="micro", **options),
+                "top5": peer.MulticlassAccuracy(average="micro", top_k=5, **options),
+                "precision": peer.MulticlassPrecision(average=None, **options),
+                "recall": peer.MulticlassRecall(average=None, **options),
+                "f1": peer.MulticlassF1Score(average=None, **options),
+                "calibration": peer.MulticlassCalibrationError(n_bins=15, **options),
+                "confusion": peer.MulticlassConfusionMatrix(**options),
+            }
+        )
+        for some, truth in batches:
+            metrics.update(some, truth)
+        computed: dict[str, Any] = metrics.compute()
+        return computed
+
+    mine, other = ours(), theirs()
+    for name in ("accuracy", "top5", "calibration"):
+        if abs(float(mine[name]) - float(other[name])) > 1e-5:
+            raise RuntimeError(f"{name} differs: ours {mine[name]}, torchmetrics {other[name]}")
+    if not torch.equal(mine["confusion"], other["confusion"]):
+        raise RuntimeError("the confusion matrices differ")
+    threads = torch.get_num_threads()
+    print(f"metrics of {SAMPLES:,} samples in {CLASSES:,} classes, {threads} threads")
+    return _compare({"kfp-ddp": ours, "torchmetrics": theirs}, ROUNDS)
+
+
+def _onnx(sizes: tuple[int, ...]) -> dict[int, float]:
+    import torch
+
+    from kfp_ddp.components.export.formats import ONNX, Servable, trace, write_onnx
+    from kfp_ddp.components.export.runtimes import eager, onnx
+    from kfp_ddp.training.checkpoint import ModelInfo
+    from kfp_ddp.training.model import MEAN, STD, build
+
+    model = build("resnet50", CLASSES)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    model(torch.randn(8, 3, 224, 224))  # gives batch norm real statistics
+    info = ModelInfo(
+        model="resnet50",
+        classes=tuple(map(str, range(CLASSES))),
+        image_size=224,
+        mean=MEAN,
+        std=STD,
+        step=0,
+        config={},
+    )
+    servable = Servable(model.eval(), info).eval()
+    ratios = {}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_onnx(trace(servable, 224), info, Path(folder) / ONNX)
+        exported, plain = onnx(Path(folder) / ONNX), eager(servable)
+        for size in sizes:
+            images = torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8)
+            torch.testing.assert_close(exported(images), plain(images), atol=1e-3, rtol=1e-3)
+            print(f"ResNet-50, batch {size}, 1 thread")
+            calls = {
+                "onnx (kfp-ddp)": lambda images=images: exported(images),
+                "eager torch": lambda images=images: plain(images),
+            }
+            ratios[size] = _compare(calls, 15 if size == 1 else 7)
+    return ratios
+
+
+def _compare(calls: Mapping[str, Callable[[], object]], rounds: int) -> float:
+    """Print the median milliseconds of two calls that take turns; how much faster the first is."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    for name, median in medians.items():
+        print(f"  {name:<16} {median * 1e3:10.1f} ms   best {min(times[name]) * 1e3:10.1f} ms")
+    first, second = medians.values()
+    print(f"  ratio            {second / first:10.2f}")
+    return second / first
