@@ -153,6 +153,20 @@ class TrainConfig(BaseModel):
             raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
         return self
 
+    @staticmethod
+    def check_dealt(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
+        """Raise InputError unless each rank gets the same; elastic runs may get unequal numbers."""
+        if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
+            return
+        unit = ranks * (micro or 1)
+        if batch % unit:
+            what = f"micro_batch_size={micro} x {ranks} ranks" if micro else f"{ranks} ranks"
+            near = max(unit, round(batch / unit) * unit)
+            raise InputError(
+                f"batch_size={batch} cannot be dealt to {what} evenly: "
+                f"use a multiple of {unit}, for example {near}"
+            )
+
     @classmethod
     def create(cls, **fields: Any) -> Self:
         """Validate `fields`.

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours, flags = _split(arguments)
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.launch [torchrun flags] --")
+        _check_ranks(ours, config)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return _report(Failure(2, -1, str(error), False), None)
@@ -53,6 +54,30 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         return [], arguments
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
+
+
+def _check_ranks(torchrun_flags: list[str], config: TrainConfig) -> None:
+    """Refuse more ranks than there is work for, where their number is known before they start.
+
+    Raises:
+        InputError: the batch cannot be dealt to the ranks, or there are fewer images than ranks.
+    """
+    from torch.distributed import run
+
+    args = run.get_args_parser().parse_args([*torchrun_flags, "-m", "kfp_ddp.training"])
+    least, _, most = str(args.nnodes).rpartition(":")
+    if (least and least != most) or not str(args.nproc_per_node).isdecimal():
+        return  # elastic, or one for each GPU: the ranks find out
+    ranks = int(most) * int(args.nproc_per_node)
+    if not config.batch_size_per_rank:
+        config.check_dealt(config.batch_size, config.micro_batch_size, ranks)
+    from kfp_ddp.training import data
+
+    images = data.count(Path(config.data) / "train", most=ranks)
+    if images < ranks:
+        raise InputError(
+            f"{ranks} ranks but only {images} training images: use at most {images or 1} ranks"
+        )
 
 
 def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:

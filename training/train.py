@@ -123,7 +123,7 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
         micro = micro or before[1]
     if samples < batch:
         raise InputError(f"batch_size={batch} but only {samples} training images: lower batch_size")
-    _dealable(batch, micro, ranks, uneven="KFP_DDP_ELASTIC" in os.environ)
+    config.check_dealt(batch, micro, ranks, uneven="KFP_DDP_ELASTIC" in os.environ)
     precision = config.precision
     if precision == "auto":
         bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -137,20 +137,6 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
     )
     (Path(config.output_dir) / "config.json").write_text(resolved.to_json() + "\n")
     return resolved
-
-
-def _dealable(batch: int, micro: int, ranks: int, uneven: bool) -> None:
-    """Raise InputError unless each rank gets the same; elastic runs may get unequal numbers."""
-    if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
-        return
-    unit = ranks * (micro or 1)
-    if batch % unit:
-        what = f"micro_batch_size={micro} x {ranks} ranks" if micro else f"{ranks} ranks"
-        near = max(unit, round(batch / unit) * unit)
-        raise InputError(
-            f"batch_size={batch} cannot be dealt to {what} evenly: "
-            f"use a multiple of {unit}, for example {near}"
-        )
 
 
 def _look_at_all(

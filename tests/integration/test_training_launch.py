@@ -1,0 +1,201 @@
+"""The launcher: exit codes, the root cause in one line, and no rank that outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kfp_ddp.training import api, checkpoint
+from kfp_ddp.training.config import TrainConfig
+from tests.training_ranks import config, dataset
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dataset(tmp_path_factory.mktemp("launch") / "data")
+
+
+class Launched:
+    """A launcher in a process group of its own, which is killed whole at the end."""
+
+    def __init__(self, run: TrainConfig, *flags: str, nproc: int = 2, **env: str) -> None:
+        self.run = run
+        self.log = Path(run.output_dir).parent / f"launcher-{time.time_ns()}.log"
+        command = [sys.executable, "-m", "kfp_ddp.training.launch"]
+        command += ["--nproc-per-node", str(nproc), *flags, "--", *run.to_argv()]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **env}, start_new_session=True
+            )
+
+    def wait_for(self, text: str, seconds: float = 90) -> None:
+        until = time.monotonic() + seconds
+        while text not in self.output():
+            assert time.monotonic() < until, self.output()
+            assert self.process.poll() is None, self.output()
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def ranks(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+
+@pytest.fixture
+def launched() -> Iterator[list[Launched]]:
+    started: list[Launched] = []
+    yield started
+    for each in started:
+        if each.process.poll() is None:
+            os.killpg(each.process.pid, signal.SIGKILL)
+            each.process.wait()
+
+
+def endless(data: Path, output: Path) -> TrainConfig:
+    return config(data, output, epochs=5000, warmup_epochs=0)
+
+
+def preempted_at(run: TrainConfig) -> int:
+    """The step of the durable checkpoint that a preempted run ended with."""
+    last = json.loads((Path(run.output_dir) / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["status"]) == ("end", "preempted")
+    newest = checkpoint.newest_valid(Path(run.output_dir) / "checkpoints")
+    assert newest is not None
+    assert newest.step == last["step"]
+    return newest.step
+
+
+def test_a_run_that_ends_returns_0_and_no_failure(data: Path, tmp_path: Path) -> None:
+    run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
+    assert api.launch(run, nproc_per_node=2) == 0
+    assert api.read_failure(run) is None
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [e["event"] for e in events if e["event"] != "step"] == [
+        "start",
+        "eval",
+        "checkpoint",
+        "end",
+    ]
+    assert events[0]["world_size"] == 2
+    assert events[0]["steps_total"] == 12
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_bad_data_is_exit_code_2_and_one_line(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "train" / "only").mkdir(parents=True)
+    run = config(tmp_path / "data", tmp_path / "run")
+    assert api.launch(run, nproc_per_node=2) == 2
+    failure = api.read_failure(run)
+    assert failure is not None
+    assert "has one class only" in failure.error
+    assert not failure.retryable
+
+
+def test_sigterm_and_a_lost_rank_end_as_they_should(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    """SIGTERM twice: 143 with a checkpoint. Resumed, one rank SIGKILLed: 137 with its number."""
+    message = tmp_path / "termination"
+    run = endless(data, tmp_path / "run")
+    first = Launched(run, KFP_DDP_TERMINATION_LOG=str(message))
+    launched.append(first)
+    first.wait_for("epoch 1/5000")
+    first.process.send_signal(signal.SIGTERM)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(60) == 143, first.output()
+    step = preempted_at(run)
+    assert json.loads(message.read_text())["exit_code"] == 143
+    assert message.read_text().count("\n") == 1
+
+    second = Launched(run, KFP_DDP_TERMINATION_LOG=str(message))
+    launched.append(second)
+    second.wait_for("resumed from")
+    second.wait_for(f"epoch {step // 12 + 2}/5000")
+    victim = next(p for p in second.ranks() if p.environ()["RANK"] == "1")
+    victim.kill()
+    assert second.process.wait(60) == 137, second.output()
+    failure = json.loads(message.read_text())
+    assert (failure["rank"], failure["error"]) == (1, "ended by SIGKILL")
+    assert failure["retryable"] is True
+
+
+def test_ranks_save_and_stop_when_their_launcher_is_killed(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    run = endless(data, tmp_path / "run")
+    started = Launched(run)
+    launched.append(started)
+    started.wait_for("epoch 1/5000")
+    ranks = started.ranks()
+    assert len(ranks) == 2
+    started.process.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert alive == []
+    assert preempted_at(run) > 0
+
+
+def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    """What counts is that it changes; its time, by a clock that is off, does not."""
+    heartbeat = tmp_path / "heartbeat"
+    run = endless(data, tmp_path / "run").model_copy(
+        update={"stop_when_stale": str(heartbeat), "stale_seconds": 3.0}
+    )
+    started = Launched(run)
+    launched.append(started)
+    began = time.time()
+    while "epoch 1/5000" not in started.output() or time.time() - began < 8:
+        heartbeat.touch()
+        os.utime(heartbeat, (time.time() - 1e7,) * 2)
+        assert started.process.poll() is None, started.output()
+        time.sleep(0.5)
+    assert started.process.wait(60) == 143, started.output()
+    assert preempted_at(run) > 0
+    assert "heartbeat is stale" in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_losing_a_node_goes_on_with_fewer_ranks(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
+    run = config(data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6)
+    quick = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+    flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--rdzv-conf")
+    here = ("--rdzv-endpoint", "localhost:29417", "--local-addr", "localhost")
+    for number in range(2):
+        log_dir = str(tmp_path / f"logs{number}")
+        conf = f"{quick},is_host={'true' if number == 0 else 'false'}"
+        node = Launched(run, *flags, conf, *here, "--log-dir", log_dir, nproc=1)
+        launched.append(node)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    _wait_until(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text(), launched[0])
+    survivor, lost = launched
+    ranks = lost.ranks()
+    lost.process.kill()
+    psutil.wait_procs(ranks, timeout=30)
+    _wait_until(lambda: '"world_size": 1' in metrics.read_text(), survivor)
+    lines = metrics.read_text().splitlines()
+    starts = [json.loads(line) for line in lines if '"start"' in line]
+    assert starts[0]["world_size"] == 2
+    assert starts[-1]["world_size"] == 1
+    assert starts[-1]["resumed_from_step"] > 0
+    about = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert about["micro_batch_size"] == 4
+
+
+def _wait_until(condition: Callable[[], bool], node: Launched, seconds: float = 90) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, node.output()
+        assert node.process.poll() is None, node.output()
+        time.sleep(0.1)
