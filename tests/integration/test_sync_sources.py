@@ -128,16 +128,23 @@ def test_s3_with_md5_checksum_and_multipart_objects(s3: Any, tmp_path: Path) -> 
     assert content(second.path) == objects | {"a/x.png": b"z" * 3000}
 
 
-def test_s3_body_that_is_not_its_md5_is_refused(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("upload", "found_by"), [("when_supported", "FlexibleChecksumError"), ("when_required", "MD5")]
+)
+def test_s3_body_that_is_wrong_is_refused(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upload: str, found_by: str
 ) -> None:
+    import boto3
+    from botocore.config import Config
     from botocore.response import StreamingBody
 
-    s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x" * 3000)
+    client = boto3.client("s3", config=Config(request_checksum_calculation=upload))
+    client.put_object(Bucket="bucket", Key="ds/x", Body=b"x" * 3000)
+    client.close()
     read = StreamingBody.read
     # A store that sends wrong bytes and no checksum cannot be had from the server on demand.
     monkeypatch.setattr(StreamingBody, "read", lambda self, amt=None: b"y" * len(read(self, amt)))
-    with pytest.raises(InputError, match=r"cannot read 'x' of s3://bucket/ds: MD5"):
+    with pytest.raises(InputError, match=rf"cannot read 'x' of s3://bucket/ds: {found_by}"):
         sync("s3://bucket/ds", tmp_path, QUICK)
     assert not (tmp_path / "current").exists()
 
@@ -195,13 +202,21 @@ def test_folder_with_links_and_empty_folders(tmp_path: Path) -> None:
         sync(str(source), target, Options(symlinks="follow"))
 
 
+def make_pipe(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.write_text(""), "is a file; give the folder"),
         (lambda path: path.mkdir(), "holds no files"),
-        (lambda path: (path.mkdir(), os.mkfifo(path / "pipe")), "neither a file nor a folder"),
+        (
+            lambda path: subprocess.run(["mkfifo", path.mkdir() or path / "pipe"]),
+            "neither a file nor a folder",
+        ),
     ],
 )
 def test_folders_that_cannot_be_a_source(tmp_path: Path, make: Any, message: str) -> None:

@@ -1,0 +1,358 @@
+"""The ways to turn a version on a staging claim into a claim that many workers mount."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
+from kfp_ddp.training.errors import InputError
+
+STRATEGIES = ("auto", "in-place", "clone", "snapshot", "populator", "none")
+DOMAIN = "kfp-ddp.dev"
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
+_POLL = 1.0
+_LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
+_PD = "pd.csi.storage.gke.io"
+
+
+@dataclass
+class Request:
+    """What is to be published, from which claim, and how."""
+
+    dataset: str
+    digest: str
+    path: str
+    claim: str
+    publish: str = "in-place"
+    source: str = ""
+    storage_class: str = ""
+    snapshot_class: str = ""
+    keep_claims: int = 3
+    wait: float = 600
+    populator_account: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the published claim, and of its snapshot or data source."""
+        return f"ds-{self.dataset}-{self.digest[:12]}"
+
+
+@dataclass
+class Published:
+    """The claim to mount, where the version is in it, and how that came about."""
+
+    claim: str
+    path: str
+    strategy: str
+    notes: list[str] = field(default_factory=list)
+
+
+def publish(cluster: Cluster, request: Request) -> Published:
+    """Publish by the strategy asked for; `auto` falls back to in-place, and says so.
+
+    Raises:
+        InputError: the claim is missing, or the strategy is not possible here.
+    """
+    strategy, notes = request.publish, list[str]()
+    try:
+        staging = cluster.claim(request.claim)
+    except Refused as error:
+        raise _no_right(error) from error
+    if staging is None:
+        raise InputError(
+            f"claim {request.claim} is not in namespace {cluster.namespace}; create it, and sync"
+        )
+    if strategy == "auto":
+        strategy, why = choose(cluster, staging)
+        notes.append(f"auto: {strategy}, as {why}")
+    try:
+        done = _by(strategy, cluster, request, staging)
+    except Refused as error:
+        if request.publish != "auto" or strategy == "in-place":
+            raise _no_right(error) from error
+        notes.append(f"{strategy} was refused ({error}): in-place instead")
+        done = in_place(cluster, request, staging)
+    done.notes = notes + done.notes
+    return done
+
+
+def choose(cluster: Cluster, staging: Any) -> tuple[str, str]:
+    """The best strategy that is known to work here, and the reason."""
+    if "ReadWriteMany" in staging.spec.access_modes:
+        return "in-place", "the claim can be mounted by many"
+    name = staging.spec.storage_class_name or ""
+    try:
+        found = cluster.storage_class(name) if name else None
+    except Refused:
+        return "in-place", f"the storage class {name} is not visible to this service account"
+    if found is None or found.provisioner in _LOCAL:
+        return "in-place", "the storage can make no copies"
+    parameters = found.parameters or {}
+    multi_zone = parameters.get("enable-multi-zone-provisioning") == "true"
+    if found.provisioner == _PD and not multi_zone:
+        return "clone", "a persistent disk is cloned fastest"
+    try:
+        drivers = cluster.snapshot_drivers()
+    except Refused as error:
+        return "in-place", f"snapshots cannot be used ({error})"
+    if found.provisioner in drivers:
+        return "snapshot", f"{found.provisioner} has a snapshot class"
+    return "in-place", f"{found.provisioner} has no snapshot class"
+
+
+def _by(strategy: str, cluster: Cluster, request: Request, staging: Any) -> Published:
+    if strategy == "in-place":
+        return in_place(cluster, request, staging)
+    if strategy == "populator":
+        return populator(cluster, request, staging)
+    return copy(cluster, request, staging, strategy)
+
+
+def in_place(cluster: Cluster, request: Request, staging: Any) -> Published:
+    """Workers mount the staging claim itself, read-only."""
+    cluster.label_claim(
+        request.claim,
+        {
+            "labels": {f"{DOMAIN}/dataset": request.dataset},
+            "annotations": {f"{DOMAIN}/digest": request.digest},
+        },
+    )
+    modes = staging.spec.access_modes
+    notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
+    if not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+        notes.append("its access mode lets pods of only one node mount it at a time")
+    return Published(request.claim, request.path, "in-place", notes)
+
+
+def copy(cluster: Cluster, request: Request, staging: Any, strategy: str) -> Published:
+    """A ReadOnlyMany claim restored from a snapshot, or cloned, of the staging claim."""
+    notes = []
+    found = _reusable(cluster, request, strategy)
+    if found is None:
+        _writers_gone(cluster, request)
+        if strategy == "snapshot":
+            _snapshot(cluster, request)
+            source = {"apiGroup": SNAPSHOTS[0], "kind": "VolumeSnapshot", "name": request.name}
+        else:
+            source = {"kind": "PersistentVolumeClaim", "name": request.claim}
+        found = cluster.create_claim(_claim(request, staging, {"dataSource": source}, strategy))
+        notes.append(f"made {request.name} as a {strategy} of {request.claim}")
+    else:
+        notes.append(f"{request.name} was there already, of this digest: used again")
+    notes.append(_bound(cluster, request, staging, found))
+    return Published(request.name, request.path, strategy, notes)
+
+
+def populator(cluster: Cluster, request: Request, staging: Any) -> Published:
+    """A claim that GKE's volume populator fills straight from the bucket.
+
+    The bucket's prefix becomes the root of the claim; the digest is that of the listing, and
+    what the populator copies is not verified.
+    """
+    if not request.source.startswith("gs://"):
+        raise InputError(f"source is {request.source!r}; the populator needs gs://bucket/prefix")
+    found = _reusable(cluster, request, "populator")
+    if found is None:
+        spec = {
+            "cloudStorage": {
+                "uri": request.source.rstrip("/") + "/",
+                "serviceAccountName": request.populator_account or "default",
+            }
+        }
+        cluster.create_custom(
+            GCP_SOURCES,
+            {
+                "apiVersion": f"{GCP_SOURCES[0]}/{GCP_SOURCES[1]}",
+                "kind": "GCPDataSource",
+                "metadata": {"name": request.name, "labels": _labels(request)},
+                "spec": spec,
+            },
+        )
+        source = {"apiGroup": GCP_SOURCES[0], "kind": "GCPDataSource", "name": request.name}
+        cluster.create_claim(_claim(request, staging, {"dataSourceRef": source}, "populator"))
+    root = str(PurePosixPath(request.path).parents[1])
+    note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
+    return Published(request.name, root, "populator", [note])
+
+
+def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
+    """The published claim if it is there and right; waits for one that is being deleted."""
+    deadline = time.monotonic() + request.wait
+    while (found := cluster.claim(request.name)) is not None:
+        if found.status.phase == "Lost" and not found.metadata.deletion_timestamp:
+            cluster.delete_claim(request.name)
+        elif not found.metadata.deletion_timestamp:
+            break
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.name} is being deleted and {request.wait:.0f} s were not enough; "
+                f"end the pods that use it: {', '.join(cluster.users(request.name)) or 'none seen'}"
+            )
+        time.sleep(_POLL)
+    if found is None:
+        return None
+    notes = found.metadata.annotations or {}
+    if notes.get(f"{DOMAIN}/digest") != request.digest or found.spec.access_modes != [
+        "ReadOnlyMany"
+    ]:
+        raise InputError(
+            f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
+        )
+    return found
+
+
+def _writers_gone(cluster: Cluster, request: Request) -> None:
+    """Wait until nobody has the staging claim mounted for writing.
+
+    A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
+    """
+    deadline = time.monotonic() + request.wait
+    while users := cluster.users(request.claim, writing=True):
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.claim} is still mounted by {', '.join(users)} after "
+                f"{request.wait:.0f} s; end them, or use publish=in-place"
+            )
+        time.sleep(_POLL)
+
+
+def _snapshot(cluster: Cluster, request: Request) -> None:
+    """Get or make the snapshot, and wait until it can be restored."""
+    spec: dict[str, Any] = {"source": {"persistentVolumeClaimName": request.claim}}
+    if request.snapshot_class:
+        spec["volumeSnapshotClassName"] = request.snapshot_class
+    body = {
+        "apiVersion": f"{SNAPSHOTS[0]}/{SNAPSHOTS[1]}",
+        "kind": "VolumeSnapshot",
+        "metadata": {
+            "name": request.name,
+            "labels": _labels(request),
+            "annotations": {f"{DOMAIN}/digest": request.digest},
+        },
+        "spec": spec,
+    }
+    deadline = time.monotonic() + request.wait
+    cluster.create_custom(SNAPSHOTS, body)
+    while True:
+        found = cluster.custom(SNAPSHOTS, request.name)
+        status = (found or {}).get("status") or {}
+        if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
+            return
+        problem = (status.get("error") or {}).get("message", "")
+        if problem or time.monotonic() > deadline:
+            cluster.delete_custom(SNAPSHOTS, request.name)
+            reason = problem or f"not ready after {request.wait:.0f} s"
+            raise InputError(
+                f"the snapshot of claim {request.claim} failed: {reason}; "
+                "check its VolumeSnapshotClass"
+            )
+        time.sleep(_POLL)
+
+
+def _claim(request: Request, staging: Any, source: dict[str, Any], strategy: str) -> dict[str, Any]:
+    """The published claim: exactly [ReadOnlyMany], the same size, pinned to the same zone."""
+    annotations = {f"{DOMAIN}/digest": request.digest, f"{DOMAIN}/strategy": strategy}
+    if request.source:
+        annotations[f"{DOMAIN}/source"] = request.source
+    node = (staging.metadata.annotations or {}).get(SELECTED_NODE)
+    if node and strategy != "populator":
+        # A late-binding class would follow the first reader's zone, away from the copy's source.
+        annotations[SELECTED_NODE] = node
+    capacity = (staging.status.capacity or {}).get("storage")
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadOnlyMany"],
+        "resources": {
+            "requests": {"storage": capacity or staging.spec.resources.requests["storage"]}
+        },
+        "volumeMode": staging.spec.volume_mode or "Filesystem",
+        **source,
+    }
+    name = request.storage_class or staging.spec.storage_class_name
+    if name:
+        spec["storageClassName"] = name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": request.name,
+            "labels": _labels(request),
+            "annotations": annotations,
+        },
+        "spec": spec,
+    }
+
+
+def _labels(request: Request) -> dict[str, str]:
+    return MANAGED | {
+        f"{DOMAIN}/dataset": request.dataset,
+        f"{DOMAIN}/digest": request.digest[:12],
+    }
+
+
+def _bound(cluster: Cluster, request: Request, staging: Any, claim: Any) -> str:
+    """Wait for the claim to be bound, unless it will only be when a pod uses it."""
+    if _binds_late(cluster, request, staging):
+        return "it is bound when a pod first uses it"
+    deadline = time.monotonic() + request.wait
+    while claim is None or claim.status.phase != "Bound":
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.name} is not bound after {request.wait:.0f} s; see "
+                f"kubectl describe pvc {request.name}, or use publish=in-place"
+            )
+        time.sleep(_POLL)
+        claim = cluster.claim(request.name)
+    return "it is bound"
+
+
+def _binds_late(cluster: Cluster, request: Request, staging: Any) -> bool:
+    """Whether the class waits for a consumer; without a view of classes, by the staging claim."""
+    name = request.storage_class or staging.spec.storage_class_name
+    try:
+        found = cluster.storage_class(name) if name else None
+    except Refused:
+        if request.storage_class and request.storage_class != staging.spec.storage_class_name:
+            return True  # unknown: a claim that waits for its pod must not be waited for
+        return SELECTED_NODE in (staging.metadata.annotations or {})
+    return found is not None and found.volume_binding_mode == "WaitForFirstConsumer"
+
+
+def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
+    """Delete published claims of the dataset that are old and that no pod uses.
+
+    Keeps the `keep_claims` newest, 0 for all; returns the names deleted.
+    """
+    if request.keep_claims <= 0:
+        return []
+    selector = ",".join(
+        f"{key}={value}"
+        for key, value in (MANAGED | {f"{DOMAIN}/dataset": request.dataset}).items()
+    )
+    found = [
+        claim
+        for claim in cluster.claims(selector)
+        if claim.metadata.name.startswith("ds-") and not claim.metadata.deletion_timestamp
+    ]
+    found.sort(key=lambda claim: str(claim.metadata.creation_timestamp), reverse=True)
+    gone = []
+    for claim in found[request.keep_claims :]:
+        name = claim.metadata.name
+        if name == current or cluster.users(name):
+            continue
+        cluster.delete_claim(name)
+        for kind in (SNAPSHOTS, GCP_SOURCES):
+            try:
+                cluster.delete_custom(kind, name)
+            except Refused:
+                continue  # not installed, or no right to it: then there is none of ours
+        gone.append(name)
+    return gone
+
+
+def _no_right(error: Refused) -> InputError:
+    return InputError(
+        f"cannot {error}; grant the right to the service account (deploy/storage/rbac.yaml), or "
+        "use publish=in-place"
+    )
