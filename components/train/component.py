@@ -5,7 +5,18 @@ from typing import NamedTuple
 from kfp import dsl
 
 
-@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.1.0", install_kfp_package=False)
+@dsl.component(
+    base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
+    install_kfp_package=False,
+    task_config_passthroughs=[
+        dsl.TaskConfigField.RESOURCES,
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigField.KUBERNETES_AFFINITY,
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+    ],
+)
 def train(
     run_id: str,
     dataset_path: str,
@@ -13,9 +24,25 @@ def train(
     trained_model: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     loss_curve: dsl.Output[dsl.HTML],
+    job: dsl.Output[dsl.Artifact],
+    task_config: dsl.TaskConfig,
     task_name: str = "train",
-    backend: str = "local",
+    task_id: str = "",
+    backend: str = "pytorchjob",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    nodes: int = 1,
     nproc_per_node: int = 0,
+    gpus_per_node: int = 0,
+    cpu: str = "",
+    memory: str = "",
+    scheduler: str = "",
+    queue: str = "",
+    spot: str = "",
+    retries: int = 2,
+    deadline_minutes: float = 0.0,
+    pending_minutes: float = 0.0,
+    heartbeat_minutes: float = 15.0,
+    cluster: dict = {},  # noqa: B006
     model: str = "resnet50",
     image_size: int = 224,
     epochs: int = 90,
@@ -53,9 +80,25 @@ def train(
         trained_model: The newest checkpoint: its path, digest, step and metrics.
         metrics: Final loss, accuracy, speed and step.
         loss_curve: Loss and accuracy over the steps, as a picture.
+        job: The job as it ended, for the record.
+        task_config: What is set on this task, filled in by KFP: it reaches the workers.
         task_name: Name of this task in the pipeline.
-        backend: Where the ranks run: local, as processes of this step.
+        task_id: The pipeline's task id, which tells iterations of a loop apart.
+        backend: pytorchjob (Training Operator), trainjob (Trainer), or local: this step itself.
+        image: Image of the workers of a job.
+        nodes: Pods of a job.
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one where there is none.
+        gpus_per_node: GPUs of a pod; beside what is set on this task.
+        cpu: CPU of a pod, request and limit, for example 8; '' for what is set on this task.
+        memory: Memory of a pod, likewise, for example 32Gi.
+        scheduler: kueue, volcano, coscheduling or runai; '' for the cluster's own.
+        queue: Queue of that scheduler.
+        spot: Interruptible nodes of gke, aks, eks or karpenter; '' for none.
+        retries: Retries of the job after a lost node or a preemption, from its checkpoint.
+        deadline_minutes: The job is deleted after so long; 0 for never.
+        pending_minutes: The step gives up on pods that cannot start for so long; 0 for never.
+        heartbeat_minutes: The job stops itself when this step is silent for so long; 0 for never.
+        cluster: Any other setting of a job by name, for example {"shm_size": "8Gi"}.
         model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
         image_size: Height and width of the images that the network sees, in pixels.
         epochs: Passes over the training split.
@@ -87,14 +130,16 @@ def train(
     Returns:
         The folder of the newest checkpoint, and the folder of the run.
     """
-    from kfp_ddp.components.train.engine import run
+    from kfp_ddp.components.train.engine import Artifacts, run
 
     return run(
         run_id=run_id,
         task_name=task_name,
+        task_id=task_id,
         work_dir=work_dir,
         backend=backend,
         nproc_per_node=nproc_per_node,
+        heartbeat_minutes=heartbeat_minutes,
         training={
             "data": dataset_path,
             "model": model,
@@ -125,7 +170,20 @@ def train(
             "log_steps": log_steps,
             "timeout_minutes": timeout_minutes,
         },
-        trained_model=trained_model,
-        metrics=metrics,
-        loss_curve=loss_curve,
+        cluster={
+            "image": image,
+            "nodes": nodes,
+            "gpus_per_node": gpus_per_node,
+            "cpu": cpu,
+            "memory": memory,
+            "scheduler": scheduler,
+            "queue": queue,
+            "spot": spot,
+            "retries": retries,
+            "deadline_minutes": deadline_minutes,
+            "pending_minutes": pending_minutes,
+            **cluster,
+        },
+        task_config=task_config,
+        artifacts=Artifacts(trained_model, metrics, loss_curve, job),
     )

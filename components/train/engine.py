@@ -5,14 +5,25 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp_ddp.components.launch import processes
+from kfp_ddp.components.launch import heartbeat, processes
+from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.local import GRACE_SECONDS, Ended, run_ranks
-from kfp_ddp.components.launch.outputs import newest_checkpoint, write_outputs
+from kfp_ddp.components.launch.outputs import newest_checkpoint, write_job, write_outputs
+from kfp_ddp.components.launch.run import launch
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.launch.task_config import (
+    claim_of,
+    covering,
+    own_claims,
+    passed_through,
+    read_only,
+    with_claims,
+)
 from kfp_ddp.components.step import step
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
 
-BACKENDS = ("local",)
+BACKENDS = ("pytorchjob", "trainjob", "local")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -23,19 +34,43 @@ class Trained(NamedTuple):
     run_dir: str
 
 
+class Artifacts(NamedTuple):
+    """The step's output artifacts, as KFP hands them in."""
+
+    trained_model: Any
+    metrics: Any
+    loss_curve: Any
+    job: Any
+
+
 @step
 def run(
     run_id: str,
     task_name: str,
+    task_id: str,
     work_dir: str,
     backend: str,
     nproc_per_node: int,
+    heartbeat_minutes: float,
     training: dict[str, Any],
-    trained_model: Any,
-    metrics: Any,
-    loss_curve: Any,
+    cluster: dict[str, Any],
+    task_config: Any,
+    artifacts: Artifacts,
 ) -> Trained:
-    """Train to the end or say in one line why not; `training` holds the fields of `TrainConfig`.
+    """Train to the end or say in one line why not.
+
+    Args:
+        run_id: Id of the pipeline run.
+        task_name: Name of the task in the pipeline.
+        task_id: Tells iterations of a loop apart.
+        work_dir: Folder that holds the folder of the run.
+        backend: One of BACKENDS.
+        nproc_per_node: Ranks a node; 0 for one for each GPU, or one.
+        heartbeat_minutes: Silence of this step after which a job stops itself; 0 for never.
+        training: Fields of TrainConfig.
+        cluster: Fields of LaunchSpec.
+        task_config: What was set on the KFP task.
+        artifacts: Where outputs go.
 
     Raises:
         InputError: for input that cannot be used, before any rank starts, and for a training
@@ -43,18 +78,29 @@ def run(
     """
     if backend not in BACKENDS:
         raise InputError(f"backend {backend!r} is not known; use one of {', '.join(BACKENDS)}")
+    if nproc_per_node < 0:
+        raise InputError(f"nproc_per_node={nproc_per_node}: use 0 (one for each GPU) or more")
     run_dir = open_run_dir(work_dir, run_id)
     config = TrainConfig.create(**training, output_dir=str(run_dir))
-    ranks = _ranks(nproc_per_node)
-    left = processes.recorded(run_dir)
-    if left is not None:
-        print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
-        processes.end(left, GRACE_SECONDS)
-    print(f"{task_name}: {ranks} rank(s), output in {run_dir}", flush=True)
-    ended = run_ranks(config.to_argv(), ranks, run_dir)
-    if ended.code != 0 or ended.stopped_by is not None:
-        raise InputError(_why(ended, run_dir))
-    newest = write_outputs(run_dir, "", trained_model, metrics, loss_curve)
+    if backend == "local":
+        claim = ""
+        _train_here(config, task_name, nproc_per_node, int(cluster.get("nodes", 1)), run_dir)
+        write_job(artifacts.job, {"backend": "local", "config": config.model_dump()})
+    else:
+        api = Api.connect()
+        fields = _fields(api, config, run_dir, backend, nproc_per_node, cluster, task_config)
+        fields["command"] = heartbeat.guarded(
+            ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()],
+            str(run_dir),
+            heartbeat_minutes,
+        )
+        claim = claim_of(fields, str(run_dir))
+        spec = LaunchSpec.create(**fields)
+        finished = launch(spec, run_id, task_name, task_id, api, run_dir)
+        write_job(artifacts.job, finished.job)
+    newest = write_outputs(
+        run_dir, claim, artifacts.trained_model, artifacts.metrics, artifacts.loss_curve
+    )
     print(f"checkpoint {newest.path}, step {newest.step}, sha256 {newest.digest}", flush=True)
     return Trained(str(newest.path), str(run_dir))
 
@@ -84,13 +130,60 @@ def open_run_dir(work_dir: str, run_id: str) -> Path:
     return run_dir.resolve()
 
 
-def _ranks(nproc_per_node: int) -> int:
-    if nproc_per_node < 0:
-        raise InputError(f"nproc_per_node={nproc_per_node}: use 0 (one for each GPU) or more")
-    if nproc_per_node > 0:
-        return nproc_per_node
-    import torch
+def _fields(
+    api: Api,
+    config: TrainConfig,
+    run_dir: Path,
+    backend: str,
+    nproc_per_node: int,
+    cluster: dict[str, Any],
+    task_config: Any,
+) -> dict[str, Any]:
+    """The fields of LaunchSpec: what the task has, overlaid with the step's own inputs."""
+    fields: dict[str, Any] = {**passed_through(task_config), **cluster, "kind": backend}
+    fields["nproc_per_node"] = nproc_per_node or _gpus(fields)
+    fields = with_claims(fields, [config.data, str(run_dir)], own_claims(api))
+    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
+    for what, path in (("dataset_path", config.data), ("work_dir", str(run_dir))):
+        if not covering(path, every):
+            raise InputError(
+                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
+                "train task with kubernetes.mount_pvc"
+            )
+    return read_only(fields, config.data, str(run_dir))
 
+
+def _gpus(fields: dict[str, Any]) -> int:
+    limits = (fields.get("resources") or {}).get("limits", {})
+    name = fields.get("gpu_resource") or "nvidia.com/gpu"
+    return int(fields.get("gpus_per_node") or float(limits.get(name, 0)))
+
+
+def _train_here(
+    config: TrainConfig, task_name: str, nproc_per_node: int, nodes: int, run_dir: Path
+) -> None:
+    """Train with processes of this step."""
+    if nodes != 1:
+        raise InputError(f"nodes={nodes}: backend local has one node; use pytorchjob or trainjob")
+    ranks = nproc_per_node or _local_gpus()
+    left = processes.recorded(run_dir)
+    if left is not None:
+        print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
+        processes.end(left, GRACE_SECONDS)
+    print(f"{task_name}: {ranks} rank(s), output in {run_dir}", flush=True)
+    ended = run_ranks(config.to_argv(), ranks, run_dir)
+    if ended.code != 0 or ended.stopped_by is not None:
+        raise InputError(_why(ended, run_dir))
+
+
+def _local_gpus() -> int:
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            "backend local needs an image with torch: use backend=pytorchjob on a cluster, or "
+            "set_container_image of the trainer on this task"
+        ) from error
     return max(1, torch.cuda.device_count())
 
 

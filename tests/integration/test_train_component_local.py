@@ -41,6 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(dataset: Path, work_dir: Path, **changes: Any) -> dict[str, Any]:
     return {
         "run_id": "run-1",
+        "backend": "local",
         "dataset_path": str(dataset),
         "work_dir": str(work_dir),
         "nproc_per_node": 2,
@@ -119,6 +120,7 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
         ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
         ({"nproc_per_node": -1}, "nproc_per_node=-1"),
+        ({"nodes": 2}, "backend local has one node"),
     ],
 )
 def test_bad_input_is_one_line_before_any_rank(
@@ -126,9 +128,10 @@ def test_bad_input_is_one_line_before_any_rank(
 ) -> None:
     from kfp_ddp.components.train.component import train
 
-    given = {"task_name": "train", "backend": "local", **arguments(dataset, tmp_path / "work")}
+    artifacts = dict.fromkeys(["trained_model", "metrics", "loss_curve", "job", "task_config"])
+    given = {**arguments(dataset, tmp_path / "work"), **change}
     with pytest.raises(SystemExit) as error:
-        train.python_func(trained_model=None, metrics=None, loss_curve=None, **{**given, **change})
+        train.python_func(**artifacts, **given)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "work" / "run-1" / "logs").exists()

@@ -18,9 +18,9 @@ def test_teardown_ends_a_recorded_group_once(tmp_path: Path) -> None:
     child = sleeper()
     processes.record(run_dir, child.pid)
     assert processes.recorded(run_dir) == child.pid
-    assert teardown("run", str(tmp_path)) == f"ended process group {child.pid}"
+    assert teardown("run", str(tmp_path), "local") == f"ended process group {child.pid}"
     assert child.wait(timeout=10) < 0
-    assert teardown("run", str(tmp_path)) == "nothing was left to end"
+    assert teardown("run", str(tmp_path), "local") == "nothing was left to end"
 
 
 def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""Why a job failed: the pod and rank that failed first, in one line, and whether to try again."""
+
+import json
+from dataclasses import dataclass
+
+from kfp_ddp.components.launch.api import Object
+from kfp_ddp.components.launch.kinds import pod_title
+
+# What a rank says when another one went away: a consequence, never the cause.
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "rendezvous",
+    "remote process exited",
+)
+# What NCCL says when a node or a link is gone.
+LOST_LINK = ("watchdog caught collective operation timeout", "nccl timeout", "ncclsystemerror")
+LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure in one line; `pod` is '' where no pod tells of one."""
+
+    line: str
+    retryable: bool
+    pod: str = ""
+    finished: str = ""
+
+
+def root_cause(pods: list[Object], job_message: str) -> Failure:
+    """The first failure that is no consequence of another one.
+
+    Args:
+        pods: The job's pods as they are now.
+        job_message: What the job's own condition says, for when no pod says anything.
+    """
+    found = [failure for pod in pods if (failure := _of_pod(pod)) is not None]
+    if not found:
+        return Failure(job_message or "the job failed and left no pod that says why", False)
+    return min(found, key=lambda failure: (_consequence(failure.line), failure.finished))
+
+
+def _consequence(line: str) -> bool:
+    low = line.lower()
+    return any(words in low for words in LOST_PEER) or "stopped by sig" in low
+
+
+def _of_pod(pod: Object) -> Failure | None:
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    who = pod_title(pod)
+    disruption = next(
+        (c for c in status.get("conditions") or [] if c["type"] == "DisruptionTarget"), None
+    )
+    if disruption is not None and disruption["status"] == "True":
+        line = f"{who}: {disruption.get('message') or disruption.get('reason')}"
+        return Failure(line, True, name, disruption.get("lastTransitionTime", ""))
+    if status.get("reason") in LOST_NODE:
+        line = f"{who}: {status['reason']}: {status.get('message', '')}".rstrip(": ")
+        return Failure(line, True, name, "")
+    for container in status.get("containerStatuses") or []:
+        for state in (container.get("state") or {}, container.get("lastState") or {}):
+            ended = state.get("terminated")
+            if ended and ended.get("exitCode"):
+                return _of_container(who, name, ended)
+    return None
+
+
+def _of_container(who: str, pod: str, ended: Object) -> Failure:
+    code, reason = int(ended["exitCode"]), ended.get("reason", "")
+    finished = ended.get("finishedAt") or ""
+    message = str(ended.get("message") or "").strip()
+    if reason == "OOMKilled":
+        line = f"{who}: out of memory (OOMKilled); raise memory, or lower batch_size or workers"
+        return Failure(line, False, pod, finished)
+    retryable = code >= 128
+    try:
+        told = json.loads(message.splitlines()[-1]) if message else {}
+        rank, error = int(told["rank"]), str(told["error"])
+        retryable = bool(told.get("retryable")) or retryable
+        text = f"rank {rank}: {error}" if rank >= 0 else error
+    except (ValueError, KeyError, TypeError, IndexError):
+        lines = [line for line in message.splitlines() if line.strip()]
+        text = f"exit code {code}" + (f": {lines[-1].strip()}" if lines else "")
+    low = text.lower()
+    lost = any(words in low for words in (*LOST_LINK, *LOST_PEER))
+    return Failure(f"{who}: {text}"[:600], retryable or lost, pod, finished)

@@ -1,0 +1,218 @@
+"""Following one job to its end as if it ran in the step: state, logs, progress, reasons."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kfp_ddp.components.launch import heartbeat, pending
+from kfp_ddp.components.launch.api import Api, Mirror, Object, core
+from kfp_ddp.components.launch.ending import Ending
+from kfp_ddp.components.launch.kinds import Kind, State, state
+from kfp_ddp.components.launch.logs import PlaceFile, PodLog, Printer
+from kfp_ddp.components.launch.progress import METRICS_FILE, Progress, Tail
+from kfp_ddp.training.errors import InputError
+
+PROGRESS_SECONDS = 10.0
+DRAIN_SECONDS = 5.0
+EXPLAIN_SECONDS = 2.0
+
+
+class Cancelled(Exception):  # noqa: N818
+    """The run was terminated while its job ran."""
+
+
+@dataclass
+class Limits:
+    """How long a job may take, in seconds from its creation; 0 for any time."""
+
+    deadline: float = 0
+    pending: float = 0
+
+
+@dataclass
+class Ended:
+    """How a job ended, and what its pods were then."""
+
+    state: State
+    job: Object
+    pods: list[Object] = field(default_factory=list)
+
+
+class Follower:
+    """Follows one job: two watches, a thread for each pod's log, and one loop that decides."""
+
+    def __init__(
+        self, api: Api, kind: Kind, job: Object, ending: Ending, run_dir: Path | None
+    ) -> None:
+        self.api, self.kind, self.job, self.ending, self.run_dir = api, kind, job, ending, run_dir
+        self.name = job["metadata"]["name"]
+        self.changed = threading.Event()
+        one = {"fieldSelector": f"metadata.name={self.name}"}
+        self.jobs = Mirror(api, kind.path(api.namespace), one, self.changed)
+        pods = {"labelSelector": kind.pod_selector(self.name)}
+        self.pods = Mirror(api, core(api.namespace, "pods"), pods, self.changed)
+        self.events = Mirror(api, core(api.namespace, "events"), one_job(self.name), self.changed)
+        for mirror in ending.mirrors:
+            mirror.changed = self.changed
+        self.printer = Printer()
+        self.places: PlaceFile | None = None
+        self.logs: dict[str, PodLog] = {}
+        self.progress = Progress()
+        self.tail: Tail | None = None
+        if run_dir is not None:
+            self.places = PlaceFile(run_dir / "launcher.places.json", self.printer)
+            self.tail = Tail(run_dir / METRICS_FILE)
+        self.said = ""
+        self.progressed = self.explained = self.beat = 0.0
+        self.fresh = False
+
+    def run(self, limits: Limits) -> Ended:
+        """Return when the job is over and its logs are printed.
+
+        Args:
+            limits: Deadlines.
+
+        Raises:
+            Cancelled: the run was terminated; the job is deleted.
+            InputError: a deadline passed (the job is deleted), or somebody deleted the job.
+        """
+        if self.tail is not None:
+            self.tail.skip()
+        self.ending.before_exit = self._save
+        for mirror in (self.jobs, self.pods, self.events):
+            mirror.start()
+        try:
+            while True:
+                self.changed.wait(timeout=0.5)
+                self.changed.clear()
+                now = self._look(limits)
+                if now.over:
+                    self._drain()
+                    return Ended(now, self.job, list(self.pods.objects.values()))
+        finally:
+            for mirror in (self.jobs, self.pods, self.events):
+                mirror.stop()
+            for log in self.logs.values():
+                log.abandoned.set()
+            self._save()
+
+    def _look(self, limits: Limits) -> State:
+        """Take in what changed; one turn of the loop."""
+        if self.ending.cancelled():
+            self.ending.delete_job()
+            raise Cancelled
+        if not self.jobs.synced.is_set():
+            return State("created")
+        if self.jobs.forbidden:
+            raise InputError(f"cannot watch {self.kind.title} {self.name}: {self.jobs.forbidden}")
+        uid = self.job["metadata"]["uid"]
+        found = self.jobs.objects.get(uid)
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            raise InputError(
+                f"{self.kind.title} {self.name} was deleted by somebody else; run the step again"
+            )
+        self.job = found
+        now = state(found)
+        self._follow_logs()
+        self._show(now)
+        self._keep_alive()
+        self._within(limits, now)
+        return now
+
+    def _follow_logs(self) -> None:
+        for uid, pod in self.pods.objects.items():
+            for container in self.kind.containers:
+                key = f"{uid}/{container}"
+                if key in self.logs:
+                    self.logs[key].update(pod)
+                elif has_started(pod, container):
+                    self.logs[key] = PodLog(self.api, pod, container, self.printer)
+                    self.logs[key].start()
+
+    def _show(self, now: State) -> None:
+        """A progress line, or what the job waits for, when it is new."""
+        if self.tail is not None:
+            self.fresh = self.progress.update(self.tail.read()) or self.fresh
+            due = time.monotonic() - self.progressed >= PROGRESS_SECONDS
+            if self.fresh and (due or now.over):
+                self.printer.say(self.progress.line())
+                self.progressed, self.fresh = time.monotonic(), False
+        if now.over or time.monotonic() - self.explained < EXPLAIN_SECONDS:
+            return
+        self.explained = time.monotonic()
+        pods = list(self.pods.objects.values())
+        reason = pending.explain(self.job, now, pods, list(self.events.objects.values()), self.api)
+        line = f"{self.name} is {now.phase}" + (f": {reason}" if reason else "")
+        if line != self.said:
+            self.printer.say(line)
+            self.said = line
+
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self.beat < heartbeat.TOUCH_SECONDS:
+            if self.places is not None:
+                self.places.save()
+            return
+        self.beat = time.monotonic()
+        if self.run_dir is not None:
+            heartbeat.touch(self.run_dir)
+        self.ending.warm()
+
+    def _within(self, limits: Limits, now: State) -> None:
+        from datetime import datetime
+
+        created = datetime.fromisoformat(self.job["metadata"]["creationTimestamp"])
+        age = time.time() - created.timestamp()
+        if now.over:
+            return
+        if limits.deadline and age > limits.deadline:
+            self.ending.delete_job()
+            raise InputError(
+                f"{self.kind.title} {self.name} took longer than deadline_minutes="
+                f"{limits.deadline / 60:g} and was deleted; its checkpoints are kept"
+            )
+        waits = now.phase == "created" and not self.logs
+        if limits.pending and waits and age > limits.pending:
+            said = self.said
+            self.ending.delete_job()
+            raise InputError(
+                f"did not start within pending_minutes={limits.pending / 60:g} and was deleted: "
+                f"{said}"
+            )
+
+    def _drain(self) -> None:
+        """Let the logs come to their end; the job is over, so they do in a moment."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < deadline:
+            self._follow_logs()
+            alive = [log for log in self.logs.values() if log.is_alive()]
+            if not alive and all(ended(pod) for pod in self.pods.objects.values()):
+                break
+            self.changed.wait(timeout=0.1)
+            self.changed.clear()
+        if self.tail is not None and self.progress.update(self.tail.read()):
+            self.printer.say(self.progress.line())
+
+    def _save(self) -> None:
+        if self.places is not None:
+            self.places.save()
+
+
+def one_job(name: str) -> dict[str, str]:
+    """Events about the job object itself; those of pods stand in their conditions."""
+    return {"fieldSelector": f"involvedObject.name={name}"}
+
+
+def has_started(pod: Object, container: str) -> bool:
+    """Whether the container has a log."""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        if status["name"] == container:
+            now = status.get("state") or {}
+            return "running" in now or "terminated" in now or bool(status.get("restartCount"))
+    return False
+
+
+def ended(pod: Object) -> bool:
+    """Whether a pod will write no more lines."""
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in ("Succeeded", "Failed", "Pending")

@@ -1,0 +1,164 @@
+"""Making a job exactly once, and finding the one that an earlier launcher made."""
+
+import time
+from dataclasses import dataclass
+
+from kfp_ddp.components.launch.api import PASSING, Api, ApiError, Object, core
+from kfp_ddp.components.launch.identity import (
+    ATTEMPT,
+    RUN,
+    SPEC,
+    TASK,
+    Identity,
+    Owner,
+    metadata,
+)
+from kfp_ddp.components.launch.kinds import KINDS, Kind
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.training.errors import InputError
+
+REPORTED = "kfp-ddp/reported"
+# An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
+ENV_SCRIPT_BYTES = 100_000
+
+
+@dataclass
+class Jobs:
+    """The jobs of one launch: one for each attempt, named after it."""
+
+    api: Api
+    spec: LaunchSpec
+    identity: Identity
+    owner: Owner | None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the jobs."""
+        return KINDS[self.spec.kind]
+
+    def path(self, attempt: int) -> str:
+        """Path of an attempt's job."""
+        return self.kind.path(self.api.namespace, self.identity.job_name(attempt))
+
+    def attempts(self) -> dict[int, Object]:
+        """The jobs that exist, by attempt."""
+        path, query = (
+            self.kind.path(self.api.namespace),
+            {"labelSelector": self.identity.selector()},
+        )
+        try:
+            found = self.api.patient(lambda: self.api.call("GET", path, query=query))
+        except ApiError as error:
+            raise InputError(self._no_access("list", error)) from error
+        return {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+
+    def ensure(self, attempt: int) -> Object:
+        """Create the attempt's job, or adopt it when it is there and ours.
+
+        Raises:
+            InputError: when a job of this name is not ours, was made from another
+                specification, or cannot be created.
+        """
+        wait_until = time.monotonic() + 300
+        while True:
+            try:
+                found = self.api.patient(lambda: self._create(attempt))
+                print(f"created {self.kind.title} {found['metadata']['name']}", flush=True)
+                return found
+            except ApiError as error:
+                if error.status != 409:
+                    raise InputError(self._refused(error)) from error
+            try:
+                found = self.api.patient(lambda: self.api.call("GET", self.path(attempt)))
+            except ApiError as error:
+                if error.status == 404:
+                    continue
+                raise InputError(self._refused(error)) from error
+            self._check_ours(found)
+            if "deletionTimestamp" not in found["metadata"]:
+                print(f"taking up {self.kind.title} {found['metadata']['name']}", flush=True)
+                return found
+            if time.monotonic() > wait_until:
+                raise InputError(
+                    f"{self.kind.title} {found['metadata']['name']} is being deleted but stays; "
+                    "look at its finalizers"
+                )
+            time.sleep(0.5)
+
+    def manifest(self, attempt: int, script_map: str = "") -> Object:
+        """The job object of an attempt."""
+        meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
+        return self.kind.manifest(self.spec, meta, script_map)
+
+    def _create(self, attempt: int) -> Object:
+        body = self.manifest(attempt, self._script_map())
+        path = self.kind.path(self.api.namespace)
+        return self.api.call("POST", path, body, {"fieldValidation": "Strict"})
+
+    def _script_map(self) -> str:
+        """The ConfigMap with the script, made if need be; '' where we have no right to make one."""
+        if not self.spec.script:
+            return ""
+        path = core(self.api.namespace, "configmaps")
+        meta: Object = {"name": self.identity.name, "labels": self.identity.labels(0)}
+        if self.owner is not None:
+            meta["ownerReferences"] = [self.owner.reference()]
+        body = {"metadata": meta, "data": {"script.py": self.spec.script}, "immutable": True}
+        try:
+            self.api.call("POST", path, body)
+        except ApiError as error:
+            if error.status == 409:
+                return self.identity.name
+            if error.status in PASSING:
+                raise
+            if len(self.spec.script.encode()) > ENV_SCRIPT_BYTES:
+                raise InputError(
+                    f"the script has more than {ENV_SCRIPT_BYTES} bytes and no ConfigMap may be "
+                    f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
+                ) from error
+            return ""
+        return self.identity.name
+
+    def _check_ours(self, found: Object) -> None:
+        name, labels = found["metadata"]["name"], found["metadata"].get("labels", {})
+        if labels.get(RUN) != self.identity.run_id or labels.get(TASK) != self.identity.task:
+            raise InputError(
+                f"{self.kind.title} {name} exists and is not of this run "
+                f"(run {labels.get(RUN, 'unknown')}); it is left alone: rename the task"
+            )
+        if labels.get(SPEC) != self.identity.spec_digest:
+            raise InputError(
+                f"{self.kind.title} {name} of this run was made from another specification; "
+                "delete it to start anew"
+            )
+
+    def _refused(self, error: ApiError) -> str:
+        if error.status in (403, 404):
+            return self._no_access("create", error)
+        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
+
+    def _no_access(self, verb: str, error: ApiError) -> str:
+        where = f"in namespace {self.api.namespace}"
+        if error.status == 404:
+            return (
+                f"this cluster has no {self.kind.plural} ({self.kind.group_version}); "
+                f"install {self.kind.operator}, or use another backend"
+            )
+        if error.status == 403 and "quota" in error.message:
+            return f"a quota {where} does not allow the job: {' '.join(error.message.split())}"
+        if error.status == 403:
+            return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
+        return f"cannot {verb} {self.kind.plural} {where}: {' '.join(error.message.split())}"
+
+    def mark_reported(self, attempt: int) -> None:
+        """Note on a failed job that its failure was told: whoever comes later wants a new one."""
+        body = {"metadata": {"annotations": {REPORTED: "true"}}}
+        try:
+            self.api.call("PATCH", self.path(attempt), body)
+        except ApiError as error:
+            print(f"warning: cannot mark the failed job ({error.message})", flush=True)
+
+
+def was_reported(job: Object) -> bool:
+    """Whether the job's failure already ended a step."""
+    return REPORTED in (job["metadata"].get("annotations") or {})

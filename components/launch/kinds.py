@@ -1,0 +1,105 @@
+"""What differs between the kinds of jobs: where they live, their pods, their state."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kfp_ddp.components.launch import mpijob, pytorchjob, tfjob, trainjob
+from kfp_ddp.components.launch.api import Object, custom
+from kfp_ddp.components.launch.specification import LaunchSpec
+
+Phase = Literal["created", "queued", "running", "succeeded", "failed"]
+V1_JOB = "training.kubeflow.org/job-name"
+V1_TYPE, V1_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+V2_JOB = "jobset.sigs.k8s.io/jobset-name"
+V2_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a job is, and what its controller says about it."""
+
+    phase: Phase
+    message: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.phase in ("succeeded", "failed")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of job on the cluster."""
+
+    title: str
+    group_version: str
+    plural: str
+    operator: str
+    job_label: str
+    containers: tuple[str, ...]
+    manifest: Callable[[LaunchSpec, Object, str], Object]
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Path of the collection, or of one job, on the API server."""
+        return custom(self.group_version, namespace, self.plural, name)
+
+    def pod_selector(self, name: str) -> str:
+        """Label selector of a job's pods."""
+        return f"{self.job_label}={name}"
+
+
+def pod_title(pod: Object) -> str:
+    """What stands before a pod's log lines: its role in the job and its number."""
+    labels = pod["metadata"].get("labels", {})
+    if V1_TYPE in labels:
+        return f"{labels[V1_TYPE]}-{labels.get(V1_INDEX, '0')}"
+    if V2_INDEX in labels:
+        return f"node-{labels[V2_INDEX]}"
+    return str(pod["metadata"]["name"])
+
+
+def state(job: Object) -> State:
+    """The state of a job of any kind, from its conditions."""
+    status: dict[str, Any] = job.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    for kind, phase in (
+        ("Failed", "failed"),
+        ("Succeeded", "succeeded"),
+        ("Complete", "succeeded"),
+    ):
+        if kind in conditions:
+            return State(phase, conditions[kind].get("message", ""))  # type: ignore[arg-type]
+    spec = job.get("spec") or {}
+    if "Suspended" in conditions or _suspended(spec):
+        return State("queued", conditions.get("Suspended", {}).get("message", ""))
+    if "Running" in conditions:
+        return State("running")
+    jobs = status.get("jobsStatus") or []
+    if any(int(each.get("active") or 0) > 0 for each in jobs):
+        return State("running")
+    return State("created")
+
+
+def _suspended(spec: Object) -> bool:
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+
+
+V1 = ("kubeflow.org/v1", "Kubeflow Training Operator 1.9", V1_JOB)
+
+KINDS: dict[str, Kind] = {
+    "pytorchjob": Kind(
+        "PyTorchJob", V1[0], "pytorchjobs", *V1[1:], ("pytorch",), pytorchjob.manifest
+    ),
+    "tfjob": Kind("TFJob", V1[0], "tfjobs", *V1[1:], ("tensorflow",), tfjob.manifest),
+    "mpijob": Kind("MPIJob", V1[0], "mpijobs", *V1[1:], ("mpi",), mpijob.manifest),
+    "trainjob": Kind(
+        "TrainJob",
+        "trainer.kubeflow.org/v1alpha1",
+        "trainjobs",
+        "Kubeflow Trainer 2.2 or later",
+        V2_JOB,
+        ("node",),
+        trainjob.manifest,
+    ),
+}

@@ -1,0 +1,132 @@
+"""Why a job does not run yet, in words: scheduling, quota, images, claims, queues."""
+
+import re
+
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.launch.kinds import State, pod_title
+
+PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+KUEUE = "kueue.x-k8s.io/v1beta1"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def explain(job: Object, state: State, pods: list[Object], events: list[Object], api: Api) -> str:
+    """One line on what a job waits for; '' when all its pods run.
+
+    Args:
+        job: The job.
+        state: Its state.
+        pods: Its pods.
+        events: Events of the job and its pods; empty where they may not be read.
+        api: For claims and queues, which are asked about only while a pod waits for them.
+    """
+    if state.phase == "queued":
+        return _queued(job, api)
+    reasons: dict[str, list[str]] = {}
+    for pod in pods:
+        reason = _of_pod(pod, api)
+        if reason:
+            reasons.setdefault(reason, []).append(pod_title(pod))
+    if reasons:
+        return "; ".join(f"{', '.join(sorted(who))}: {why}" for why, who in reasons.items())
+    if not pods:
+        warnings = [e for e in events if e.get("type") == "Warning"]
+        if warnings:
+            return f"no pods yet: {_short(str(warnings[-1].get('message', '')))}"
+        return "no pods yet: the operator has not made them"
+    return ""
+
+
+def _of_pod(pod: Object, api: Api) -> str:
+    status = pod.get("status", {})
+    if status.get("phase") != "Pending":
+        return ""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _unschedulable(pod, str(condition.get("message", "")), api)
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    for container in every:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, message = waiting.get("reason", ""), _short(str(waiting.get("message", "")))
+        if reason in PULL:
+            said = f"cannot pull {container['image']} ({reason}: {message})"
+            return f"{said}; check its name and image_pull_secrets"
+        if reason in CONFIG:
+            return f"cannot start ({reason}: {message})"
+    for container in status.get("initContainerStatuses") or []:
+        if "running" in (container.get("state") or {}):
+            return f"init container {container['name']} runs"
+    return "starting" if status.get("containerStatuses") else "waiting for a node"
+
+
+def _unschedulable(pod: Object, message: str, api: Api) -> str:
+    for volume in pod["spec"].get("volumes") or []:
+        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        if claim and (problem := claim_problem(api, claim)):
+            return problem
+    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+)", message)))
+    if lacking:
+        return f"no node has enough {', '.join(lacking)} free ({_short(message)})"
+    if "taint" in message:
+        return f"nodes are tainted and not tolerated ({_short(message)})"
+    if "affinity" in message or "selector" in message:
+        return f"no node fits its selector or affinity ({_short(message)})"
+    return f"cannot be scheduled ({_short(message)})"
+
+
+def claim_problem(api: Api, claim: str) -> str:
+    """What is wrong with a claim; '' when it is bound or binds when a pod uses it."""
+    try:
+        found = api.call("GET", core(api.namespace, "persistentvolumeclaims", claim))
+    except ApiError as error:
+        return f"claim {claim} does not exist" if error.status == 404 else ""
+    phase = (found.get("status") or {}).get("phase", "")
+    if phase == "Lost":
+        return f"claim {claim} has lost its volume"
+    if phase == "Pending":
+        storage = found["spec"].get("storageClassName") or "no class"
+        return f"claim {claim} is not bound (StorageClass {storage})"
+    return ""
+
+
+def _queued(job: Object, api: Api) -> str:
+    """Which queue holds the job, why, and how many stand before it."""
+    queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    if not queue:
+        return "suspended; somebody else must resume it"
+    try:
+        found = api.call("GET", custom(KUEUE, api.namespace, "workloads"))
+    except ApiError:
+        return f"waiting in queue {queue}"
+    ours, ahead = None, 0
+    for workload in found.get("items", []):
+        owners = workload["metadata"].get("ownerReferences") or [{}]
+        if owners[0].get("uid") == job["metadata"]["uid"]:
+            ours = workload
+    if ours is None:
+        return f"waiting in queue {queue}, which has not taken it up; does it exist?"
+    for workload in found.get("items", []):
+        waits = not _condition(workload, "Admitted") and not _condition(workload, "Finished")
+        earlier = workload["metadata"]["creationTimestamp"] < ours["metadata"]["creationTimestamp"]
+        same = workload["spec"].get("queueName") == queue
+        ahead += waits and earlier and same and workload is not ours
+    evicted = _condition(ours, "Evicted")
+    reserved = _condition(ours, "QuotaReserved", "False") or {}
+    words = [f"waiting in queue {queue}"]
+    words.append(f"behind {ahead} other job(s)" if ahead else "first in line")
+    why = (evicted or {}).get("message") or reserved.get("message", "")
+    return ", ".join(words) + (f" ({_short(why)})" if why else "")
+
+
+def _condition(workload: Object, kind: str, status: str = "True") -> Object | None:
+    for condition in (workload.get("status") or {}).get("conditions") or []:
+        if condition["type"] == kind and condition["status"] == status:
+            found: Object = condition
+            return found
+    return None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 240 else line[:237] + "..."

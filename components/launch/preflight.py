@@ -1,0 +1,105 @@
+"""What can be known before a job is created: rights, claims, queues, GPUs."""
+
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.pending import KUEUE
+from kfp_ddp.components.launch.pod import resources
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.training.errors import InputError
+
+
+def check(api: Api, spec: LaunchSpec) -> list[str]:
+    """Warnings about a job that may not run.
+
+    Raises:
+        InputError: for a job that cannot run: no right to create it, a claim, runtime or queue
+            that does not exist.
+    """
+    kind = KINDS[spec.kind]
+    if not allowed(api, "create", kind.group_version.partition("/")[0], kind.plural):
+        raise InputError(
+            f"no right to create {kind.plural} in namespace {api.namespace}; "
+            "apply deploy/rbac there"
+        )
+    for claim in sorted(_claims(spec)):
+        if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
+            raise InputError(
+                f"claim {claim} does not exist in namespace {api.namespace}; create it, or let "
+                "dataset_volume make it"
+            )
+    if spec.scheduler == "kueue" and spec.queue:
+        path = custom(KUEUE, api.namespace, "localqueues", spec.queue)
+        if _missing(api, path):
+            raise InputError(
+                f"queue {spec.queue!r} is no LocalQueue of namespace {api.namespace}; "
+                "use one of `kubectl get localqueues`"
+            )
+    if spec.kind == "trainjob":
+        runtime = f"/apis/{kind.group_version}/clustertrainingruntimes/{spec.runtime}"
+        if _missing(api, runtime):
+            raise InputError(
+                f"runtime {spec.runtime!r} does not exist; "
+                "use one of `kubectl get clustertrainingruntimes`"
+            )
+    return _warnings(api, spec)
+
+
+def allowed(api: Api, verb: str, group: str, resource: str, subresource: str = "") -> bool:
+    """Whether this account may do so, by SelfSubjectAccessReview; true where it cannot be told."""
+    attributes = {
+        "namespace": api.namespace,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+    }
+    body: Object = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    try:
+        answer = api.patient(lambda: api.call("POST", path, body))
+    except ApiError:
+        return True
+    return bool(answer["status"]["allowed"])
+
+
+def _claims(spec: LaunchSpec) -> set[str]:
+    given = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec.volumes
+        if "persistentVolumeClaim" in volume
+    }
+    return given | {name.removesuffix(":ro") for name in spec.claims.values()}
+
+
+def _missing(api: Api, path: str) -> bool:
+    """Whether the server says that it is not there; what we may not see counts as there."""
+    try:
+        api.patient(lambda: api.call("GET", path))
+    except ApiError as error:
+        return error.status == 404
+    return False
+
+
+def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
+    limits = resources(spec).get("limits", {})
+    gpus = int(float(limits.get(spec.gpu_resource, 0)))
+    if not gpus:
+        return []
+    try:
+        nodes = api.call("GET", "/api/v1/nodes")["items"]
+    except ApiError:
+        return []
+    most = max(
+        (int(n["status"].get("allocatable", {}).get(spec.gpu_resource, 0)) for n in nodes),
+        default=0,
+    )
+    if most >= gpus:
+        return []
+    return [
+        f"{gpus} {spec.gpu_resource} a node are asked for and no node has more than {most}; "
+        "the job waits unless nodes are added by themselves"
+    ]

@@ -1,0 +1,128 @@
+"""One launch from start to end: check, create or adopt, follow, try again, report."""
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kfp_ddp.components.launch import preflight
+from kfp_ddp.components.launch.api import Api, Object, core
+from kfp_ddp.components.launch.ending import Ending
+from kfp_ddp.components.launch.failure import root_cause
+from kfp_ddp.components.launch.follow import Cancelled, Ended, Follower, Limits, ended
+from kfp_ddp.components.launch.identity import find_owner, identify
+from kfp_ddp.components.launch.jobs import Jobs, was_reported
+from kfp_ddp.components.launch.kinds import state
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.training.errors import InputError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A launch that succeeded: its last job and how many attempts it took."""
+
+    job: Object
+    attempts: int
+
+
+def launch(
+    spec: LaunchSpec,
+    run_id: str,
+    task_name: str,
+    task_id: str,
+    api: Api,
+    run_dir: Path | None = None,
+) -> Finished:
+    """Run the job of a specification to its end, whatever happens to this process meanwhile.
+
+    Args:
+        spec: The job.
+        run_id: Id of the pipeline run.
+        task_name: Name of the task in the pipeline.
+        task_id: Tells iterations of a loop apart; '' outside of one.
+        api: The cluster, in the namespace of the job.
+        run_dir: Folder on a claim for metrics, heartbeat and the place in the logs.
+
+    Raises:
+        InputError: what cannot be used, before anything is created; a job that failed, was
+            cancelled, or took too long, with its root cause.
+    """
+    identity = identify(run_id, task_name, task_id, spec)
+    owner = find_owner(api)
+    jobs = Jobs(api, spec, identity, owner)
+    attempts = jobs.attempts()
+    attempt, first = _where_to_start(attempts)
+    if attempt not in attempts:
+        for warning in preflight.check(api, spec):
+            print(f"warning: {warning}", flush=True)
+    ending = Ending(api, owner, threading.Event())
+    with ending.watching():
+        while True:
+            ending.job_path = jobs.path(attempt)
+            over = _follow(jobs, attempt, ending, run_dir)
+            if over.state.phase == "succeeded":
+                return Finished(over.job, attempt - first + 1)
+            failure = root_cause(over.pods, over.state.message)
+            left = spec.retries - (attempt - first)
+            if not failure.retryable or left <= 0:
+                jobs.mark_reported(attempt)
+                raise InputError(_report(jobs, attempt, first, failure.line, failure.pod))
+            print(
+                f"{failure.line}; trying again, {left} of {spec.retries} retries left", flush=True
+            )
+            _wait_for_pods(jobs, attempt, ending)
+            attempt += 1
+
+
+def _where_to_start(attempts: dict[int, Object]) -> tuple[int, int]:
+    """The attempt to follow or make, and the first of its series.
+
+    A failed job whose failure was not told yet is ours to judge; one that was told is over, and
+    the step was run again by somebody who wants a new one.
+    """
+    if not attempts:
+        return 0, 0
+    newest = max(attempts)
+    told = [number for number, job in attempts.items() if was_reported(job)]
+    first = max(told) + 1 if told else min(attempts)
+    if was_reported(attempts[newest]) and state(attempts[newest]).phase == "failed":
+        return newest + 1, newest + 1
+    return newest, first
+
+
+def _follow(jobs: Jobs, attempt: int, ending: Ending, run_dir: Path | None) -> Ended:
+    spec = jobs.spec
+    limits = Limits(spec.deadline_minutes * 60, spec.pending_minutes * 60)
+    try:
+        if ending.cancelled():
+            raise Cancelled
+        job = jobs.ensure(attempt)
+        follower = Follower(jobs.api, jobs.kind, job, ending, run_dir)
+        return follower.run(limits)
+    except Cancelled:
+        name = jobs.identity.job_name(attempt)
+        raise InputError(f"the run was terminated; {jobs.kind.title} {name} is deleted") from None
+
+
+def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
+    """Wait until the failed attempt writes no more, lest two jobs share one folder.
+
+    The operator removes running pods of a failed job, and they may save before they go. A pod
+    on a node that is gone stays for ever, so the wait has an end.
+    """
+    selector = jobs.kind.pod_selector(jobs.identity.job_name(attempt))
+    path = core(jobs.api.namespace, "pods")
+    query = {"labelSelector": selector}
+    deadline = time.monotonic() + jobs.spec.grace_seconds + 60
+    while time.monotonic() < deadline and not ending.cancelled():
+        found = jobs.api.patient(lambda: jobs.api.call("GET", path, query=query))
+        if all(ended(pod) for pod in found["items"]):
+            return
+        time.sleep(0.5)
+
+
+def _report(jobs: Jobs, attempt: int, first: int, line: str, pod: str) -> str:
+    name = jobs.identity.job_name(attempt)
+    tries = f" after {attempt - first + 1} attempts" if attempt > first else ""
+    where = f"; log above, or kubectl logs -n {jobs.api.namespace} {pod}" if pod else ""
+    return f"{jobs.kind.title} {name} failed{tries}: {line}{where}"

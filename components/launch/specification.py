@@ -1,0 +1,192 @@
+"""The one typed description of a distributed job, from which every kind of job is written."""
+
+import difflib
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kfp_ddp.training.errors import InputError
+
+Kind = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
+QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+
+# Taints and labels that providers put on their interruptible nodes, from their documentation.
+SPOT: dict[str, tuple[str, str]] = {
+    "gke": ("cloud.google.com/gke-spot", "true"),
+    "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
+    "karpenter": ("karpenter.sh/capacity-type", "spot"),
+    "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
+}
+
+
+class LaunchSpec(BaseModel):
+    """A distributed job: what runs, on how many nodes, where, and for how long."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Kind = Field("pytorchjob", description="Kind of job.")
+    image: str = Field(min_length=1, description="Image of the workers.")
+    command: tuple[str, ...] = Field((), description="Command in exec form; no shell.")
+    args: tuple[str, ...] = Field((), description="Arguments of the command.")
+    script: str = Field("", description="Text of a Python file that the workers run.")
+
+    nodes: int = Field(1, ge=1, le=4096, description="Pods of the job.")
+    elastic: str = Field(
+        "",
+        pattern=r"^$|^[1-9][0-9]*:[1-9][0-9]*$",
+        description="Nodes, min:max; '' for a fixed number.",
+    )
+    nproc_per_node: int = Field(0, ge=0, description="Processes a node; 0 for one for each GPU.")
+    runtime: str = Field("torch-distributed", pattern=NAME, description="Runtime of a TrainJob.")
+
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of a node.")
+    gpu_resource: str = Field("nvidia.com/gpu", min_length=1, description="Name of a GPU.")
+    cpu: str = Field("", pattern=QUANTITY, description="CPU request and limit of a node.")
+    memory: str = Field("", pattern=QUANTITY, description="Memory request and limit of a node.")
+    cpu_request: str = Field("", pattern=QUANTITY, description="CPU request, if below the limit.")
+    memory_request: str = Field("", pattern=QUANTITY, description="Memory request, if lower.")
+    resources: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="Limits and requests in Kubernetes' form."
+    )
+    shm_size: str = Field(
+        "2Gi", pattern=QUANTITY, description="Shared memory of a node; '' for none."
+    )
+
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
+    env_from_secrets: tuple[str, ...] = Field((), description="Secrets whose keys become env.")
+    env_vars: tuple[dict[str, Any], ...] = Field((), description="Env in Kubernetes' form.")
+    claims: dict[str, str] = Field(
+        default_factory=dict, description="Claims by mount path; claim:ro for read-only."
+    )
+    volumes: tuple[dict[str, Any], ...] = Field((), description="Volumes in Kubernetes' form.")
+    volume_mounts: tuple[dict[str, Any], ...] = Field((), description="Mounts, likewise.")
+
+    nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = Field(
+        "", description="What NCCL logs."
+    )
+    nccl_socket_interface: str = Field("", description="Network interface of NCCL and gloo.")
+    nccl_infiniband: Literal["", "on", "off"] = Field("", description="InfiniBand or RoCE.")
+    nccl_timeout_minutes: float = Field(
+        0, ge=0, description="Monitoring timeout of a hanging collective; 0 for NCCL's own."
+    )
+    host_network: bool = Field(False, description="Use the node's network.")
+    istio: bool = Field(False, description="Let Istio inject its sidecar.")
+
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of nodes.")
+    tolerations: tuple[dict[str, Any], ...] = Field((), description="Taints to bear.")
+    affinity: dict[str, Any] = Field(default_factory=dict, description="Affinity.")
+    spot: Literal["", "gke", "aks", "karpenter", "eks"] = Field(
+        "", description="Interruptible nodes of a provider."
+    )
+    priority_class: str = Field("", pattern=NAME, description="PriorityClass of the pods.")
+    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = Field(
+        "", description="Who queues and gang-schedules the job; '' for the cluster's default."
+    )
+    queue: str = Field("", pattern=LABEL, description="Queue of that scheduler.")
+
+    image_pull_secrets: tuple[str, ...] = Field((), description="Secrets of the registry.")
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field("")
+    service_account: str = Field("", pattern=NAME, description="Service account of the pods.")
+    run_as_user: int = Field(-1, ge=-1, description="User id; -1 for the image's.")
+    fs_group: int = Field(-1, ge=-1, description="Group that owns the claims; -1 for none.")
+    non_root: bool = Field(True, description="Refuse to run as root.")
+    grace_seconds: int = Field(120, ge=1, description="From SIGTERM to SIGKILL.")
+
+    restart_policy: Literal["Never", "OnFailure", "ExitCode"] = Field(
+        "Never", description="What the operator does with a pod that failed."
+    )
+    backoff_limit: int = Field(-1, ge=-1, description="Restarts that it bears; -1 for any number.")
+    clean_pod_policy: Literal["Running", "All", "None"] = Field(
+        "Running", description="Pods that are removed when the job is over."
+    )
+    ttl_seconds: int = Field(86400, ge=-1, description="Life of a job that is over; -1 for ever.")
+    deadline_minutes: float = Field(0, ge=0, description="The job's time in all; 0 for no end.")
+    pending_minutes: float = Field(
+        0, ge=0, description="Wait for pods that cannot start; 0 for no end."
+    )
+    retries: int = Field(2, ge=0, le=100, description="Whole-job retries after a lost node.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.command or self.args) and self.script:
+            raise ValueError("give command and args, or script, not both")
+        if self.elastic:
+            low, high = self.node_range()
+            if low > high:
+                raise ValueError(f"elastic={self.elastic}: the minimum is above the maximum")
+            if self.kind != "pytorchjob":
+                raise ValueError(f"elastic={self.elastic}: a {self.kind} cannot be elastic")
+            if self.nodes != 1 and not low <= self.nodes <= high:
+                raise ValueError(
+                    f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
+                )
+        if self.queue and not self.scheduler:
+            raise ValueError(
+                f"queue={self.queue!r} without scheduler: say whose queue it is, "
+                "kueue, volcano, coscheduling or runai"
+            )
+        if self.kind == "trainjob":
+            self._fits_trainjob()
+        return self
+
+    def _fits_trainjob(self) -> None:
+        """Refuse what a TrainJob has no place for: its runtime holds these settings."""
+        unfit = {
+            "host_network": self.host_network,
+            "priority_class": bool(self.priority_class),
+            "image_pull_policy": bool(self.image_pull_policy),
+            "restart_policy": self.restart_policy != "Never",
+            "backoff_limit": self.backoff_limit >= 0,
+            "scheduler": self.scheduler in ("volcano", "coscheduling", "runai"),
+            "env_from_secrets": bool(self.env_from_secrets),
+        }
+        for name, is_set in unfit.items():
+            if is_set:
+                raise ValueError(
+                    f"{name} cannot be set on a TrainJob: put it into the runtime "
+                    f"{self.runtime!r}, or use a PyTorchJob"
+                )
+
+    @classmethod
+    def create(cls, **fields: Any) -> Self:
+        """Validate `fields`.
+
+        Raises:
+            InputError: one line that names the first field at fault.
+        """
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+
+    def node_range(self) -> tuple[int, int]:
+        """Least and most nodes."""
+        if not self.elastic:
+            return self.nodes, self.nodes
+        low, high = self.elastic.split(":")
+        return int(low), int(high)
+
+    def pods(self) -> int:
+        """Pods that the job is created with."""
+        low, _ = self.node_range()
+        return max(low, self.nodes) if self.elastic else self.nodes
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    name = path[0] if path else ""
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, LaunchSpec.model_fields, n=1)
+        return f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    what = LaunchSpec.model_fields[name].description if name in LaunchSpec.model_fields else ""
+    if first["type"] == "missing":
+        return f"{name} is missing: {what}"
+    message = first["msg"].removeprefix("Value error, ")
+    if not name:
+        return message
+    reason = re.sub(r"^(Input|String|Value) ", "it ", message)
+    return f"{'.'.join(path)}={first['input']!r} cannot be used: {reason} ({what})"
