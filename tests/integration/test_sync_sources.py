@@ -213,10 +213,7 @@ def make_pipe(folder: Path) -> None:
         (lambda path: None, "does not exist"),
         (lambda path: path.write_text(""), "is a file; give the folder"),
         (lambda path: path.mkdir(), "holds no files"),
-        (
-            lambda path: subprocess.run(["mkfifo", path.mkdir() or path / "pipe"]),
-            "neither a file nor a folder",
-        ),
+        (make_pipe, "neither a file nor a folder"),
     ],
 )
 def test_folders_that_cannot_be_a_source(tmp_path: Path, make: Any, message: str) -> None:
