@@ -66,7 +66,7 @@ def last_error(log: Path) -> str:
 def gather(output: Path, seconds: float) -> dict[str, Any]:
     """Copy what people look at to the top of `output`, write summary.json there, return it."""
     synced, evaluated = outputs(output, "data-sync"), outputs(output, "evaluate")
-    verdict, exported = outputs(output, "gate"), outputs(output, "export")
+    verdict = outputs(output, "gate")
     pictures = {"report": ("evaluate", "report"), "loss_curve": ("train", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
@@ -82,6 +82,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         shutil.copyfile(_newest(output, f"*/{step}/{artifact}"), target)
         summary[name] = str(target)
     if verdict["blessed"]:
+        exported = outputs(output, "export")
         shutil.copytree(exported["bundle"], output / "bundle")
         summary["bundle"] = str(output / "bundle")
         summary["uploaded_to"] = exported["destination"]

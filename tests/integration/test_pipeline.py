@@ -39,7 +39,8 @@ def test_the_demo_trains_evaluates_and_exports(summary: dict[str, Any], output: 
 
 
 def test_two_ranks_trained(summary: dict[str, Any], output: Path) -> None:
-    events = [json.loads(line) for line in next(output.glob("work/*/metrics.jsonl")).open()]
+    lines = next(output.glob("work/*/metrics.jsonl")).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
     start = next(event for event in events if event["event"] == "start")
     assert start["world_size"] == 2
     assert events[-1]["event"] == "end"
@@ -112,7 +113,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"epochs": 0}, "epochs"),
         ({"learning_rate": -0.1}, "learning_rate"),
         ({"model": "resnet51"}, "resnet51"),
-        ({"nproc_per_node": 64}, "64"),
+        ({"nproc_per_node": 16, "batch_size": 16}, "16 ranks but only 8 training images"),
         ({"backend": "slurm"}, "slurm"),
         ({"work_dir": "/dev/null/work"}, "/dev/null/work"),
     ],
