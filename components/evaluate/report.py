@@ -193,10 +193,12 @@ def _mistakes(mistakes: Sequence[Mistake]) -> str:
 
 def _thumbnail(file: Path, name: str) -> str:
     """An `img` with the picture inline as WebP, at most 112 pixels a side."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    with Image.open(file) as opened:
-        picture = ImageOps.exif_transpose(opened).convert("RGB")
+    from kfp_ddp.training.images import read
+
+    # Decoded as the model saw it, and so without a second decoder that might refuse it.
+    picture = Image.fromarray(read(str(file)).permute(1, 2, 0).numpy())
     tiny = max(picture.size) < THUMBNAIL_SIDE // 2
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     buffer = io.BytesIO()
