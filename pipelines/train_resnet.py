@@ -40,8 +40,12 @@ def train_resnet(
     workers: int = 4,
     checkpoint_epochs: int = 1,
     checkpoint_minutes: float = 15.0,
-    backend: str = "local",
+    publish: str = "in-place",
+    backend: str = "pytorchjob",
+    nodes: int = 1,
     nproc_per_node: int = 0,
+    gpus_per_node: int = 0,
+    cluster: dict = {},  # noqa: B006
     min_accuracy: float = 0.7,
     champion: str = "",
     min_improvement: float = 0.0,
@@ -69,8 +73,12 @@ def train_resnet(
         workers: Loader processes for each rank.
         checkpoint_epochs: Save a checkpoint each so many epochs.
         checkpoint_minutes: And each so many minutes; 0 for epochs only.
-        backend: Where training runs: local, as processes of the train step itself.
-        nproc_per_node: Ranks on the node; 0 for one for each GPU, or one on a CPU.
+        publish: How workers get the data: in-place, clone, snapshot, populator, auto or none.
+        backend: pytorchjob, trainjob, or local for processes of the train step itself.
+        nodes: Pods of the job.
+        nproc_per_node: Ranks a node; 0 for one for each GPU, or one on a CPU.
+        gpus_per_node: GPUs of a node.
+        cluster: Further settings of the job by name, such as {"priority_class": "low"}.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
         champion: Model to beat: the gs:// folder of an exported bundle; empty for none.
         min_improvement: Accuracy that the model must gain on the champion, -1 to 1.
@@ -81,7 +89,7 @@ def train_resnet(
         data_dir: Where the data claim is mounted; change it for local runs only.
         work_dir: Where the work claim is mounted; change it for local runs only.
     """
-    last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, work_dir=work_dir)
+    last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, work_dir=work_dir, backend=backend)
     _mount(last, work=work_claim)
     with dsl.ExitHandler(last, name="training"):
         synced = _mount(
@@ -94,6 +102,7 @@ def train_resnet(
                 digest=synced.outputs["digest"],
                 path=synced.outputs["path"],
                 claim=data_claim,
+                publish=publish,
             )
         )
         trained = _mount(
@@ -103,7 +112,10 @@ def train_resnet(
                 dataset_path=volume.outputs["path"],
                 work_dir=work_dir,
                 backend=backend,
+                nodes=nodes,
                 nproc_per_node=nproc_per_node,
+                gpus_per_node=gpus_per_node,
+                cluster=cluster,
                 model=model,
                 image_size=image_size,
                 epochs=epochs,

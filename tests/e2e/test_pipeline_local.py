@@ -1,12 +1,65 @@
 """The committed pipeline as pods, with the ranks in the train step itself."""
 
-from tests.e2e.harness.fixtures import TRAINING, bucket_url, cluster, scene  # noqa: F401
-from tests.e2e.harness.scene import Scene
+from tests.e2e.harness import bucket
+from tests.e2e.harness.fixtures import (  # noqa: F401
+    TRAINING,
+    bucket_url,
+    cluster,
+    local_run,
+    scene,
+)
+from tests.e2e.harness.leftovers import claims, leftovers
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import ARTIFACTS, DATA, WORK, Scene
+
+STEPS = ["data-sync", "dataset-volume", "train", "evaluate", "gate", "export", "teardown"]
 
 
-def test_bucket_to_exported_model(scene: Scene, bucket_url: str) -> None:  # noqa: F811
-    run = scene.run(**TRAINING, backend="local", nproc_per_node=2).play()
+def test_bucket_to_exported_model(
+    scene: Scene,  # noqa: F811
+    bucket_url: str,  # noqa: F811
+    local_run: Run,  # noqa: F811
+) -> None:
+    assert local_run.succeeded, local_run.explain()
+    assert list(local_run.steps) == STEPS
+    synced, evaluated = local_run.steps["data-sync"], local_run.steps["evaluate"]
+    version = synced.outputs["path"].removeprefix("/data/")
+    assert scene.data.read(f"{version}/_SUCCESS") == synced.outputs["digest"].encode() + b"\n"
+    assert evaluated.outputs["accuracy"] >= TRAINING["min_accuracy"]
+    assert b"<svg" in local_run.artifact("train", "loss_curve")
+    exported = bucket.names(bucket_url, bucket.MODELS)
+    assert any(name.endswith("/_SUCCESS") for name in exported), exported
+    assert leftovers(scene.grounds) == set()
+    assert claims(scene.grounds) == {DATA, WORK, ARTIFACTS}
+
+
+def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
+    scene: Scene,  # noqa: F811
+    local_run: Run,  # noqa: F811
+) -> None:
+    arguments = TRAINING | {"epochs": 1, "warmup_epochs": 0.0, "min_accuracy": 0.999}
+    run = scene.run(**arguments, backend="local").play()
 
     assert run.succeeded, run.explain()
-    print({n: s.outputs for n, s in run.steps.items()})
-    print(run.explain())
+    assert list(run.steps) == [step for step in STEPS if step != "export"]
+    for output in ("digest", "path"):
+        before = local_run.steps["data-sync"].outputs[output]
+        assert run.steps["data-sync"].outputs[output] == before
+    assert "unchanged" in run.steps["data-sync"].log
+    before = local_run.steps["dataset-volume"].outputs["claim"]
+    assert run.steps["dataset-volume"].outputs["claim"] == before
+
+
+def test_a_missing_bucket_is_one_line_and_the_exit_handler_still_runs(
+    scene: Scene,  # noqa: F811
+) -> None:
+    run = scene.run(**TRAINING | {"source": "gs://nowhere"}, backend="local").play()
+
+    assert run.succeeded is False
+    assert {name: step.succeeded for name, step in run.steps.items()} == {
+        "data-sync": False,
+        "teardown": True,
+    }
+    log = run.steps["data-sync"].log
+    assert "Traceback" not in log
+    assert "error: bucket 'nowhere'" in log.splitlines()[-1]

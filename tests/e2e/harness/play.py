@@ -21,7 +21,7 @@ from kfp.local import logging_utils, status, subprocess_task_handler, task_handl
 from kfp.local import utils as local_utils
 from kfp.local.orchestrator import enhanced_dag_orchestrator, task_executor
 
-from tests.e2e.harness import step_pod, workflow
+from tests.e2e.harness import step_pod, task_config, workflow
 from tests.e2e.harness.grounds import UID, Folder, Grounds
 from tests.e2e.harness.running import Attempt, signal_step
 
@@ -49,7 +49,8 @@ class _Task:
 
     name: str
     platform: dict[str, Any]
-    resources: dict[str, dict[str, str]]
+    container: Any
+    component: Any
     store: Any
 
 
@@ -125,7 +126,8 @@ class Run:
     def explain(self) -> str:
         """How each step ended, with the end of its log, for a failing assertion."""
         return "\n".join(
-            f"--- {step.name}: {step.succeeded}, {len(step.attempts)} attempts\n{step.log[-3000:]}"
+            f"--- {step.name}: {step.succeeded}, {len(step.attempts)} attempts\n"
+            + step.log.rsplit("\n}\n", 1)[-1][-3000:]  # without the executor's input
             for step in self.steps.values()
         )
 
@@ -169,12 +171,14 @@ class Run:
         pod = step_pod.manifest(
             name=step.pod,
             image=image,
-            command=command,
+            command=[],
             environment={**env, **self.grounds.environment, "STEP_GRACE": str(self._grace)},
-            resources=task.resources,
+            resources=_resources(task.container.resources),
             platform=task.platform,
             resolve=lambda parameter: _value(parameter, task.store),
         )
+        task_config.pass_through(pod, command, task.component)
+        pod["spec"]["containers"][0]["args"] = command
         step_pod.mount(pod, self._claim, str(self._mirror))
         pod["metadata"]["labels"] |= {
             "pipeline/runid": self.id,
@@ -228,18 +232,22 @@ _warn = task_executor._warn_local_only_noops
 def _remembering(**known: Any) -> Any:
     """`execute_single_task`, which tells the handler what task it is."""
     run = _run.get()
-    if run is not None:
-        component = known["components"][known["task_spec"].component_ref.name]
-        label = component.executor_label
-        _task.set(
-            _Task(
-                name=known["task_name"],
-                platform=run.platform(label),
-                resources=_resources(known["executors"][label].container.resources),
-                store=known["io_store"],
-            )
+    if run is None:
+        return _execute(**known)
+    component = known["components"][known["task_spec"].component_ref.name]
+    label = component.executor_label
+    _task.set(
+        _Task(
+            name=known["task_name"],
+            platform=run.platform(label),
+            container=known["executors"][label].container,
+            component=component,
+            store=known["io_store"],
         )
-    return _execute(**known)
+    )
+    outputs, ended = _execute(**known)
+    run.steps[known["task_name"]].outputs = outputs
+    return outputs, ended
 
 
 def _handler(

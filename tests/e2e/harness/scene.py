@@ -1,6 +1,7 @@
 """A namespace set as for a user of KFP: account, claims, bucket; runs are played in it."""
 
 import contextlib
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +29,17 @@ class Scene:
     artifacts: Folder
     mirror: Path
 
-    def run(self, compiled: Path = COMPILED, grace: float = 0.2, **arguments: Any) -> Run:
-        """A run of the pipeline that is about to be played."""
+    def events(self, run: Run) -> list[dict[str, Any]]:
+        """What training wrote to its metrics file on the work claim."""
+        lines = self.work.read(f"{run.id}/metrics.jsonl")
+        assert lines is not None, f"{run.id} has no metrics"
+        return [json.loads(line) for line in lines.splitlines()]
+
+    def run(self, *, grace: float = 0.2, **arguments: Any) -> Run:
+        """A run of the committed pipeline that is about to be played."""
         return Run(
             self.grounds,
-            compiled,
+            COMPILED,
             arguments,
             artifacts_claim=ARTIFACTS,
             artifacts=self.artifacts,

@@ -1,0 +1,42 @@
+"""What a user set on a task, handed to the component instead of, or besides, its own pod."""
+
+import json
+from typing import Any
+
+from google.protobuf import json_format
+
+OURS = frozenset({"KFP_POD_NAME", "KFP_POD_UID", "STEP_GRACE"})
+
+
+def pass_through(pod: dict[str, Any], command: list[str], component: Any) -> None:
+    """Fill the component's dsl.TaskConfig from its pod, as KFP's driver does; in place.
+
+    What is not applied to the task as well is taken from the pod.
+    """
+    spec = json_format.MessageToDict(component)
+    inputs = spec.get("inputDefinitions", {}).get("parameters", {})
+    name = next((n for n, i in inputs.items() if i["parameterType"] == "TASK_CONFIG"), None)
+    if name is None:
+        return
+    given = {
+        each["field"]: each.get("applyToTask", False) for each in spec["taskConfigPassthroughs"]
+    }
+    container = pod["spec"]["containers"][0]
+    config: dict[str, Any] = {}
+    if "KUBERNETES_VOLUMES" in given:
+        config["volumes"] = list(pod["spec"]["volumes"])
+        config["volumeMounts"] = list(container["volumeMounts"])
+        if not given["KUBERNETES_VOLUMES"]:
+            pod["spec"]["volumes"], container["volumeMounts"] = [], []
+    if "RESOURCES" in given:
+        config["resources"] = container["resources"]
+        if not given["RESOURCES"]:
+            container["resources"] = {}
+    if "ENV" in given:
+        config["env"] = [each for each in container["env"] if each["name"] not in OURS]
+        if not given["ENV"]:
+            container["env"] = [each for each in container["env"] if each["name"] in OURS]
+    place = command.index("--executor_input") + 1
+    executor_input = json.loads(command[place])
+    executor_input["inputs"]["parameterValues"][name] = config
+    command[place] = json.dumps(executor_input)
