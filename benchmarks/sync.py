@@ -1,0 +1,276 @@
+"""Syncing a bucket against google-cloud-storage's transfer manager and rclone; > 1: ours is faster.
+
+Every client is a process of its own, timed from start to end, writing to the same kind of folder
+from the same local server (`gcs_server`, built with Go), in turn, for a few rounds; medians.
+
+- `small_vs_transfer_manager`, `small_vs_rclone_default`, `small_vs_rclone_tuned`: 2,000 objects
+  of 20 KB over TLS with 30 ms before each answer; rclone with its 4 transfers, and with the best
+  of 64 and 128.
+- `cpu_us_per_small_file`: our processor time for 10,000 such objects without latency or TLS,
+  start and listing included, in microseconds.
+- `big_vs_rclone`, `big_tls_vs_rclone`: 20 objects of 50 MB.
+- `unchanged_vs_rclone`: a second sync of 50,000 objects.
+- `million_listing_mb`: peak memory of a listing of 1,000,000 objects and its digest, in MB.
+"""
+
+import contextlib
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROUNDS = 3
+OURS = "from kfp_ddp.cli import main; main()"
+TRANSFER_MANAGER = """
+import sys
+from google.cloud import storage
+from google.cloud.storage import transfer_manager
+bucket = storage.Client(project="none").bucket(sys.argv[1])
+names = [blob.name for blob in bucket.list_blobs(prefix="ds/")]
+transfer_manager.download_many_to_path(
+    bucket, names, destination_directory=sys.argv[2], raise_exception=True)
+"""
+LISTING = """
+import pathlib, sys
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+result = sync("gs://million/ds", pathlib.Path(sys.argv[1]), Options(dry_run=True))
+assert result.files == 1_000_000
+"""
+
+
+@dataclass
+class Server:
+    """The two addresses of a running bucket, and the certificate to trust."""
+
+    plain: str
+    secure: str
+    certificate: Path
+
+    def environment(self, endpoint: str) -> dict[str, str]:
+        """What every client needs to find the bucket."""
+        certificate = str(self.certificate)
+        return os.environ | {
+            "STORAGE_EMULATOR_HOST": endpoint,
+            "SSL_CERT_FILE": certificate,
+            "REQUESTS_CA_BUNDLE": certificate,
+            "RCLONE_CONFIG": os.devnull,
+        }
+
+
+@dataclass
+class Cost:
+    """Of one process: seconds, seconds of processor, peak memory in MB."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+def run() -> dict[str, float]:
+    """Measure, print a table, and return the figures by name."""
+    with contextlib.ExitStack() as stack:
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=base)))
+        program = build(folder)
+        if program is None:
+            return {}
+        figures = _small(program, folder) | _processor(program, folder)
+        figures |= _big(program, folder) | _unchanged(program, folder)
+        return figures | _million(program, folder)
+
+
+def build(folder: Path) -> Path | None:
+    """The server's program: KFP_DDP_BENCH_SERVER, or built with Go; None with a word why."""
+    if given := os.environ.get("KFP_DDP_BENCH_SERVER"):
+        return Path(given)
+    if not shutil.which("go"):
+        print("go is missing: install it to build benchmarks/gcs_server")
+        return None
+    program = folder / "gcs-server"
+    source = Path(__file__).parent / "gcs_server"
+    subprocess.run(["go", "build", "-o", program, "."], cwd=source, check=True)
+    return program
+
+
+@contextlib.contextmanager
+def serve(program: Path, folder: Path, **flags: object) -> Iterator[Server]:
+    """Run the server with these flags."""
+    certificate = folder / "cert.pem"
+    sizes = {"small": 1, "large": 1, "many": 1, "million": 1} | flags
+    arguments = [f"-{name}={value}" for name, value in sizes.items()]
+    with subprocess.Popen(
+        [program, f"-cert={certificate}", *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        try:
+            plain, secure = process.stdout.readline().split()
+            yield Server(f"http://127.0.0.1:{plain}", f"https://127.0.0.1:{secure}", certificate)
+        finally:
+            process.kill()
+
+
+def measure(command: list[str], environment: dict[str, str]) -> Cost:
+    """Run a client to its end.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; nothing is measured of a failure.
+    """
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-2000:])
+            raise subprocess.CalledProcessError(process.returncode, command)
+    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def ours(bucket: str, target: Path, *flags: str) -> list[str]:
+    """Our command."""
+    return [sys.executable, "-c", OURS, "sync", "-q", *flags, f"gs://{bucket}/ds", str(target)]
+
+
+def rclone(endpoint: str, bucket: str, target: Path, *flags: str) -> list[str]:
+    """The peer's command."""
+    where = ["--gcs-endpoint", f"{endpoint}/storage/v1/", "--gcs-anonymous"]
+    return ["rclone", "copy", *where, *flags, f":gcs:{bucket}/ds", str(target)]
+
+
+def compare(
+    title: str,
+    folder: Path,
+    clients: dict[str, Callable[[Path], list[str]]],
+    environment: dict[str, str],
+    fresh: bool = True,
+) -> dict[str, Cost]:
+    """Run the clients in turn for some rounds; medians. `fresh`: into an empty folder each."""
+    costs: dict[str, list[Cost]] = {name: [] for name in clients}
+    for _ in range(ROUNDS):
+        for name, command in clients.items():
+            target = folder / name.replace(" ", "-")
+            if fresh:
+                shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(exist_ok=True)
+            costs[name].append(measure(command(target), environment))
+    for name in clients:
+        if fresh:
+            shutil.rmtree(folder / name.replace(" ", "-"), ignore_errors=True)
+    print(f"\n{title}")
+    medians = {}
+    for name, found in costs.items():
+        medians[name] = Cost(
+            *(statistics.median(getattr(c, part) for c in found) for part in Cost.__match_args__)
+        )
+        median = medians[name]
+        print(f"  {name:28} {median.wall:8.2f} s  cpu {median.cpu:7.2f} s  {median.memory:6.0f} MB")
+    return medians
+
+
+def _rclone_small(endpoint: str, count: str, target: Path) -> list[str]:
+    return rclone(endpoint, "small", target, "--transfers", count, "--checkers", count)
+
+
+def _rclone_large(endpoint: str, target: Path) -> list[str]:
+    return rclone(endpoint, "large", target)
+
+
+def _peers(*names: str) -> bool:
+    missing = [name for name in names if not shutil.which(name)]
+    for name in missing:
+        print(f"{name} is missing: install it to compare")
+    return not missing
+
+
+def _small(program: Path, folder: Path) -> dict[str, float]:
+    with serve(program, folder, small=2000, latency="30ms") as server:
+        clients: dict[str, Callable[[Path], list[str]]] = {
+            "kfp-ddp sync": lambda target: ours("small", target),
+            "transfer manager": lambda target: [
+                sys.executable, "-c", TRANSFER_MANAGER, "small", str(target),
+            ],
+        }  # fmt: skip
+        if _peers("rclone"):
+            clients["rclone"] = lambda target: rclone(server.secure, "small", target)
+            for count in ("64", "128"):
+                clients[f"rclone {count}"] = partial(_rclone_small, server.secure, count)
+        title = "2,000 x 20 KB, TLS, 30 ms"
+        found = compare(title, folder, clients, server.environment(server.secure))
+    mine = found["kfp-ddp sync"].wall
+    figures = {"small_vs_transfer_manager": found["transfer manager"].wall / mine}
+    if "rclone" in found:
+        figures["small_vs_rclone_default"] = found["rclone"].wall / mine
+        best = min(found["rclone 64"].wall, found["rclone 128"].wall)
+        figures["small_vs_rclone_tuned"] = best / mine
+    return figures
+
+
+def _processor(program: Path, folder: Path) -> dict[str, float]:
+    files = 10_000
+    with serve(program, folder, small=files) as server:
+        clients: dict[str, Callable[[Path], list[str]]] = {
+            "kfp-ddp sync": lambda target: ours("small", target)
+        }
+        title = f"{files:,} x 20 KB, plain, 0 ms"
+        found = compare(title, folder, clients, server.environment(server.plain))
+    return {"cpu_us_per_small_file": found["kfp-ddp sync"].cpu / files * 1e6}
+
+
+def _big(program: Path, folder: Path) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    if not _peers("rclone"):
+        return figures
+    with serve(program, folder, large=20) as server:
+        for name, endpoint in (("big", server.plain), ("big_tls", server.secure)):
+            clients: dict[str, Callable[[Path], list[str]]] = {
+                "kfp-ddp sync": lambda target: ours("large", target),
+                "rclone": partial(_rclone_large, endpoint),
+            }
+            title = f"20 x 50 MB, {endpoint.partition(':')[0]}"
+            found = compare(title, folder, clients, server.environment(endpoint))
+            figures[f"{name}_vs_rclone"] = found["rclone"].wall / found["kfp-ddp sync"].wall
+    return figures
+
+
+def _unchanged(program: Path, folder: Path) -> dict[str, float]:
+    if not _peers("rclone"):
+        return {}
+    with serve(program, folder, many=50_000) as server:
+        environment = server.environment(server.plain)
+        clients: dict[str, Callable[[Path], list[str]]] = {
+            "kfp-ddp sync": lambda target: ours("many", target, "--versions"),
+            "rclone": lambda target: rclone(
+                server.plain, "many", target, "--transfers", "16", "--checkers", "16"
+            ),
+        }
+        for name, command in clients.items():  # the sync after which nothing changes
+            measure(command(folder / name.replace(" ", "-")), environment)
+        title = "50,000 objects, unchanged"
+        found = compare(title, folder, clients, environment, fresh=False)
+        for name in clients:
+            shutil.rmtree(folder / name.replace(" ", "-"))
+    return {"unchanged_vs_rclone": found["rclone"].wall / found["kfp-ddp sync"].wall}
+
+
+def _million(program: Path, folder: Path) -> dict[str, float]:
+    with serve(program, folder, million=1_000_000) as server:
+        cost = measure(
+            [sys.executable, "-c", LISTING, str(folder / "none")], server.environment(server.plain)
+        )
+    print(f"\n1,000,000 objects listed\n  {'kfp-ddp':28} {cost.wall:8.2f} s  {cost.memory:6.0f} MB")
+    return {"million_listing_mb": cost.memory}
+
+
+if __name__ == "__main__":
+    for figure, value in run().items():
+        print(f"{figure:28} {value:8.2f}")
