@@ -56,11 +56,11 @@ def images_per_second(output: Path) -> float:
 
 
 def last_error(log: Path) -> str:
-    """What the first failed step said of it: its `error:` line, else its exception, else ''."""
+    """What the failed step said of it: its `error:` line, else its exception, else ''."""
     lines = [line.strip() for line in log.read_text().splitlines()]
     said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     raised = [line for line in lines if EXCEPTION.match(line)]
-    return next(iter(said + raised), "")
+    return next(iter(said[-1:] + raised[:1]), "")
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:
