@@ -6,38 +6,32 @@
   Ours also has the loss and each sample's confidence.
 - `onnx_vs_eager_rn50_b1`, `onnx_vs_eager_rn50_b8`: a ResNet-50 at 224 pixels, as the export
   component writes it, in ONNX Runtime against the same model in eager torch; uint8 images in,
-  logits out, one CPU thread each.
+  logits out.
+
+CPU time of one thread each.
 """
 
-import statistics
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rounds import measure, ratio, table
+
 SAMPLES, CLASSES, BATCH = 50_000, 1000, 500
-ROUNDS = 5
+ROUNDS = 7
 
 
 def run() -> dict[str, float]:
     """Measure, print a table, and return the figures by name."""
     import torch
 
-    torch.manual_seed(0)
-    figures = {"metrics_vs_torchmetrics": _metrics()}
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        for batch, ratio in _onnx((1, 8)).items():
-            figures[f"onnx_vs_eager_rn50_b{batch}"] = ratio
-    finally:
-        torch.set_num_threads(threads)
-    return {name: value for name, value in figures.items() if value}
+    torch.manual_seed(0)
+    return _metrics() | _onnx((1, 8))
 
 
-def _metrics() -> float:
+def _metrics() -> dict[str, float]:
     import torch
 
     from kfp_ddp.components.evaluate.measure import Tally
@@ -47,7 +41,7 @@ def _metrics() -> float:
         from torchmetrics import classification as peer
     except ImportError:
         print("torchmetrics is missing: pip install torchmetrics")
-        return 0.0
+        return {}
     targets = torch.randint(CLASSES, (SAMPLES,))
     logits = torch.randn(SAMPLES, CLASSES)
     logits[torch.arange(SAMPLES), targets] += 3
@@ -90,12 +84,13 @@ def _metrics() -> float:
             raise RuntimeError(f"{name} differs: ours {mine[name]}, torchmetrics {other[name]}")
     if not torch.equal(mine["confusion"], other["confusion"]):
         raise RuntimeError("the confusion matrices differ")
-    threads = torch.get_num_threads()
-    print(f"metrics of {SAMPLES:,} samples in {CLASSES:,} classes, {threads} threads")
-    return _compare({"kfp-ddp": ours, "torchmetrics": theirs}, ROUNDS)
+    seconds = measure({"kfp-ddp": ours, "torchmetrics": theirs}, ROUNDS)
+    title = f"Metrics in {CLASSES:,} classes, {SAMPLES:,} samples a round"
+    table(title, seconds, SAMPLES // 1000, "1,000 samples")
+    return {"metrics_vs_torchmetrics": ratio(seconds, "kfp-ddp", "torchmetrics")}
 
 
-def _onnx(sizes: tuple[int, ...]) -> dict[int, float]:
+def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
     import torch
 
     from kfp_ddp.components.export.formats import ONNX, Servable, trace, write_onnx
@@ -118,7 +113,7 @@ def _onnx(sizes: tuple[int, ...]) -> dict[int, float]:
         config={},
     )
     servable = Servable(model.eval(), info).eval()
-    ratios = {}
+    figures = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write_onnx(trace(servable, 224), info, Path(folder) / ONNX)
@@ -126,28 +121,13 @@ def _onnx(sizes: tuple[int, ...]) -> dict[int, float]:
         for size in sizes:
             images = torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8)
             torch.testing.assert_close(exported(images), plain(images), atol=1e-3, rtol=1e-3)
-            print(f"ResNet-50, batch {size}, 1 thread")
             calls = {
-                "onnx (kfp-ddp)": lambda images=images: exported(images),
+                "kfp-ddp, model.onnx": lambda images=images: exported(images),
                 "eager torch": lambda images=images: plain(images),
             }
-            ratios[size] = _compare(calls, 15 if size == 1 else 7)
-    return ratios
-
-
-def _compare(calls: Mapping[str, Callable[[], object]], rounds: int) -> float:
-    """Print the median milliseconds of two calls that take turns; how much faster the first is."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(each) for name, each in times.items()}
-    for name, median in medians.items():
-        print(f"  {name:<16} {median * 1e3:10.1f} ms   best {min(times[name]) * 1e3:10.1f} ms")
-    first, second = medians.values()
-    print(f"  ratio            {second / first:10.2f}")
-    return second / first
+            seconds = measure(calls, ROUNDS)
+            table(f"ResNet-50 at 224 px, batches of {size}", seconds, size, "image")
+            figures[f"onnx_vs_eager_rn50_b{size}"] = ratio(
+                seconds, "kfp-ddp, model.onnx", "eager torch"
+            )
+    return figures
