@@ -45,6 +45,7 @@ def train_resnet(
     nodes: int = 1,
     nproc_per_node: int = 0,
     gpus_per_node: int = 0,
+    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
     cluster: dict = {},  # noqa: B006
     min_accuracy: float = 0.7,
     champion: str = "",
@@ -78,6 +79,7 @@ def train_resnet(
         nodes: Pods of the job.
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one on a CPU.
         gpus_per_node: GPUs of a node.
+        image: Image of the job's pods.
         cluster: Further settings of the job by name, such as {"priority_class": "low"}.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
         champion: Model to beat: the gs:// folder of an exported bundle; empty for none.
@@ -115,6 +117,7 @@ def train_resnet(
                 nodes=nodes,
                 nproc_per_node=nproc_per_node,
                 gpus_per_node=gpus_per_node,
+                image=image,
                 cluster=cluster,
                 model=model,
                 image_size=image_size,
