@@ -22,6 +22,9 @@ demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 test: $(INSTALLED) ## all tests
 	$(VENV)/bin/pytest
 
+soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
+	$(VENV)/bin/pytest -m soak
+
 check: $(INSTALLED) ## lint, format, types, compiled YAML
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
