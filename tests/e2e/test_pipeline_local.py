@@ -1,24 +1,18 @@
 """The committed pipeline as pods, with the ranks in the train step itself."""
 
 from tests.e2e.harness import bucket
-from tests.e2e.harness.fixtures import (  # noqa: F401
-    TRAINING,
-    bucket_url,
-    cluster,
-    local_run,
-    scene,
-)
 from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, DATA, WORK, Scene
+from tests.e2e.harness.training import TRAINING
 
 STEPS = ["data-sync", "dataset-volume", "train", "evaluate", "gate", "export", "teardown"]
 
 
 def test_bucket_to_exported_model(
-    scene: Scene,  # noqa: F811
-    bucket_url: str,  # noqa: F811
-    local_run: Run,  # noqa: F811
+    scene: Scene,
+    bucket_url: str,
+    local_run: Run,
 ) -> None:
     assert local_run.succeeded, local_run.explain()
     assert list(local_run.steps) == STEPS
@@ -34,8 +28,8 @@ def test_bucket_to_exported_model(
 
 
 def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
-    scene: Scene,  # noqa: F811
-    local_run: Run,  # noqa: F811
+    scene: Scene,
+    local_run: Run,
 ) -> None:
     arguments = TRAINING | {"epochs": 1, "warmup_epochs": 0.0, "min_accuracy": 0.999}
     run = scene.run(**arguments, backend="local").play()
@@ -51,7 +45,7 @@ def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
 
 
 def test_a_missing_bucket_is_one_line_and_the_exit_handler_still_runs(
-    scene: Scene,  # noqa: F811
+    scene: Scene,
 ) -> None:
     run = scene.run(**TRAINING | {"source": "gs://nowhere"}, backend="local").play()
 

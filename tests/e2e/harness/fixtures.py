@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import urllib3
@@ -11,25 +10,7 @@ from kubernetes import client, config
 from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene, staged
-
-# Some of the demo's digits, trained just long enough to be told apart.
-TRAINING: dict[str, Any] = {
-    "source": f"gs://{bucket.DATASET}",
-    "dataset": "digits",
-    "model": "cifar_resnet8",
-    "model_name": "digits",
-    "image_size": 16,
-    "epochs": 20,
-    "batch_size": 32,
-    "learning_rate": 0.1,
-    "warmup_epochs": 2.0,
-    "label_smoothing": 0.1,
-    "workers": 0,
-    "checkpoint_epochs": 5,
-    "checkpoint_minutes": 0.0,
-    "min_accuracy": 0.85,
-    "destination": f"gs://{bucket.MODELS}/digits",
-}
+from tests.e2e.harness.training import TRAINING
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ _CUSTOM = (
     ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
     ("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
 )
-_MADE_BY_KUBERNETES = "configmaps/kube-root-ca.crt"
+_MADE_BY_KUBERNETES = "kube-root-ca.crt"
 
 
 def claims(grounds: Grounds) -> set[str]:
