@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -53,6 +54,9 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
     world = distributed.start(config)
+    print(
+        f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
+    )
     try:
         training, validation = world.from_first(lambda: _scan(config))
         config = world.from_first(lambda: _resolve(config, world, len(training)))
