@@ -1,0 +1,340 @@
+"""Publishing on a real cluster, with the rights of KFP's stock account and no more."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
+from kfp_ddp.components.dataset_volume.publish import Published, Request, collect, publish
+from kfp_ddp.training.errors import InputError
+from tests.e2e.harness import rights
+from tests.e2e.harness.grounds import IMAGE, UID, until
+
+STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
+SIZE = "64Mi"
+SYNC = """
+import sys
+from pathlib import Path
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+source = Path("/tmp/source/train/a")
+source.mkdir(parents=True)
+for i in range(20):
+    (source / f"{i}.png").write_bytes(bytes([i]) * 1000)
+print(sync("/tmp/source", Path("/data"), Options()).digest)
+"""
+READ = """
+from pathlib import Path
+from kfp_ddp.components.data_sync import manifest
+from kfp_ddp.components.data_sync.build import sound
+version = Path("/data/versions/{short}")
+assert (version / "_SUCCESS").read_text().strip() == "{digest}"
+rows = list(manifest.rows(version / manifest.NAME))
+assert len(rows) == 20 and all(sound(version, row, "full") for row in rows)
+try:
+    (version / "new").write_text("x")
+except OSError as error:
+    print("refused:", error.strerror)
+"""
+STEP = """
+import os
+from kfp_ddp.components.dataset_volume.engine import run
+from kfp_ddp.components.dataset_volume.publish import Request
+class Report: path = "/tmp/report.md"
+print(run(Report(), Request(**{request})).claim)
+"""
+
+
+class Ground:
+    """A namespace, its stock account, and pods that run to their end."""
+
+    def __init__(self, api: Any, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+        self.core = client.CoreV1Api(api)
+        self.account = rights.grant(api, namespace, ours=False)
+        self.stock = Cluster(self._as_account(), namespace)
+
+    def _as_account(self) -> Any:
+        """A client with the account's own token."""
+        body = client.AuthenticationV1TokenRequest(
+            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
+        )
+        token = self.core.create_namespaced_service_account_token(
+            self.account, self.namespace, body
+        ).status.token
+        configuration = client.Configuration()
+        configuration.host = self.api.configuration.host
+        configuration.ssl_ca_cert = self.api.configuration.ssl_ca_cert
+        configuration.api_key = {"authorization": f"Bearer {token}"}
+        return client.ApiClient(configuration)
+
+    def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
+        """A claim to sync to."""
+        name = f"staging-{uuid.uuid4().hex[:6]}"
+        spec = {
+            "accessModes": [mode],
+            "storageClassName": storage_class,
+            "resources": {"requests": {"storage": SIZE}},
+        }
+        body = {"metadata": {"name": name}, "spec": spec}
+        self.core.create_namespaced_persistent_volume_claim(self.namespace, body)
+        return name
+
+    @contextlib.contextmanager
+    def pod(self, code: str, claim: str = "", read_only: bool = False) -> Iterator[str]:
+        """A pod that runs a program, with a claim at /data."""
+        name = f"pod-{uuid.uuid4().hex[:6]}"
+        source = {"claimName": claim, "readOnly": read_only}
+        mount = {"name": "data", "mountPath": "/data", "readOnly": read_only}
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "command": ["python3", "-c", code],
+            "volumeMounts": [mount] if claim else [],
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "serviceAccountName": self.account,
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsUser": UID, "fsGroup": UID},
+            "volumes": [{"name": "data", "persistentVolumeClaim": source}] if claim else [],
+            "containers": [container],
+        }
+        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": spec})
+        try:
+            yield name
+        finally:
+            self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+
+    def run(self, code: str, claim: str = "", read_only: bool = False) -> str:
+        """The program's output, once it has ended well."""
+        with self.pod(code, claim, read_only) as name:
+
+            def ended() -> Any:
+                pod = self.core.read_namespaced_pod(name, self.namespace)
+                return pod.status.phase in ("Succeeded", "Failed") and pod.status.phase
+
+            phase = until(ended, f"the end of {name}")
+            log = str(self.core.read_namespaced_pod_log(name, self.namespace))
+            assert phase == "Succeeded", log
+        return log.strip()
+
+    def claim(self, name: str) -> Any:
+        return self.core.read_namespaced_persistent_volume_claim(name, self.namespace)
+
+    def gone(self, name: str) -> bool:
+        """Whether a claim is deleted, or about to be."""
+        try:
+            return self.claim(name).metadata.deletion_timestamp is not None
+        except client.ApiException as error:
+            return bool(error.status == 404)
+
+
+@pytest.fixture(scope="module")
+def ground(cluster: Any) -> Iterator[Ground]:
+    name = f"volume-{uuid.uuid4().hex[:6]}"
+    core = client.CoreV1Api(cluster)
+    core.create_namespace({"metadata": {"name": name}})
+    try:
+        yield Ground(cluster, name)
+    finally:
+        core.delete_namespace(name)
+
+
+def request(claim: str, digest: str, **more: Any) -> Request:
+    path = f"/data/versions/{digest[:12]}"
+    return Request(
+        **({"dataset": "digits", "wait": 60.0} | more), digest=digest, path=path, claim=claim
+    )
+
+
+@pytest.mark.parametrize("storage_class", ["standard", "late", "small"])
+@pytest.mark.parametrize("strategy", ["clone", "snapshot"])
+def test_copy_is_read_only_whole_and_made_once(
+    ground: Ground, strategy: str, storage_class: str
+) -> None:
+    staging = ground.staging(storage_class)
+    digest = ground.run(SYNC, staging)
+    wanted = request(staging, digest, publish=strategy, dataset=f"{strategy}-{storage_class}")
+    done = publish(ground.stock, wanted)
+    assert (done.claim, done.path) == (wanted.name, wanted.path)
+    claim = ground.claim(done.claim)
+    assert claim.spec.access_modes == ["ReadOnlyMany"]
+    assert claim.spec.resources.requests == {"storage": SIZE}
+    assert claim.spec.storage_class_name == storage_class
+    assert claim.spec.data_source.kind == (
+        "VolumeSnapshot" if strategy == "snapshot" else "PersistentVolumeClaim"
+    )
+    if storage_class == "late":
+        node = "volume.kubernetes.io/selected-node"
+        assert claim.metadata.annotations[node] == ground.claim(staging).metadata.annotations[node]
+    else:
+        assert claim.status.phase == "Bound"
+    read = READ.format(short=digest[:12], digest=digest)
+    assert ground.run(read, done.claim, read_only=True) == "refused: Read-only file system"
+    again = publish(ground.stock, wanted)
+    assert any("used again" in note for note in again.notes)
+    assert ground.claim(again.claim).metadata.uid == claim.metadata.uid
+
+
+def test_step_in_a_pod_finds_its_cluster(ground: Ground) -> None:
+    staging = ground.staging("standard", "ReadWriteMany")
+    digest = "5" * 64
+    wanted = {
+        "dataset": "digits", "digest": digest, "path": "/data/versions/555555555555",
+        "claim": staging, "publish": "auto",
+    }  # fmt: skip
+    log = ground.run(STEP.format(request=wanted))
+    assert "auto: in-place, as the claim can be mounted by many" in log
+    assert log.endswith(staging)
+    assert ground.claim(staging).metadata.annotations["kfp-ddp.dev/digest"] == digest
+
+
+def test_auto_without_a_view_of_classes_is_in_place_and_says_so(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    done = publish(ground.stock, request(staging, "1" * 64, publish="auto"))
+    assert (done.claim, done.strategy) == (staging, "in-place")
+    assert "auto: in-place, as the storage class standard is not visible" in done.notes[0]
+    assert any("only one node" in note for note in done.notes)
+
+
+def test_auto_with_the_rights_of_deploy_makes_a_snapshot(ground: Ground) -> None:
+    documents = list(yaml.safe_load_all((STORAGE / "rbac.yaml").read_text()))
+    roles = client.RbacAuthorizationV1Api(ground.api)
+    name = f"{ground.namespace}-classes"
+    (role,) = [d for d in documents if d["kind"] == "ClusterRole"]
+    roles.create_cluster_role({"metadata": {"name": name}, "rules": role["rules"]})
+    subject = {
+        "kind": "ServiceAccount", "name": ground.account, "namespace": ground.namespace,
+    }  # fmt: skip
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    roles.create_cluster_role_binding(
+        {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
+    )
+    try:
+        staging = ground.staging("standard")
+        done = publish(ground.stock, request(staging, "2" * 64, publish="auto"))
+        assert (done.strategy, done.claim) == ("snapshot", "ds-digits-222222222222")
+        assert "has a snapshot class" in done.notes[0]
+    finally:
+        roles.delete_cluster_role_binding(name)
+        roles.delete_cluster_role(name)
+
+
+def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    wanted = request(staging, "3" * 64, publish="clone", wait=1.0)
+    with (
+        ground.pod("import time; time.sleep(60)", staging) as writer,
+        pytest.raises(InputError, match=f"{staging} is still mounted by {writer}"),
+    ):
+        publish(ground.stock, wanted)
+    until(lambda: not ground.stock.users(staging), "the end of the writer")
+    assert publish(ground.stock, request(staging, "3" * 64, publish="clone")).notes[-1] == (
+        "it is bound"
+    )
+
+
+def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    body = {
+        "metadata": {"name": "ds-digits-444444444444"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": SIZE}}},
+    }
+    ground.core.create_namespaced_persistent_volume_claim(ground.namespace, body)
+    with pytest.raises(InputError, match="is not a ReadOnlyMany claim of this digest"):
+        publish(ground.stock, request(staging, "4" * 64, publish="clone"))
+
+
+def test_missing_claim_and_failing_snapshot_are_one_line(ground: Ground) -> None:
+    with pytest.raises(InputError, match=r"claim none is not in namespace .*create it"):
+        publish(ground.stock, request("none", "6" * 64))
+    staging = ground.staging("standard")
+    wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope", wait=5.0)
+    with pytest.raises(InputError, match=rf"the snapshot of claim {staging} failed"):
+        publish(ground.stock, wanted)
+    assert ground.stock.custom(SNAPSHOTS, wanted.name) is None
+
+
+def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    made: list[Published] = []
+    for letter in "abcd":
+        wanted = request(staging, letter * 64, publish="snapshot", dataset="many")
+        made.append(publish(ground.stock, wanted))
+        time.sleep(1.1)  # creation times have seconds
+    names = [published.claim for published in made]
+    wanted.keep_claims = 2
+    with ground.pod("import time; time.sleep(60)", names[0], read_only=True):
+        assert collect(ground.stock, wanted, names[3]) == [names[1]]
+    assert [ground.gone(name) for name in names] == [False, True, False, False]
+    until(lambda: ground.stock.custom(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
+    until(lambda: not ground.stock.users(names[0]), "the end of the reader")
+    assert collect(ground.stock, wanted, names[3]) == [names[0]]
+
+
+def test_populator_makes_the_objects_that_gke_documents(ground: Ground, cluster: Any) -> None:
+    staging = ground.staging("late")
+    wanted = request(
+        staging, "7" * 64, publish="populator", source="gs://bucket/ds", populator_account="reader"
+    )
+    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*rbac.yaml"):
+        publish(ground.stock, wanted)
+    names = {"plural": "gcpdatasources", "singular": "gcpdatasource", "kind": "GCPDataSource"}
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    extensions = client.ApiextensionsV1Api(cluster)
+    name = "gcpdatasources.datalayer.gke.io"
+    extensions.create_custom_resource_definition(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": name},
+            "spec": {
+                "group": "datalayer.gke.io",
+                "scope": "Namespaced",
+                "names": names,
+                "versions": [version],
+            },
+        }
+    )
+    try:
+        admin = Cluster(cluster, ground.namespace)
+        kind = ("datalayer.gke.io", "v1", "gcpdatasources")
+        until(lambda: _served(admin, kind), "the new API")
+        done = publish(admin, wanted)
+        source = admin.custom(kind, wanted.name)
+        assert source is not None
+        assert source["spec"]["cloudStorage"] == {
+            "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
+        }  # fmt: skip
+        claim = ground.claim(wanted.name)
+        assert claim.spec.access_modes == ["ReadOnlyMany"]
+        assert claim.spec.data_source_ref.kind == "GCPDataSource"
+        assert (done.claim, done.path) == (wanted.name, "/data")
+    finally:
+        extensions.delete_custom_resource_definition(name)
+
+
+def _served(admin: Cluster, kind: tuple[str, str, str]) -> bool:
+    from kfp_ddp.components.dataset_volume.cluster import Refused
+
+    try:
+        admin.create_custom(
+            kind,
+            {
+                "apiVersion": "datalayer.gke.io/v1",
+                "kind": "GCPDataSource",
+                "metadata": {"name": "probe"},
+            },
+        )
+    except Refused:
+        return False
+    return True
