@@ -1,0 +1,169 @@
+"""Launching, following and ending PyTorchJobs, with the step as a pod under the stock account."""
+
+from collections.abc import Iterator
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import workflow
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.grounds import Grounds, claim, until
+from tests.e2e.harness.scene import namespace
+from tests.e2e.launch_step import PYTORCHJOB, LaunchStep, python
+
+COUNT = """
+import os, time
+for number in range({count}):
+    print("rank", os.environ["RANK"], "line", number)
+    time.sleep({pause})
+"""
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+    """A namespace whose steps have no more than KFP's own rights."""
+    workflow.define(cluster)
+    with namespace(cluster, ours=False) as space:
+        claim(space, "work")
+        yield space
+
+
+def lines(log: str, who: str) -> list[int]:
+    """The numbers that a worker counted, in the order they were shown."""
+    marked = [line for line in log.splitlines() if line.startswith(f"[{who}] rank")]
+    return [int(line.rsplit(" ", 1)[1]) for line in marked]
+
+
+def test_a_job_is_followed_as_if_it_ran_in_the_step(grounds: Grounds) -> None:
+    # The job succeeds with its master, which therefore waits for the other's last line.
+    code = COUNT.format(count=20, pause=0.05) + "time.sleep(10 if os.environ['RANK'] == '0' else 0)"
+    step = LaunchStep(grounds, {"nodes": 2, **python(code)}).start()
+    assert step.wait() == "Succeeded", step.log()
+    assert lines(step.log(), "master-0") == list(range(20))
+    assert lines(step.log(), "worker-0") == list(range(20))
+    (job,) = step.jobs()
+    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
+    (owner,) = job["metadata"]["ownerReferences"]
+    assert owner["uid"] == step.workflow["metadata"]["uid"]
+    assert owner["controller"] is False
+    assert owner["blockOwnerDeletion"] is False
+
+
+def test_a_cancelled_run_loses_its_job_before_any_signal(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
+    step.saw("line 1")
+    step.terminate()
+    until(lambda: step.jobs() == [], "the job's deletion", 5)
+    assert step.wait() == "Failed"
+    assert "error: the run was terminated; PyTorchJob" in step.log()
+    until(lambda: step.workers() == [], "the pods' end", 60)
+
+
+def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
+    step.saw("line 1")
+    step.signal()
+    until(lambda: step.jobs() == [], "the job's deletion", 10)
+    assert step.wait() == "Failed"
+    assert "stopped; job train-" in step.log()
+
+
+def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Grounds) -> None:
+    spec = python(COUNT.format(count=300, pause=0.1))
+    step = LaunchStep(grounds, spec, work_claim="work").start()
+    step.saw("line 20")
+    (before,) = step.jobs()
+    step.evict()
+    assert step.wait() == "Lost"
+    assert "will be taken up again" in step.attempts[0].log()
+    step.start()
+    assert step.wait() == "Succeeded", step.log()
+    (after,) = step.jobs()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert lines(step.log(), "master-0") == list(range(300))
+
+
+def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grounds) -> None:
+    spec = python(COUNT.format(count=200, pause=0.1))
+    step = LaunchStep(grounds, spec, work_claim="work").start()
+    step.saw("line 5")
+    step.kill()
+    assert step.wait() == "Lost"
+    step.start()
+    assert step.wait() == "Succeeded", step.log()
+    assert len(step.jobs()) == 1
+    assert set(lines(step.log(), "master-0")) == set(range(200))
+
+
+def test_a_failing_rank_is_named_and_a_user_error_is_not_tried_again(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, python("raise ValueError('no such layer')")).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert last.startswith("error: PyTorchJob train-")
+    assert "master-0: exit code 1: ValueError: no such layer" in last
+    assert len(step.jobs()) == 1
+
+
+def test_a_preempted_job_is_tried_again_within_its_limit(grounds: Grounds) -> None:
+    spec = {"retries": 1, **python("import sys; print('again'); sys.exit(143)")}
+    step = LaunchStep(grounds, spec).start()
+    assert step.wait() == "Failed"
+    assert "0 of 1 retries left" not in step.log()
+    assert "1 of 1 retries left" in step.log()
+    assert "failed after 2 attempts" in step.log()
+    names = sorted(job["metadata"]["name"] for job in step.jobs())
+    assert len(names) == 2
+    assert names[1] == f"{names[0]}-r1"
+
+
+def test_a_step_that_is_run_again_after_its_failure_makes_a_new_job(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, python("raise ValueError('no such layer')")).start()
+    assert step.wait() == "Failed"
+    step.kill()
+    step.start()
+    assert step.wait() == "Failed"
+    assert len(step.jobs()) == 2
+
+
+def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds) -> None:
+    first = LaunchStep(grounds, python("print('mine')")).start()
+    assert first.wait() == "Succeeded"
+    (job,) = first.jobs()
+    group, version, plural = PYTORCHJOB
+    name, space = job["metadata"]["name"], grounds.namespace
+    patch = {"metadata": {"labels": {"kfp-ddp/run-id": "somebody-else"}}}
+    grounds.custom.patch_namespaced_custom_object(group, version, space, plural, name, patch)
+    second = LaunchStep(grounds, python("print('mine')"), run_id=first.run_id).start()
+    assert second.wait() == "Failed"
+    assert "exists and is not of this run (run somebody-else); it is left alone" in second.log()
+    kept = grounds.custom.get_namespaced_custom_object(group, version, space, plural, name)
+    assert kept["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+def test_bad_input_is_one_line_before_anything_is_created(grounds: Grounds) -> None:
+    for spec, says in (
+        ({"claims": {"/data": "nowhere:ro"}}, "claim nowhere does not exist in namespace"),
+        ({"kind": "trainjob"}, "no right to create trainjobs in namespace"),
+        ({"queue": "q"}, "queue='q' without scheduler"),
+    ):
+        step = LaunchStep(grounds, {**python("print(1)"), **spec}).start()
+        assert step.wait() == "Failed"
+        assert says in step.log().splitlines()[-1], step.log()
+        assert step.jobs() == []
+
+
+def test_a_pod_that_cannot_start_is_explained_and_given_up_in_time(grounds: Grounds) -> None:
+    spec = {"memory": "900Gi", "pending_minutes": 0.1, **python("print(1)")}
+    step = LaunchStep(grounds, spec).start()
+    assert step.wait() == "Failed"
+    assert "no node has enough memory free" in step.log().splitlines()[-1]
+    assert step.jobs() == []
+
+
+def test_an_image_that_is_not_there_is_explained(grounds: Grounds) -> None:
+    spec = {"image": "ghcr.io/nobody/nothing:1", "deadline_minutes": 0.25}
+    step = LaunchStep(grounds, {**python("print(1)"), **spec}).start()
+    assert step.wait() == "Failed"
+    assert "cannot pull ghcr.io/nobody/nothing:1" in step.log()
+    assert "took longer than deadline_minutes=0.25 and was deleted" in step.log()
+    assert step.jobs() == []
