@@ -150,9 +150,9 @@ def ground(cluster: Any) -> Iterator[Ground]:
 
 def request(claim: str, digest: str, **more: Any) -> Request:
     path = f"/data/versions/{digest[:12]}"
-    return Request(
-        **({"dataset": "digits", "wait": 60.0} | more), digest=digest, path=path, claim=claim
-    )
+    more.setdefault("dataset", "digits")
+    more.setdefault("wait", 60.0)
+    return Request(digest=digest, path=path, claim=claim, **more)
 
 
 @pytest.mark.parametrize("storage_class", ["standard", "late", "small"])
@@ -321,6 +321,51 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, cluster:
         assert (done.claim, done.path) == (wanted.name, "/data")
     finally:
         extensions.delete_custom_resource_definition(name)
+
+
+def test_init_container_example_runs(ground: Ground) -> None:
+    (pod,) = yaml.safe_load_all((STORAGE / "init-container.yaml").read_text())
+    spec = pod["spec"]
+    spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = ground.staging("standard")
+    command = spec["initContainers"][0]["command"]
+    assert command[-2] == "gs://bucket/photos"
+    command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
+    command.insert(3, "--symlinks=follow")
+    ground.core.create_namespaced_pod(ground.namespace, pod)
+
+    def ended() -> bool:
+        found = ground.core.read_namespaced_pod(pod["metadata"]["name"], ground.namespace)
+        assert found.status.phase != "Failed", found.status
+        return bool(found.status.phase == "Succeeded")
+
+    until(ended, "the end of the pod")
+    log = ground.core.read_namespaced_pod_log(
+        pod["metadata"]["name"], ground.namespace, container="main"
+    )
+    assert "Vienna" in log
+    assert len(log.splitlines()[-1]) == 64
+
+
+def test_examples_are_valid(ground: Ground) -> None:
+    for name in ("claims.yaml", "snapshot-class.yaml", "rbac.yaml", "init-container.yaml"):
+        for document in yaml.safe_load_all((STORAGE / name).read_text()):
+            resource = _resource(document, ground.namespace)
+            document["metadata"]["name"] += "-example"
+            ground.api.call_api(
+                resource,
+                "POST",
+                body=document,
+                query_params=[("dryRun", "All"), ("fieldValidation", "Strict")],
+                auth_settings=["BearerToken"],
+            )
+
+
+def _resource(document: dict[str, Any], namespace: str) -> str:
+    version, kind = document["apiVersion"], document["kind"]
+    plural = kind.lower() + ("es" if kind.endswith("s") else "s")
+    cluster_wide = kind.startswith("Cluster") or kind == "VolumeSnapshotClass"
+    place = "" if cluster_wide else f"/namespaces/{namespace}"
+    return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
 
 
 def _served(admin: Cluster, kind: tuple[str, str, str]) -> bool:
