@@ -209,7 +209,11 @@ def _writers_gone(cluster: Cluster, request: Request) -> None:
     A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
     """
     deadline = time.monotonic() + request.wait
+    told: list[str] = []
     while users := cluster.users(request.claim, writing=True):
+        if users != told:
+            print(f"claim {request.claim} is mounted by {', '.join(users)}; waiting", flush=True)
+            told = users
         if time.monotonic() > deadline:
             raise InputError(
                 f"claim {request.claim} is still mounted by {', '.join(users)} after "
