@@ -50,9 +50,10 @@ def test_two_ranks_trained(summary: dict[str, Any], output: Path) -> None:
 def test_the_bundle_is_whole(summary: dict[str, Any]) -> None:
     bundle = Path(summary["bundle"])
     lines = (bundle / "MANIFEST.sha256").read_text().splitlines()
-    listed = dict(reversed(line.split("  ", 1)) for line in lines)
-    assert {"model.safetensors", "model.onnx", "model.pt2", "signature.json"} <= listed.keys()
-    for name, digest in listed.items():
+    listed = [line.split("  ", 1) for line in lines]
+    wanted = {"model.safetensors", "model.onnx", "model.pt2", "signature.json"}
+    assert wanted <= {name for _, name in listed}
+    for digest, name in listed:
         assert hashlib.sha256((bundle / name).read_bytes()).hexdigest() == digest
 
 
