@@ -122,6 +122,7 @@ class Folder:
 @contextmanager
 def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
     """Serve a claim's files, read-only, while the block lasts."""
+    source = {"claimName": claim_name, "readOnly": True}  # a writer would hold up a snapshot
     pod = f"reader-{claim_name}"[:50].rstrip("-") + f"-{uuid.uuid4().hex[:5]}"
     body = {
         "apiVersion": "v1",
@@ -132,7 +133,7 @@ def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
             "terminationGracePeriodSeconds": 0,
             "securityContext": {"runAsUser": UID},
             "automountServiceAccountToken": False,
-            "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim_name}}],
+            "volumes": [{"name": "claim", "persistentVolumeClaim": source}],
             "containers": [
                 {
                     "name": "reader",

@@ -82,7 +82,7 @@ class Run:
         self._claim, self._artifacts, self._mirror = artifacts_claim, artifacts, mirror
         self._grace = grace
         self._terminated = threading.Event()
-        self._thread = threading.Thread(target=self._play, name=f"run-{self.id[:8]}")
+        self._thread = threading.Thread(target=self._play, name=f"run-{self.id[:8]}", daemon=True)
         self._failure: BaseException | None = None
         self.workflow = workflow.create(grounds, self._spec.pipeline_info.name, self.id)
 

@@ -35,11 +35,11 @@ class Scene:
         assert lines is not None, f"{run.id} has no metrics"
         return [json.loads(line) for line in lines.splitlines()]
 
-    def run(self, *, grace: float = 0.2, **arguments: Any) -> Run:
-        """A run of the committed pipeline that is about to be played."""
+    def run(self, compiled: Path = COMPILED, /, *, grace: float = 0.2, **arguments: Any) -> Run:
+        """A run that is about to be played: of the committed pipeline, or of another one."""
         return Run(
             self.grounds,
-            COMPILED,
+            compiled,
             arguments,
             artifacts_claim=ARTIFACTS,
             artifacts=self.artifacts,
@@ -67,6 +67,7 @@ def staged(
     environment: dict[str, str],
     *,
     storage_class: str | None = None,
+    size: str = "1Gi",
     ours: bool = True,
 ) -> Iterator[Scene]:
     """The scene, with claims of `storage_class` for data and work."""
@@ -76,8 +77,8 @@ def staged(
         ground = Grounds(
             bare.api, bare.namespace, bare.service_account, {"OMP_NUM_THREADS": "1"} | environment
         )
-        grounds.claim(ground, DATA, storage_class)
-        grounds.claim(ground, WORK, storage_class)
+        grounds.claim(ground, DATA, storage_class, size)
+        grounds.claim(ground, WORK, storage_class, size)
         grounds.claim(ground, ARTIFACTS)
         data, work, artifacts = (
             stack.enter_context(grounds.opened(ground, name)) for name in (DATA, WORK, ARTIFACTS)

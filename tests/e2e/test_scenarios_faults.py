@@ -1,0 +1,126 @@
+"""Faults that a user makes or meets, each told in one line of the step's own log."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import grounds
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import DATA, WORK, Scene, staged
+from tests.e2e.harness.train_only import WORKERS, compiled
+from tests.e2e.harness.training import TRAINING
+
+UNBOUND = "unbound"
+# What is asked for, and what the last line of the step's log says of it.
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "image": ({"image": "registry.invalid/none:1"}, "cannot pull registry.invalid/none:1"),
+    "requests": ({"cpu": "500"}, "no node has enough cpu free"),
+    "unbound claim": (
+        {"cluster": WORKERS | {"claims": {"/extra": UNBOUND}}},
+        f"claim {UNBOUND} is not bound (StorageClass nowhere)",
+    ),
+    "missing claim": (
+        {"cluster": WORKERS | {"claims": {"/extra": "nothing"}}},
+        "claim nothing does not exist",
+    ),
+    "queue": (
+        {"cluster": WORKERS | {"queue": "fast"}},
+        "queue='fast' without scheduler",
+    ),
+    "misspelt setting": (
+        {"cluster": WORKERS | {"priorityclass": "low"}},
+        "there is no setting 'priorityclass'; did you mean 'priority_class'?",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bare(
+    cluster: client.ApiClient, bucket_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    """A namespace whose steps have KFP's stock rights alone, and claims of a mebibyte."""
+    with staged(
+        cluster,
+        tmp_path_factory.mktemp("bare"),
+        {"STORAGE_EMULATOR_HOST": bucket_url},
+        storage_class="small",
+        size="1Mi",
+        ours=False,
+    ) as staging:
+        yield staging
+
+
+def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
+    """All at once: each waits for its pods as long as it is told to."""
+    grounds.claim(bare.grounds, UNBOUND, "nowhere")
+    document = compiled(tmp_path)
+    runs = {
+        name: bare.run(document, **_given(pending_minutes=0.2) | asked).start()
+        for name, (asked, _) in FAULTS.items()
+    }
+    for name, run in runs.items():
+        run.wait()
+        assert FAULTS[name][1] in _error(run), f"{name}: {run.explain()}"
+        assert run.steps["teardown"].succeeded, run.explain()
+
+
+def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
+    run = bare.run(compiled(tmp_path), **_given(backend="trainjob")).play()
+
+    assert f"no right to create trainjobs in namespace {bare.grounds.namespace}" in _error(run)
+    assert "apply deploy/rbac" in _error(run)
+
+
+def test_a_quota_that_is_used_up_is_named(bare: Scene, tmp_path: Path) -> None:
+    quota = {"hard": {"count/pytorchjobs.kubeflow.org": "0"}}
+    core, space = bare.grounds.core, bare.grounds.namespace
+    core.create_namespaced_resource_quota(space, {"metadata": {"name": "none"}, "spec": quota})
+    _enforced(bare)
+    try:
+        run = bare.run(compiled(tmp_path), **_given()).play()
+    finally:
+        core.delete_namespaced_resource_quota("none", space)
+
+    assert "quota" in _error(run), run.explain()
+    assert "count/pytorchjobs.kubeflow.org=1" in _error(run), run.explain()
+
+
+def test_a_claim_that_is_full_is_said_before_the_download(bare: Scene) -> None:
+    run = bare.run(**TRAINING, backend="local").play()
+
+    assert run.succeeded is False
+    assert list(run.steps) == ["data-sync", "teardown"]
+    assert "free" in _error(run, "data-sync"), run.explain()
+    assert bare.data.names() == ["lost+found/"] or not _versions(bare)
+
+
+def _versions(scene: Scene) -> list[str]:
+    if "versions/" not in scene.data.names():
+        return []
+    return [name for name in scene.data.names("versions") if not name.startswith(".")]
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    claims = {"data_claim": DATA, "work_claim": WORK, "dataset_path": "/data/versions/none"}
+    return claims | {"cluster": WORKERS, "nodes": 1} | arguments
+
+
+def _error(run: Run, task: str = "train") -> str:
+    """The step's last line; a failure is no traceback."""
+    assert run.succeeded is False, run.explain()
+    log = run.steps[task].log
+    assert "Traceback" not in log, log
+    last = log.splitlines()[-1]
+    assert last.startswith("error: "), log
+    return last
+
+
+def _enforced(scene: Scene) -> None:
+    def counted() -> bool:
+        found = scene.grounds.core.read_namespaced_resource_quota("none", scene.grounds.namespace)
+        return bool(found.status.hard)
+
+    grounds.until(counted, "the quota")
