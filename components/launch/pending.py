@@ -65,7 +65,7 @@ def _unschedulable(pod: Object, message: str, api: Api) -> str:
         claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if claim and (problem := claim_problem(api, claim)):
             return problem
-    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+)", message)))
+    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
     if lacking:
         return f"no node has enough {', '.join(lacking)} free ({_short(message)})"
     if "taint" in message:

@@ -143,7 +143,7 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds)
 def test_bad_input_is_one_line_before_anything_is_created(grounds: Grounds) -> None:
     for spec, says in (
         ({"claims": {"/data": "nowhere:ro"}}, "claim nowhere does not exist in namespace"),
-        ({"kind": "trainjob"}, "no right to create trainjobs in namespace"),
+        ({"kind": "trainjob"}, "no right to list trainjobs in namespace"),
         ({"queue": "q"}, "queue='q' without scheduler"),
     ):
         step = LaunchStep(grounds, {**python("print(1)"), **spec}).start()
