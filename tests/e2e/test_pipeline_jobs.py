@@ -9,10 +9,9 @@ from tests.e2e.harness.grounds import until
 from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene
+from tests.e2e.harness.train_only import WORKERS
 from tests.e2e.harness.training import TRAINING
 
-# The workers' image runs as root in this cluster, so the user of our own image is named.
-WORKERS = {"run_as_user": 1000, "env": {"OMP_NUM_THREADS": "1"}}
 LABEL = {
     "pytorchjob": "training.kubeflow.org/job-name",
     "trainjob": "jobset.sigs.k8s.io/jobset-name",
@@ -39,7 +38,8 @@ def test_two_workers_over_the_pod_network(
         nproc_per_node=1,
         cluster=WORKERS,
     ).start()
-    pods = until(lambda: _workers(scene, backend), "two workers", 300)
+    pods = until(lambda: _workers(scene, backend) or run.succeeded is not None, "two workers", 300)
+    assert isinstance(pods, list), run.explain()
     run.wait()
 
     assert run.succeeded, run.explain()

@@ -70,7 +70,7 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
 def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
     run = bare.run(compiled(tmp_path), **_given(backend="trainjob")).play()
 
-    assert f"no right to create trainjobs in namespace {bare.grounds.namespace}" in _error(run)
+    assert f"no right to list trainjobs in namespace {bare.grounds.namespace}" in _error(run)
     assert "apply deploy/rbac" in _error(run)
 
 

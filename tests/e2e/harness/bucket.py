@@ -29,14 +29,17 @@ def serve(api: client.ApiClient) -> Iterator[str]:
         server.stop()
 
 
-def fill(url: str) -> int:
-    """Make the buckets and put some of scikit-learn's digits in; how many."""
-    for bucket in (DATASET, MODELS):
-        requests.post(f"{url}/storage/v1/b?project=e2e", json={"name": bucket}).raise_for_status()
-    images = list(_digits())
-    for name, content in images:
-        upload(url, DATASET, name, content)
-    return len(images)
+def fill(url: str, bucket: str = DATASET, train: int = TRAIN, val: int = VAL) -> None:
+    """Make a bucket with some of scikit-learn's digits: so many images of each class."""
+    make(url, bucket)
+    for name, content in _digits(train, val):
+        upload(url, bucket, name, content)
+
+
+def make(url: str, bucket: str) -> None:
+    """Make an empty bucket."""
+    body = {"name": bucket}
+    requests.post(f"{url}/storage/v1/b?project=e2e", json=body, timeout=30).raise_for_status()
 
 
 def upload(url: str, bucket: str, name: str, content: bytes) -> None:
@@ -55,7 +58,7 @@ def names(url: str, bucket: str) -> list[str]:
     return [item["name"] for item in answer.get("items", [])]
 
 
-def _digits() -> Iterator[tuple[str, bytes]]:
+def _digits(train: int, val: int) -> Iterator[tuple[str, bytes]]:
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
@@ -63,8 +66,8 @@ def _digits() -> Iterator[tuple[str, bytes]]:
     digits = load_digits()
     seen = [0] * 10
     for pixels, label in zip(digits.images, digits.target, strict=True):
-        if seen[label] < TRAIN + VAL:
-            split = "train" if seen[label] < TRAIN else "val"
+        if seen[label] < train + val:
+            split = "train" if seen[label] < train else "val"
             png = io.BytesIO()
             Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(png, "PNG")
             yield f"{split}/{label}/{seen[label]:04}.png", png.getvalue()

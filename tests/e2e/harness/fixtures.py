@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import urllib3
@@ -9,8 +10,10 @@ from kubernetes import client, config
 
 from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import Scene, staged
+from tests.e2e.harness.scene import DATA, WORK, Scene, staged
+from tests.e2e.harness.train_only import WORKERS, compiled
 from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.trainings import Begin
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +35,7 @@ def bucket_url(cluster: client.ApiClient) -> Iterator[str]:
     """A server of buckets with the digits in it, reachable from here and from pods."""
     with bucket.serve(cluster) as url:
         bucket.fill(url)
+        bucket.make(url, bucket.MODELS)
         yield url
 
 
@@ -49,3 +53,21 @@ def scene(
 def local_run(scene: Scene) -> Run:
     """A whole run with two ranks in the train step: what every other backend is held to."""
     return scene.run(**TRAINING, backend="local", nproc_per_node=2).play()
+
+
+@pytest.fixture(scope="session")
+def begin(scene: Scene, local_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Begin a run of the train step alone, on the dataset that the whole pipeline has synced."""
+    document = compiled(tmp_path_factory.mktemp("train-only"))
+    assert local_run.succeeded, local_run.explain()
+
+    def start(**arguments: Any) -> Run:
+        given = {
+            "dataset_path": local_run.steps["data-sync"].outputs["path"],
+            "data_claim": DATA,
+            "work_claim": WORK,
+            "cluster": WORKERS,
+        }
+        return scene.run(document, **given | arguments).start()
+
+    return start

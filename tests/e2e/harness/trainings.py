@@ -1,0 +1,69 @@
+"""Runs of the train step alone, and what can be seen of their jobs."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.e2e.harness.grounds import patiently
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import Scene
+
+Begin = Callable[..., Run]
+
+
+class Seen:
+    """Every job of a run that there ever was, by uid."""
+
+    def __init__(self, scene: Scene, run: Run) -> None:
+        self._scene, self._run, self._uids = scene, run, set[str]()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            self._uids |= {job["metadata"]["uid"] for job in jobs(self._scene, self._run)}
+            time.sleep(0.3)
+
+    def stop(self) -> set[str]:
+        """Their uids."""
+        self._over.set()
+        self._thread.join()
+        return self._uids
+
+
+def jobs(scene: Scene, run: Run) -> list[dict[str, Any]]:
+    found = patiently(
+        lambda: scene.grounds.custom.list_namespaced_custom_object(
+            "kubeflow.org",
+            "v1",
+            scene.grounds.namespace,
+            "pytorchjobs",
+            label_selector=f"kfp-ddp/run-id={run.id}",
+        )
+    )
+    items: list[dict[str, Any]] = found["items"]
+    return items
+
+
+def workers(scene: Scene, run: Run) -> list[str]:
+    """The run's workers that are not over."""
+    found = patiently(
+        lambda: scene.grounds.core.list_namespaced_pod(
+            scene.grounds.namespace, label_selector=f"kfp-ddp/run-id={run.id}"
+        )
+    )
+    return [p.metadata.name for p in found.items if p.status.phase in ("Pending", "Running")]
+
+
+def starts(scene: Scene, run: Run) -> list[dict[str, Any]]:
+    return [event for event in scene.events(run) if event["event"] == "start"]
+
+
+def attempts(run: Run) -> int:
+    return len(run.steps["train"].attempts) if "train" in run.steps else 0
+
+
+def log(run: Run) -> str:
+    return run.steps["train"].log if "train" in run.steps else ""

@@ -1,0 +1,80 @@
+"""Longer scenarios: runs side by side, drained nodes, an API server that goes, random kills."""
+
+import os
+import random
+import shlex
+import subprocess
+import time
+
+import pytest
+
+from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.scene import Scene
+from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.trainings import Begin, Seen, attempts, jobs, log, starts, workers
+
+pytestmark = pytest.mark.soak
+RESTART = "KFP_DDP_E2E_RESTART"
+
+
+def test_two_runs_at_once_make_one_version(scene: Scene, bucket_url: str) -> None:
+    bucket.fill(bucket_url, "twice", train=12, val=4)
+    arguments = TRAINING | {"source": "gs://twice", "epochs": 1, "min_accuracy": 0.999}
+    runs = [scene.run(**arguments, backend="local").start() for _ in range(2)]
+    for run in runs:
+        run.wait()
+        assert run.succeeded, run.explain()
+    paths = {run.steps["data-sync"].outputs["path"] for run in runs}
+    assert len(paths) == 1
+    logs = [run.steps["data-sync"].log for run in runs]
+    assert sum("unchanged" in text for text in logs) == 1, logs
+
+
+def test_a_drained_node_costs_a_pause(scene: Scene, begin: Begin) -> None:
+    """Both the step and the workers are evicted, through the API that `kubectl drain` calls."""
+    run = begin(epochs=40)
+    until(lambda: "epoch 7/" in log(run), "a checkpoint")
+    for pod in [*workers(scene, run), run.steps["train"].pod]:
+        scene.grounds.core.create_namespaced_pod_eviction(
+            pod, scene.grounds.namespace, {"metadata": {"name": pod}}
+        )
+    run.wait()
+
+    assert run.succeeded, run.explain()
+    assert len(run.steps["train"].attempts) == 2
+    assert starts(scene, run)[-1]["resumed_from_step"] > 0
+
+
+@pytest.mark.skipif(RESTART not in os.environ, reason=f"{RESTART} names no command that restarts")
+def test_an_api_server_that_goes_while_a_step_waits(scene: Scene, begin: Begin) -> None:
+    run = begin(epochs=120)
+    until(lambda: "epoch 3/" in log(run), "some epochs")
+    subprocess.run(shlex.split(os.environ[RESTART]), check=True, timeout=300)
+    run.wait()
+
+    assert run.succeeded, run.explain()
+    assert len(run.steps["train"].attempts) == 1
+    for epoch in range(1, 121):
+        assert log(run).count(f"epoch {epoch}/120:") == 1, f"epoch {epoch}"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_random_instants(scene: Scene, begin: Begin, seed: int) -> None:
+    """The step, a worker or both lose their pods: the same end as without."""
+    draw = random.Random(seed)
+    run = begin(epochs=40)
+    ever = Seen(scene, run)
+    until(lambda: attempts(run) > 0, "the step")
+    for victim in draw.sample(["step", "worker", "step"], k=2):
+        time.sleep(draw.uniform(0, 12))
+        found = workers(scene, run) if victim == "worker" else [run.steps["train"].pod]
+        if found and run.succeeded is None:
+            scene.grounds.core.delete_namespaced_pod(
+                draw.choice(found), scene.grounds.namespace, grace_period_seconds=0
+            )
+    run.wait()
+
+    assert run.succeeded, run.explain()
+    assert len(jobs(scene, run)) == len(ever.stop())
+    assert scene.events(run)[-1] | {"time": 0} == {"event": "end", "time": 0, "status": "done"}
