@@ -121,6 +121,11 @@ def build(name: str, num_classes: int, blur_pool: bool = False) -> nn.Module:
 
 def normalise(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
     """Images uint8 [N, 3, H, W] as float32 with mean 0 and deviation 1 a channel."""
-    scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(1, -1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device)
-    return torch.addcmul(shift.view(1, -1, 1, 1), images, scale)
+    scale, shift = (value.to(images.device).view(1, -1, 1, 1) for value in affine(mean, std))
+    return torch.addcmul(shift, images, scale)
+
+
+def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Tensor, Tensor]:
+    """Scale and shift a channel, float32 [3], that turn a byte into its normalised value."""
+    scale = torch.tensor([1 / (255 * s) for s in std])
+    return scale, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])

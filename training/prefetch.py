@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kfp_ddp.training.data import Batch
 from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.model import normalise
+from kfp_ddp.training.model import affine, normalise
 
 
 class DeviceBatch(NamedTuple):
@@ -33,8 +33,7 @@ def to_device(
         InputError: a batch has one, such as an image that cannot be read.
     """
     if device.type != "cuda":
-        for batch in batches:
-            yield _move(batch, device, layout)
+        yield from _on_cpu(batches, layout)
         return
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: DeviceBatch | None = None
@@ -49,6 +48,30 @@ def to_device(
         ahead = following
     if ahead is not None:
         yield ahead
+
+
+def _on_cpu(batches: Iterator[Batch], layout: torch.memory_format) -> Iterator[DeviceBatch]:
+    """Normalise image by image into one buffer: both stay in the processor's cache and mapped.
+
+    A batch is valid until the next one is asked for.
+    """
+    scale, shift = affine()
+    room = torch.empty(0)
+    for batch in batches:
+        if batch.error:
+            raise InputError(batch.error)
+        count, channels, height, width = batch.images.shape
+        if room.numel() < batch.images.numel():
+            room = torch.empty(batch.images.numel())
+        values = room[: batch.images.numel()].view(count, height, width * channels)
+        pixels = batch.images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+        across, up = scale.repeat(width), shift.repeat(width)
+        for source, target in zip(pixels, values, strict=True):
+            torch.addcmul(up, target.copy_(source), across, out=target)
+        images = values.view(count, height, width, channels).permute(0, 3, 1, 2)
+        yield DeviceBatch(
+            images.contiguous(memory_format=layout), batch.targets, batch.indices, batch.skipped
+        )
 
 
 def _move(batch: Batch, device: torch.device, layout: torch.memory_format) -> DeviceBatch:

@@ -84,6 +84,7 @@ class Trainer:
         self.recent: deque[tuple[int, list[Tensor]]] = deque(maxlen=config.log_steps + 1)
         self.step, self.skipped, self.saved_step = 0, 0, -1
         self.latest: dict[str, float] = {}
+        self.saved_at = time.monotonic()
 
     def fit(self) -> bool:
         """Train to the last epoch; False if the ranks agreed to stop before."""
@@ -99,21 +100,27 @@ class Trainer:
             self.saved_at = time.monotonic()
             self.meter.restart(self.step)
             while self.step < self.steps_total:
-                self.stop.post(save=self._minutes_are_over())
-                loss = self._train_step(batches)
-                self.step += 1
-                if self.step % self.config.log_steps == 0:
-                    self._log(loss)
-                if self.step % self.steps_per_epoch == 0:
-                    self._end_epoch(self.step // self.steps_per_epoch)
-                stop, save = self.stop.agreed()
-                if stop and self.step < self.steps_total:
+                if self.advance(batches):
                     return self._finish("preempted")
-                if save or self._steps_are_over():
-                    self._save()
                 if profiler is not None:
                     profiler.step()
         return self._finish("done")
+
+    def advance(self, batches: Iterator[DeviceBatch]) -> bool:
+        """One step and what falls due after it; True if the ranks agreed to stop here."""
+        self.stop.post(save=self._minutes_are_over())
+        loss = self._train_step(batches)
+        self.step += 1
+        if self.step % self.config.log_steps == 0:
+            self._log(loss)
+        if self.step % self.steps_per_epoch == 0:
+            self._end_epoch(self.step // self.steps_per_epoch)
+        stop, save = self.stop.agreed()
+        if stop and self.step < self.steps_total:
+            return True
+        if save or self._steps_are_over():
+            self._save()
+        return False
 
     def _batches(self) -> Iterator[DeviceBatch]:
         """This rank's micro-batches from the next step to the end of the run."""

@@ -106,10 +106,14 @@ def short_side(size: int) -> int:
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear with antialiasing, which torch has for uint8 as it is; the same if it fits."""
+    """Bilinear with antialiasing, which torch has for uint8 as it is; the same if it fits.
+
+    Packed with its channels together first: a strided crop takes twice the time.
+    """
     if image.shape[-2:] == (height, width):
         return image
-    return F.interpolate(image[None], size=(height, width), mode="bilinear", antialias=True)[0]
+    packed = image[None].contiguous(memory_format=torch.channels_last)
+    return F.interpolate(packed, size=(height, width), mode="bilinear", antialias=True)[0]
 
 
 def _resized_crop(image: Tensor, size: int, min_area: float, draw: random.Random) -> Tensor:

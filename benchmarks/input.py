@@ -1,0 +1,127 @@
+"""The input pipeline to 224 px on one core, against torchvision's ImageFolder.
+
+- `jpeg_vs_imagefolder`: from JPEG files of about 500x375 pixels, random resized crop and flip,
+  batched and normalised; the peer is ImageFolder with the v1 transforms of pytorch/examples.
+- `cache_vs_imagefolder`: the same from our memory-mapped file of decoded images.
+- `cache_vs_imagefolder_v2_uint8`: against torchvision's fastest own transforms (v2, uint8 tensors).
+
+CPU time of one thread, so that it holds per core. Photographs are cut from the two that
+scikit-learn ships.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rounds import measure, ratio, table
+
+IMAGES, BATCH, SIZE, ROUNDS = 256, 64, 224, 7
+
+
+def photographs(root: Path, count: int, classes: int = 2) -> Path:
+    """JPEG files in class folders below `root`/train and, a quarter as many, `root`/val."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    sources = load_sample_images().images
+    draw = np.random.default_rng(0)
+    for split, number in (("train", count), ("val", count // 4)):
+        for i in range(number):
+            pixels = Image.fromarray(sources[i % 2])
+            width = int(draw.integers(400, 640))
+            height = width * 3 // 4
+            left = int(draw.integers(0, 641 - width))
+            top = int(draw.integers(0, max(1, 428 - height)))
+            part = pixels.crop((left, top, left + width, top + height)).resize((500, 375))
+            folder = root / split / f"class{i % classes}"
+            folder.mkdir(parents=True, exist_ok=True)
+            part.save(folder / f"{i:05d}.jpg", quality=92)
+    return root
+
+
+def run() -> dict[str, float]:
+    """Measure and return the figures by name."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = photographs(Path(folder) / "data", IMAGES)
+        calls = {
+            "kfp-ddp, JPEG": _ours(root, cached=False),
+            "kfp-ddp, decoded cache": _ours(root, cached=True),
+            "ImageFolder, v1 transforms": _imagefolder(root, v2=False),
+            "ImageFolder, v2 transforms on uint8": _imagefolder(root, v2=True),
+        }
+        seconds = measure(calls, ROUNDS)
+    table(f"{IMAGES} JPEGs of 500x375 to {SIZE} px, 1 thread, CPU time", seconds, IMAGES, "image")
+    v1, v2 = "ImageFolder, v1 transforms", "ImageFolder, v2 transforms on uint8"
+    return {
+        "jpeg_vs_imagefolder": ratio(seconds, "kfp-ddp, JPEG", v1),
+        "jpeg_vs_imagefolder_v2_uint8": ratio(seconds, "kfp-ddp, JPEG", v2),
+        "cache_vs_imagefolder": ratio(seconds, "kfp-ddp, decoded cache", v1),
+        "cache_vs_imagefolder_v2_uint8": ratio(seconds, "kfp-ddp, decoded cache", v2),
+    }
+
+
+def _ours(root: Path, cached: bool) -> Callable[[], object]:
+    """One epoch of our loader in this process, to normalised float32."""
+    import torch
+
+    from kfp_ddp.training.cache import Cache
+    from kfp_ddp.training.config import TrainConfig
+    from kfp_ddp.training.data import Images, loader, scan
+    from kfp_ddp.training.prefetch import to_device
+    from kfp_ddp.training.sampler import ResumableSampler
+
+    config = TrainConfig.create(data=str(root), output_dir=str(root / "out"), image_size=SIZE)
+    index = scan(root / "train")
+    cache = None
+    if cached:
+        cache = Cache(root / "cache", "train", len(index), parts=1)
+        cache.build(index.paths, config, True, 0)
+    sampler = ResumableSampler(len(index), BATCH, BATCH, 0, 1, seed=0)
+    images = Images(index, config, training=True, cache=cache)
+
+    def epoch() -> int:
+        batches = iter(loader(images, sampler, workers=0, pin=False))
+        moved = to_device(batches, torch.device("cpu"), torch.channels_last)
+        return sum(len(batch.targets) for batch in moved)
+
+    return epoch
+
+
+def _imagefolder(root: Path, v2: bool) -> Callable[[], object]:
+    """One epoch as pytorch/examples' imagenet/main.py reads it, or with v2 on uint8 tensors."""
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision import transforms as v1
+    from torchvision.datasets import ImageFolder
+
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    steps: list[Any]
+    if v2:
+        from torchvision.transforms import v2 as new
+
+        steps = [
+            new.PILToTensor(),
+            new.RandomResizedCrop(SIZE, antialias=True),
+            new.RandomHorizontalFlip(),
+            new.ToDtype(torch.float32, scale=True),
+            new.Normalize(mean, std),
+        ]
+    else:
+        steps = [
+            v1.RandomResizedCrop(SIZE),
+            v1.RandomHorizontalFlip(),
+            v1.ToTensor(),
+            v1.Normalize(mean=mean, std=std),
+        ]
+    dataset = ImageFolder(str(root / "train"), v1.Compose(steps))
+    batches = DataLoader(dataset, batch_size=BATCH, shuffle=True)
+
+    def epoch() -> int:
+        return sum(len(targets) for _, targets in batches)
+
+    return epoch

@@ -1,0 +1,55 @@
+"""What the benchmarks share: interleaved rounds, their medians as a table, the machine."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+Clock = Callable[[], float]
+
+
+def machine() -> str:
+    """Processor, cores and memory of this machine in words."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            name = next(line.split(":")[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        pass
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
+
+
+def measure(
+    calls: Mapping[str, Callable[[], object]], rounds: int, clock: Clock = time.process_time
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round; the calls take turns, after one turn to warm up.
+
+    CPU time by default: it does not count what else the machine is busy with.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            began = clock()
+            call()
+            if number:
+                seconds[name].append(clock() - began)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], ours: str, peer: str) -> float:
+    """The median over rounds of the peer's time divided by ours."""
+    return statistics.median(
+        theirs / mine for mine, theirs in zip(seconds[ours], seconds[peer], strict=True)
+    )
+
+
+def table(title: str, seconds: Mapping[str, list[float]], per: int, unit: str) -> None:
+    """Print each call's median with its spread, in milliseconds for one of `per` units."""
+    print(f"\n{title}")
+    for name, values in seconds.items():
+        low, middle, high = (
+            1000 * value / per for value in (min(values), statistics.median(values), max(values))
+        )
+        print(f"  {name:44} {middle:9.3f} ms/{unit}  [{low:.3f} .. {high:.3f}]")

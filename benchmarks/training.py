@@ -1,0 +1,235 @@
+"""The training loop against its peers, one thread a rank, CPU time, on generated photographs.
+
+- `step_overhead`: our whole step (agreement to stop, schedule, metrics, NaN watch, data wait)
+  over a hand-written DDP step on the same batch, two gloo ranks, ResNet-18 at 64 px: a share,
+  1.00 is no overhead. The only figure here where less is better.
+- `rn18_64_vs_reference`, `rn50_224_vs_reference`: images a second, data included, against the
+  loop of pytorch/examples' imagenet/main.py in its published form on a CPU (float32, ImageFolder,
+  v1 transforms, loss.item() and accuracy each step); ours in bf16, channels last, from JPEG
+  (`rn18_64_vs_reference_jpeg`) and as it is by default for a set this small, from the cache.
+- `checkpoint_stall_vs_torch_save`: how much less a save of ResNet-50 with SGD momentum stops the
+  loop than torch.save of the same state, CPU time of the loop's thread (waiting for the disk,
+  which torch.save does too, is not counted).
+- `real_vs_synthetic`: images a second from JPEG files with one loader process, against the same
+  steps on a batch in memory, ResNet-18 at 64 px, wall time; 1.00 is a loader that is never waited
+  for. Needs a core for each of the two.
+"""
+
+import itertools
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.input import photographs
+from benchmarks.rounds import measure, ratio, table
+
+ROUNDS = 5
+
+
+def run() -> dict[str, float]:
+    """Measure and return the figures by name."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = photographs(Path(folder) / "data", 128)
+        figures = {"step_overhead": _step_overhead(root)}
+        figures |= _against_reference(root, "resnet18", 64, batch=32, steps=4)
+        figures |= _against_reference(root, "resnet50", 224, batch=8, steps=1)
+        figures["checkpoint_stall_vs_torch_save"] = _checkpoint_stall(Path(folder))
+        figures["real_vs_synthetic"] = _real_vs_synthetic(root)
+    return figures
+
+
+def _trainer(root: Path, name: str, size: int, **fields: Any) -> Any:
+    """A trainer on `root`, alone or in the process group of this process, and its cache."""
+    from kfp_ddp.training import data, distributed
+    from kfp_ddp.training.cache import Cache
+    from kfp_ddp.training.config import TrainConfig
+    from kfp_ddp.training.trainer import Split, Trainer
+
+    settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}
+    output = tempfile.mkdtemp(dir=root.parent)
+    settings |= {"epochs": 100_000, "output_dir": output, "device": "cpu", "learning_rate": 1e-3}
+    config = TrainConfig.create(**{**settings, "checkpoint_epochs": 0, **fields})
+    world = distributed.start(config)
+    micro = config.batch_size // world.size
+    config = config.model_copy(update={"micro_batch_size": micro, "eval_epochs": 90_000})
+    index = data.scan(root / "train")
+    cache = None
+    if config.cache_gb:
+        cache = Cache(Path(output) / "cache", "train", len(index), parts=1)
+        cache.build(index.paths, config, True, 0)
+    return Trainer(config, world, Split(index, cache), Split(index, None))
+
+
+def _step_overhead(root: Path) -> float:
+    """Each rank's CPU time; the ranks do ours and the bare loop in turns."""
+    import torch.multiprocessing as mp
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    results = mp.get_context("spawn").Queue()
+    mp.spawn(_overhead_rank, (str(root), port, results), nprocs=2)  # type: ignore[no-untyped-call]
+    _, seconds = min(results.get() for _ in range(2))
+    table("step, ResNet-18 at 64 px, batch 2 x 16, 2 gloo ranks", seconds, 1, "step")
+    return 1 / ratio(seconds, "kfp-ddp", "bare DDP loop")
+
+
+def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    from torch.nn.parallel import DistributedDataParallel
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    trainer = _trainer(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
+    batch = next(trainer._batches())
+    forever = trainer.meter.waits(itertools.repeat(batch))
+    model = _fresh(trainer)
+    ddp = DistributedDataParallel(
+        model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False
+    )
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, fused=True
+    )
+
+    def bare() -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(ddp(batch.images), batch.targets, label_smoothing=0.1)
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    calls: dict[str, Callable[[], object]] = {
+        "kfp-ddp": lambda: trainer.advance(forever),
+        "bare DDP loop": bare,
+    }
+    results.put((rank, measure(calls, rounds=24)))
+    trainer.world.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _fresh(trainer: Any) -> Any:
+    from kfp_ddp.training import model
+
+    network = model.build(trainer.config.model, len(trainer.classes))
+    return network.to(memory_format=trainer.layout)
+
+
+def _against_reference(
+    root: Path, name: str, size: int, batch: int, steps: int
+) -> dict[str, float]:
+    key = f"rn{name.removeprefix('resnet')}_{size}_vs_reference"
+    fields = {"batch_size": batch, "precision": "bf16"}
+    cached = _trainer(root, name, size, **fields)
+    jpeg = _trainer(root, name, size, **fields, cache_gb=0)
+    calls = {
+        "kfp-ddp, bf16, decoded cache": _advance(cached, cached._batches(), steps),
+        "kfp-ddp, bf16, JPEG": _advance(jpeg, jpeg._batches(), steps),
+        "pytorch/examples imagenet": _reference(root, name, size, batch, steps),
+    }
+    seconds = measure(calls, ROUNDS if size < 128 else 3)
+    table(f"{name} at {size} px, batch {batch}, data included", seconds, batch * steps, "image")
+    return {
+        key: ratio(seconds, "kfp-ddp, bf16, decoded cache", "pytorch/examples imagenet"),
+        f"{key}_jpeg": ratio(seconds, "kfp-ddp, bf16, JPEG", "pytorch/examples imagenet"),
+    }
+
+
+def _advance(trainer: Any, batches: Iterator[Any], steps: int) -> Callable[[], None]:
+    def some() -> None:
+        for _ in range(steps):
+            trainer.advance(batches)
+
+    return some
+
+
+def _reference(root: Path, name: str, size: int, batch: int, steps: int) -> Callable[[], None]:
+    """`train()` of pytorch/examples' imagenet/main.py, its meters included, `steps` at a time."""
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision import datasets, models, transforms
+
+    network = models.get_model(name, weights=None)
+    criterion = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(network.parameters(), 0.001, momentum=0.9, weight_decay=1e-4)
+    normalize = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    dataset = datasets.ImageFolder(
+        str(root / "train"),
+        transforms.Compose(
+            [
+                transforms.RandomResizedCrop(size),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                normalize,
+            ]
+        ),
+    )
+    loader = DataLoader(dataset, batch_size=batch, shuffle=True)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    network.train()
+    seen = [0.0, 0.0, 0.0]
+
+    def some() -> None:
+        for images, target in itertools.islice(batches, steps):
+            output = network(images)
+            loss = criterion(output, target)
+            with torch.no_grad():
+                _, predicted = output.topk(5, 1, True, True)
+                correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
+                top1, top5 = (correct[:k].reshape(-1).float().sum(0) for k in (1, 5))
+            for i, value in enumerate((loss, top1, top5)):
+                seen[i] += value.item() * images.size(0)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+    return some
+
+
+def _checkpoint_stall(folder: Path) -> float:
+    import torch
+
+    from kfp_ddp.training.checkpoint import Writer
+    from kfp_ddp.training.model import build
+
+    network = build("resnet50", 1000)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+    writer = Writer(folder / "checkpoints", keep=2)
+    seconds: dict[str, list[float]] = {"kfp-ddp": [], "torch.save": []}
+    for number in range(ROUNDS + 1):
+        began = time.thread_time()
+        writer.save(number, state, {})
+        ours = time.thread_time() - began
+        writer.wait()
+        began = time.thread_time()
+        torch.save(state, folder / "state.pt")
+        theirs = time.thread_time() - began
+        if number:  # the first save makes the buffers
+            seconds["kfp-ddp"].append(ours)
+            seconds["torch.save"].append(theirs)
+    table("a save of ResNet-50 with momentum, 205 MB: how long the loop waits", seconds, 1, "save")
+    return ratio(seconds, "kfp-ddp", "torch.save")
+
+
+def _real_vs_synthetic(root: Path) -> float:
+    fields = {"batch_size": 32, "precision": "bf16"}
+    real = _trainer(root, "resnet18", 64, **fields, workers=1, cache_gb=0)
+    synthetic = _trainer(root, "resnet18", 64, **fields)
+    batch = next(synthetic._batches())
+    calls = {
+        "from JPEG, one loader process": _advance(real, real._batches(), 4),
+        "the same batch again": _advance(synthetic, itertools.repeat(batch), 4),
+    }
+    seconds = measure(calls, 2 * ROUNDS, time.perf_counter)
+    table("ResNet-18 at 64 px, batch 32, wall time", seconds, 128, "image")
+    return ratio(seconds, "from JPEG, one loader process", "the same batch again")
