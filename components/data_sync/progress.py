@@ -59,9 +59,9 @@ class Progress:
     def line(self, meter: Meter) -> str:
         """How far, how fast, how long still."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        share = min(1.0, meter.files / self._files if self._files else 1.0)
-        if self._bytes:
-            share = min(share + 1e-9, 1.0, max(share, meter.bytes / self._bytes))
+        # Files tell more than bytes when a body is brought twice, bytes when a file is large.
+        share = max(meter.files / self._files, meter.bytes / max(self._bytes, 1))
+        share = min(share, 1.0 if meter.files == self._files else 0.99)
         full = int(share * _BAR)
         rate = meter.bytes / seconds
         left = seconds / share - seconds if share > 0 else 0.0

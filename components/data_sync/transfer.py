@@ -17,7 +17,7 @@ from kfp_ddp.training.errors import InputError
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 
 
 class Stage(Protocol):

@@ -1,0 +1,187 @@
+"""The components under kfp.local, and the command line, as people use them."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.data_sync.progress import Progress
+from kfp_ddp.components.data_sync.transfer import Meter
+from tests.gcs_server import Bucket, bucket
+
+__all__ = ["bucket"]
+
+PROGRAM = "from kfp_ddp.cli import main; main()"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    for split in ("train", "val"):
+        for label in "ab":
+            (folder / split / label).mkdir(parents=True)
+            (folder / split / label / "0.png").write_bytes(f"{split}{label}".encode())
+    return folder
+
+
+def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
+    """A pipeline of the two components; its root, where the outputs are."""
+    from kfp import dsl, local
+
+    from kfp_ddp.components.data_sync.component import data_sync
+    from kfp_ddp.components.dataset_volume.component import dataset_volume
+
+    @dsl.pipeline
+    def data(source: str, data_dir: str, publish: str) -> None:
+        synced = data_sync(source=source, data_dir=data_dir)
+        dataset_volume(
+            dataset="dataset",
+            digest=synced.outputs["digest"],
+            path=synced.outputs["path"],
+            claim="claim",
+            publish=publish,
+        )
+
+    root = tmp_path / "root"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
+        data(source=source, data_dir=str(tmp_path / "data"), publish=publish)
+    return max(root.iterdir())
+
+
+def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
+    root = run_locally(tmp_path, str(source))
+    facts = json.loads((root / "data-sync" / "version").read_text())
+    assert facts["files"] == 4
+    assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"valb"
+    assert "| Downloaded | 4 files" in (root / "data-sync" / "report").read_text()
+    assert "| Strategy | `in-place` |" in (root / "dataset-volume" / "report").read_text()
+    again = run_locally(tmp_path, str(source))
+    assert "unchanged, nothing copied" in (again / "data-sync" / "report").read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "publish", "message"),
+    [
+        ("missing", "auto", r"error: source folder .*missing does not exist"),
+        ("", "nonsense", r"error: publish is 'nonsense'; give one of auto, in-place"),
+    ],
+)
+def test_bad_input_is_the_last_line_of_the_step(
+    source: Path, tmp_path: Path, capfd: Any, url: str, publish: str, message: str
+) -> None:
+    with pytest.raises(RuntimeError, match="Inner task failed"):
+        run_locally(tmp_path, str(tmp_path / url) if url else str(source), publish)
+    text = "".join(capfd.readouterr())
+    import re
+
+    assert re.search(message, text)
+    assert "Traceback" not in text
+
+
+def kfp_ddp(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "sync", *arguments], capture_output=True, text=True
+    )
+
+
+def test_command_line_mirrors_and_says_what_it_did(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("ds/a/1.png", b"one")
+    bucket.put("ds/a/2.txt", b"two")
+    done = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "--include", "*.png", "-j", "2")
+    assert done.returncode == 0, done.stderr
+    assert "1 files, 3 B; downloaded 1 (3 B)" in done.stdout
+    assert (tmp_path / "t/a/1.png").read_bytes() == b"one"
+    assert not (tmp_path / "t/a/2.txt").exists()
+    dry = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "--dry-run")
+    assert "add                   3  a/2.txt" in dry.stdout
+    full = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "-q")
+    assert (full.returncode, full.stderr) == (0, "")
+
+
+def test_command_line_fails_with_one_line(tmp_path: Path) -> None:
+    done = kfp_ddp(str(tmp_path / "none"), str(tmp_path / "t"), "-q")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: source folder {tmp_path / 'none'} does not exist; check the path\n"
+    )
+
+
+def test_interrupt_leaves_a_run_that_can_be_continued(bucket: Bucket, tmp_path: Path) -> None:
+    for i in range(200):
+        bucket.put(f"ds/{i}", bytes([i]))
+    bucket.delay = 0.02
+    target = tmp_path / "t"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "sync", "gs://bucket/ds", str(target), "-j", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while len(bucket.gets) < 100:
+        assert process.poll() is None
+    process.send_signal(2)
+    assert process.wait(10) != 0
+    bucket.delay = 0
+    done = kfp_ddp("gs://bucket/ds", str(target))
+    assert "resumed" in done.stdout
+    assert len(list(target.iterdir())) == 201
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log() -> None:
+    meter = Meter(2)
+    meter.add(0, 500_000)
+    meter.done(1)
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        with Progress(stream) as progress:
+            progress.watch("downloading", meter, 4, 1_000_000)
+            line = progress.line(meter)
+    assert line.startswith("█" * 12 + "░" * 12 + "  50%  1/4 files  500.0 kB")
+    assert log.getvalue() == "downloading 4 files, 1.0 MB\n"
+    assert terminal.getvalue().startswith("\r\033[Kdownloading 4 files")
+    assert terminal.getvalue().endswith("\r\033[K")
+
+
+@pytest.mark.soak
+def test_hundred_kills_and_faults_never_leave_a_wrong_file(bucket: Bucket, tmp_path: Path) -> None:
+    import random
+    import time
+
+    choose = random.Random(os.environ.get("SOAK_SEED", "1"))
+    objects = {f"c{i % 5}/{i:04}": choose.randbytes(choose.randint(0, 5000)) for i in range(300)}
+    for name, data in objects.items():
+        bucket.put(f"ds/{name}", data)
+    bucket.delay = 0.003
+    target = tmp_path / "t"
+    for _ in range(100):
+        name = choose.choice(list(objects))
+        if choose.random() < 0.3:
+            objects[name] = choose.randbytes(1000)
+            bucket.put(f"ds/{name}", objects[name])
+        bucket.fault(f"ds/{name}", choose.choice(["503", "reset", "fin", "corrupt", "shortlen"]))
+        arguments = ["gs://bucket/ds", str(target), "--versions", "-j", "8", "-q"]
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, "sync", *arguments])
+        time.sleep(choose.uniform(0.1, 1.2))
+        process.kill()
+        process.wait()
+        for version in (target / "versions").glob("*"):
+            digest = (version / "_SUCCESS").read_text().strip()
+            assert version.name == digest[:12]
+            rows = (version / "_MANIFEST.jsonl").read_text().splitlines()[1:]
+            assert len(rows) == len(objects)
+    bucket.faults.clear()
+    assert kfp_ddp("gs://bucket/ds", str(target), "--versions", "-q").returncode == 0
+    for name, data in objects.items():
+        assert (target / "current" / name).read_bytes() == data
