@@ -4,6 +4,7 @@ The torch elastic API with what the torchrun script lacks: exit codes that tell 
 from bad input (2) and failure, and one JSON line that names the first failing rank and its error.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -42,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours, flags = _split(arguments)
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.launch [torchrun flags] --")
-        _check_ranks(ours, config)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return _report(Failure(2, -1, str(error), False), None)
@@ -56,15 +56,12 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _check_ranks(torchrun_flags: list[str], config: TrainConfig) -> None:
+def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     """Refuse more ranks than there is work for, where their number is known before they start.
 
     Raises:
         InputError: the batch cannot be dealt to the ranks, or there are fewer images than ranks.
     """
-    from torch.distributed import run
-
-    args = run.get_args_parser().parse_args([*torchrun_flags, "-m", "kfp_ddp.training"])
     least, _, most = str(args.nnodes).rpartition(":")
     if (least and least != most) or not str(args.nproc_per_node).isdecimal():
         return  # elastic, or one for each GPU: the ranks find out
@@ -73,10 +70,11 @@ def _check_ranks(torchrun_flags: list[str], config: TrainConfig) -> None:
         config.check_dealt(config.batch_size, config.micro_batch_size, ranks)
     from kfp_ddp.training import data
 
-    images = data.count(Path(config.data) / "train", most=ranks)
-    if images < ranks:
+    split = Path(config.data) / "train"
+    if data.count(split, most=ranks) < ranks:
+        images = len(data.scan(split))
         raise InputError(
-            f"{ranks} ranks but only {images} training images: use at most {images or 1} ranks"
+            f"{ranks} ranks but only {images} training images: use at most {images} ranks"
         )
 
 
@@ -92,6 +90,11 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     )
     log_dir = _log_dir(args.log_dir, config)
     args.log_dir = str(log_dir)
+    try:
+        _check_ranks(args, config)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return _report(Failure(2, -1, str(error), False), log_dir)
     alone = not args.rdzv_endpoint and args.master_port is None and _max_nodes(args.nnodes) == 1
     if args.standalone or (args.rdzv_backend == "static" and alone):
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
