@@ -100,14 +100,19 @@ class Ending:
             os._exit(143)
 
     def _evicted_now(self) -> bool:
-        """Ask about the own pod: the watch may be a moment behind the signal."""
+        """Ask about the own pod: the watch may be a moment behind the signal.
+
+        A pod that was deleted by force is gone before its processes are, and the one that takes
+        its place has its name.
+        """
         if self.owner is None:
             return False
         try:
             path = core(self.api.namespace, "pods", self.owner.pod)
-            return _deleted(self.quick.call("GET", path, seconds=BRIEF_SECONDS))
-        except ApiError:
-            return False
+            found = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
+        except ApiError as error:
+            return error.status == 404
+        return _deleted(found) or found["metadata"]["uid"] != os.environ.get("KFP_POD_UID")
 
 
 def _objects(mirror: Mirror) -> list[Object]:

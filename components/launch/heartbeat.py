@@ -41,13 +41,18 @@ def main(argv: Sequence[str]) -> int:
     this node's clock, from the moment the file was seen to change.
     """
     path, minutes, _, *command = argv
-    process = subprocess.Popen(command)
+    started: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        for each in started:
+            each.send_signal(number)
+        if not started:
+            sys.exit(128 + number)
 
+    # The kernel drops a signal to PID 1 that has no handler, so the handlers come first.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, forward)
+    started.append(process := subprocess.Popen(command))
     if os.environ.get("PET_NODE_RANK", "0") != "0":
         return _code(process.wait())
     seen, at = _changed(Path(path)), time.monotonic()
