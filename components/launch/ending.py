@@ -112,7 +112,8 @@ class Ending:
             found = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
         except ApiError as error:
             return error.status == 404
-        return _deleted(found) or found["metadata"]["uid"] != os.environ.get("KFP_POD_UID")
+        uid = found["metadata"]["uid"]
+        return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
 
 
 def _objects(mirror: Mirror) -> list[Object]:
