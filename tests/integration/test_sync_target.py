@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.data_sync import report
+from kfp_ddp.components.data_sync import mirror, report
 from kfp_ddp.components.data_sync.options import Options, Result
 from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.components.data_sync.sync import sync
@@ -219,6 +219,25 @@ def test_planted_links_in_a_mirror_lead_nowhere(bucket: Bucket, tmp_path: Path) 
     run(target, mirror=True, delete=False)
     assert content(target) == objects
     assert (outside / "file").read_text() == "mine"
+
+
+def test_link_planted_after_the_check_is_not_followed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bucket)
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    plan = mirror._Plan.refuse_obstacles
+
+    def plant_afterwards(self: mirror._Plan) -> None:
+        plan(self)
+        (target / "train").mkdir()
+        (target / "train/c0").symlink_to(outside)
+
+    monkeypatch.setattr(mirror._Plan, "refuse_obstacles", plant_afterwards)
+    with pytest.raises(InputError, match="cannot write"):
+        run(target, mirror=True, delete=False)
+    assert list(outside.iterdir()) == []
 
 
 HOSTILE = (
