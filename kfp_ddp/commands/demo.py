@@ -29,11 +29,18 @@ def command(output: Path, ranks: int, epochs: int | None) -> None:
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
         "speed": f"{summary['images_per_second']:,.0f} images/s on {ranks} ranks",
-        "bundle": summary.get("bundle", f"none: {summary['reason']}"),
-        "report": summary["report"],
-        "loss curve": summary["loss_curve"],
+        "bundle": _shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
+        "report": _shown(summary["report"]),
+        "loss curve": _shown(summary["loss_curve"]),
     }
     click.echo("")
     for name, value in lines.items():
         click.echo(f"  {name:<12}{value}")
-    click.echo(f"\n  {summary['seconds']:.0f} seconds; all of it lies in {output}/")
+    click.echo(f"\n  {summary['seconds']:.0f} seconds; all of it lies in {_shown(output)}/")
+
+
+def _shown(path: str | Path) -> str:
+    """The path as a person would type it from here."""
+    here = Path.cwd()
+    full = Path(path).resolve()
+    return str(full.relative_to(here) if full.is_relative_to(here) else full)

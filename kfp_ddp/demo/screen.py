@@ -1,11 +1,14 @@
 """What the demo shows while it runs: a line for each phase, the current one with its progress."""
 
+import shutil
 import sys
 import time
 from types import TracebackType
 from typing import Self, TextIO
 
 CLEAR_LINE = "\r\x1b[2K"
+DETAIL_WIDTH = 66
+REST_WIDTH = 30  # mark, name and seconds of a line, which must not wrap
 
 
 class Phase:
@@ -49,7 +52,8 @@ class Phase:
 
     def _line(self, mark: str) -> str:
         seconds = time.monotonic() - self._started
-        return f"  {mark} {self.name:<15} {self.detail:<66.66} {seconds:5.1f} s"
+        room = min(DETAIL_WIDTH, shutil.get_terminal_size().columns - REST_WIDTH)
+        return f"  {mark} {self.name:<15} {self.detail:<{room}.{room}} {seconds:5.1f} s"
 
 
 def bar(done: int, total: int, width: int = 20) -> str:
