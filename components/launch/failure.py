@@ -31,14 +31,17 @@ class Failure:
     finished: str = ""
 
 
-def root_cause(pods: list[Object], job_message: str) -> Failure:
+def root_cause(
+    pods: list[Object], job_message: str, last_lines: dict[str, str] | None = None
+) -> Failure:
     """The first failure that is no consequence of another one.
 
     Args:
         pods: The job's pods as they are now.
         job_message: What the job's own condition says, for when no pod says anything.
+        last_lines: The last line of each pod's log, by uid, for a pod that left no message.
     """
-    found = [failure for pod in pods if (failure := _of_pod(pod)) is not None]
+    found = [failure for pod in pods if (failure := _of_pod(pod, last_lines or {})) is not None]
     if not found:
         return Failure(job_message or "the job failed and left no pod that says why", False)
     return min(found, key=lambda failure: (_consequence(failure.line), failure.finished))
@@ -49,7 +52,7 @@ def _consequence(line: str) -> bool:
     return any(words in low for words in LOST_PEER) or "stopped by sig" in low
 
 
-def _of_pod(pod: Object) -> Failure | None:
+def _of_pod(pod: Object, last_lines: dict[str, str]) -> Failure | None:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     who = pod_title(pod)
     disruption = next(
@@ -65,7 +68,8 @@ def _of_pod(pod: Object) -> Failure | None:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
-                return _of_container(who, name, ended)
+                last = last_lines.get(pod["metadata"]["uid"], "")
+                return _of_container(who, name, {"message": last, **ended})
     return None
 
 

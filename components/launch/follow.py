@@ -16,6 +16,7 @@ from kfp_ddp.training.errors import InputError
 PROGRESS_SECONDS = 10.0
 DRAIN_SECONDS = 5.0
 EXPLAIN_SECONDS = 2.0
+SETTLE_SECONDS = 2.0
 
 
 class Cancelled(Exception):  # noqa: N818
@@ -37,6 +38,7 @@ class Ended:
     state: State
     job: Object
     pods: list[Object] = field(default_factory=list)
+    last_lines: dict[str, str] = field(default_factory=dict)
 
 
 class Follower:
@@ -64,7 +66,7 @@ class Follower:
             self.places = PlaceFile(run_dir / "launcher.places.json", self.printer)
             self.tail = Tail(run_dir / METRICS_FILE)
         self.said = ""
-        self.progressed = self.explained = self.beat = 0.0
+        self.progressed = self.explained = self.beat = self.restarted = 0.0
         self.fresh = False
 
     def run(self, limits: Limits) -> Ended:
@@ -88,8 +90,10 @@ class Follower:
                 self.changed.clear()
                 now = self._look(limits)
                 if now.over:
-                    self._drain()
-                    return Ended(now, self.job, list(self.pods.objects.values()))
+                    if not self.restarted:
+                        self._drain()
+                    pods = list(self.pods.objects.values())
+                    return Ended(now, self.job, pods, dict(self.printer.last))
         finally:
             for mirror in (self.jobs, self.pods, self.events):
                 mirror.stop()
@@ -118,7 +122,20 @@ class Follower:
         self._show(now)
         self._keep_alive()
         self._within(limits, now)
+        if self.kind.restarts_in_place and not now.over and self._restarted():
+            return State("failed", "a container was started again in its pod")
         return now
+
+    def _restarted(self) -> bool:
+        """Whether a container failed and was started again, alone, while its peers wait for it.
+
+        A rank that comes back alone finds no others, and an error of the user comes back with
+        it, so the whole job is over; the pods that failed with it are waited for.
+        """
+        if not any(map(was_restarted, self.pods.objects.values())):
+            return False
+        self.restarted = self.restarted or time.monotonic()
+        return time.monotonic() - self.restarted > SETTLE_SECONDS
 
     def _follow_logs(self) -> None:
         for uid, pod in self.pods.objects.items():
@@ -210,6 +227,12 @@ def has_started(pod: Object, container: str) -> bool:
             now = status.get("state") or {}
             return "running" in now or "terminated" in now or bool(status.get("restartCount"))
     return False
+
+
+def was_restarted(pod: Object) -> bool:
+    """Whether a container of the pod ended badly before."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return any((status.get("lastState") or {}).get("terminated") for status in statuses)
 
 
 def ended(pod: Object) -> bool:

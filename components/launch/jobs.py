@@ -146,9 +146,9 @@ class Jobs:
             )
         if error.status == 403 and "quota" in error.message:
             return f"a quota {where} does not allow the job: {' '.join(error.message.split())}"
-        if error.status == 403:
+        if error.status == 403 and "cannot" in error.message:
             return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
-        return f"cannot {verb} {self.kind.plural} {where}: {' '.join(error.message.split())}"
+        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
 
     def mark_reported(self, attempt: int) -> None:
         """Note on a failed job that its failure was told: whoever comes later wants a new one."""
@@ -156,6 +156,8 @@ class Jobs:
         try:
             self.api.call("PATCH", self.path(attempt), body)
         except ApiError as error:
+            if error.status == 404:
+                return
             print(f"warning: cannot mark the failed job ({error.message})", flush=True)
 
 

@@ -39,6 +39,8 @@ class Kind:
     job_label: str
     containers: tuple[str, ...]
     manifest: Callable[[LaunchSpec, Object, str], Object]
+    restarts_in_place: bool = False
+    """Whether a failed container is started again in its pod, which no setting of ours prevents."""
 
     def path(self, namespace: str, name: str = "") -> str:
         """Path of the collection, or of one job, on the API server."""
@@ -101,5 +103,6 @@ KINDS: dict[str, Kind] = {
         V2_JOB,
         ("node",),
         trainjob.manifest,
+        restarts_in_place=True,
     ),
 }

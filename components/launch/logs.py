@@ -50,6 +50,7 @@ class Printer:
 
     def __init__(self) -> None:
         self.places: dict[str, Place] = {}
+        self.last: dict[str, str] = {}
         self.lock = threading.Lock()
 
     def line(self, key: str, place: Place, text: str) -> None:
@@ -58,6 +59,8 @@ class Printer:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             self.places[key] = place
+            if text.strip():
+                self.last[key.partition("/")[0]] = text.partition("] ")[2]
 
     def say(self, text: str) -> None:
         """Print a line of our own."""

@@ -62,8 +62,10 @@ def launch(
             over = _follow(jobs, attempt, ending, run_dir)
             if over.state.phase == "succeeded":
                 return Finished(over.job, attempt - first + 1)
-            failure = root_cause(over.pods, over.state.message)
+            failure = root_cause(over.pods, over.state.message, over.last_lines)
             left = spec.retries - (attempt - first)
+            if state(over.job).phase != "failed":
+                ending.delete_job()
             if not failure.retryable or left <= 0:
                 jobs.mark_reported(attempt)
                 raise InputError(_report(jobs, attempt, first, failure.line, failure.pod))

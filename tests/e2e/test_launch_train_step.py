@@ -1,0 +1,181 @@
+"""The train step on a cluster: real ranks of a real job, followed, retried, and its outputs."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import grounds as lands
+from tests.e2e.harness import step_pod, workflow
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.grounds import Folder, Grounds, claim, until
+from tests.e2e.harness.running import run_in
+from tests.e2e.harness.scene import namespace
+from tests.e2e.launch_step import TRAINJOB, LaunchStep
+
+DATA = """
+from pathlib import Path
+from PIL import Image
+for split, count in (("train", 24), ("val", 8)):
+    for name, shade in (("dark", 30), ("light", 220)):
+        folder = Path("/data") / split / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            Image.new("RGB", (8, 8), (shade + index % 20,) * 3).save(folder / f"{index}.png")
+"""
+
+TRAIN = """
+import json, sys
+from types import SimpleNamespace
+from kfp_ddp.components.train.component import train
+
+def artifact(name):
+    found = SimpleNamespace(path=f"/work/out/{name}", metadata={}, log_metric=lambda key, value: None)
+    found.log_metric = lambda key, value: found.metadata.__setitem__(key, value)
+    return found
+
+given = json.loads(sys.argv[1])
+names = ("trained_model", "metrics", "loss_curve", "job")
+artifacts = {name: artifact(name) for name in names}
+done = train.python_func(**artifacts, task_config=None, **given)
+print("OUTPUTS", json.dumps({"checkpoint": done.checkpoint, **{n: a.metadata for n, a in artifacts.items()}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+    workflow.define(cluster)
+    with namespace(cluster) as space:
+        claim(space, "data")
+        claim(space, "work")
+        pod = step_pod.manifest(
+            name="fill",
+            image=lands.IMAGE,
+            command=["python3", "-c", DATA],
+            environment={},
+            resources={},
+            platform={},
+            resolve=str,
+        )
+        step_pod.mount(pod, "data", "/data")
+        pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+        space.core.create_namespaced_pod(space.namespace, pod)
+
+        def filled() -> bool:
+            found = space.core.read_namespaced_pod("fill", space.namespace)
+            return bool(found.status.phase == "Succeeded")
+
+        until(filled, "the dataset")
+        yield space
+
+
+@pytest.fixture(scope="module")
+def work(grounds: Grounds) -> Iterator[Folder]:
+    with lands.opened(grounds, "work") as folder:
+        yield folder
+
+
+class TrainStep(LaunchStep):
+    """The component itself in its pod, with both claims mounted as mount_pvc does."""
+
+    def __init__(self, grounds: Grounds, **given: Any) -> None:
+        super().__init__(grounds, {"command": ["true"]}, work_claim="work")
+        step_pod.mount(self.pod, "data", "/data")
+        settings = {
+            "run_id": self.run_id,
+            "dataset_path": "/data",
+            "work_dir": "/work",
+            "nproc_per_node": 1,
+            "model": "cifar_resnet8",
+            "image_size": 8,
+            "epochs": 2,
+            "batch_size": 16,
+            "warmup_epochs": 0.0,
+            "workers": 0,
+            "log_steps": 1,
+            **given,
+        }
+        cluster = {"cpu_request": "50m", "run_as_user": lands.UID, "shm_size": "64Mi"}
+        settings["cluster"] = {**cluster, "grace_seconds": 20, "env": {"OMP_NUM_THREADS": "1"}}
+        container = self.pod["spec"]["containers"][0]
+        container["args"] = ["python3", "-u", "-c", TRAIN, json.dumps(settings)]
+
+    def outputs(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.log().split("OUTPUTS ")[1].splitlines()[0])
+        return found
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend: str) -> None:
+    step = TrainStep(grounds, backend=backend, nodes=2).start()
+    assert step.wait() == "Succeeded", step.log()
+    model = step.outputs()["trained_model"]
+    manifest = work.read(f"{step.run_id}/checkpoints/step-00000006/manifest.json")
+    assert manifest is not None
+    saved = json.loads(manifest)
+    assert saved["world_size"] == 2
+    assert model["digest"] == f"sha256:{saved['files']['state.pt']['sha256']}"
+    assert model["claim"] == "work"
+    assert "step 6/6" in step.log()
+    for pod in step.workers():
+        mounts = {m.mount_path: m.read_only for m in pod.spec.containers[0].volume_mounts}
+        assert mounts["/data"] is True
+        assert not mounts["/work"]
+
+
+def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
+    grounds: Grounds, work: Folder
+) -> None:
+    step = TrainStep(grounds, nodes=2, epochs=40, retries=1).start()
+    step.saw("step 12/")
+    (master,) = (pod for pod in step.workers() if "master" in pod.metadata.name)
+    run_in(grounds, master.metadata.name, ["kill", "-KILL", "1"], "pytorch")
+    kill = "import os, psutil; [p.kill() for p in psutil.process_iter() if p.pid != os.getpid()]"
+    run_in(grounds, master.metadata.name, ["python3", "-c", kill], "pytorch")
+    assert step.wait() == "Succeeded", step.log()
+    assert "trying again, 1 of 1 retries left" in step.log()
+    lines = work.read(f"{step.run_id}/metrics.jsonl")
+    assert lines is not None
+    events = [json.loads(line) for line in lines.splitlines()]
+    resumed = [e["resumed_from_step"] for e in events if e["event"] == "start"]
+    assert resumed[0] == 0
+    assert resumed[1] >= 3
+    assert max(e["step"] for e in events if e["event"] == "step") == 120
+
+
+def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
+    step = TrainStep(grounds, backend="trainjob", batch_size=4096).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "rank 0: batch_size=4096 but only 48 training images" in last, step.log()
+    assert step.log().count("created TrainJob") == 1
+    assert step.jobs(TRAINJOB) == [] or len(step.jobs(TRAINJOB)) == 1
+
+
+def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
+    grounds: Grounds, work: Folder
+) -> None:
+    step = TrainStep(grounds, epochs=4000, heartbeat_minutes=0.5, retries=0).start()
+    step.saw("step 9/")
+    step.kill()
+    (job,) = step.jobs()
+
+    def over() -> bool:
+        (now,) = step.jobs()
+        conditions = now["status"].get("conditions") or []
+        return any(c["type"] == "Failed" and c["status"] == "True" for c in conditions)
+
+    until(over, "the end of the job", 120)
+    lines = work.read(f"{step.run_id}/metrics.jsonl")
+    assert lines is not None
+    assert (
+        json.loads(lines.splitlines()[-1]) | {"time": 0}
+        == {
+            "event": "end",
+            "status": "preempted",
+            "time": 0,
+        }
+        or b'"preempted"' in lines.splitlines()[-1]
+    )
