@@ -111,13 +111,17 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     os.environ[PARENT] = str(os.getpid())
 
+    heard = threading.Event()
+
     def stop(number: int, frame: FrameType | None) -> None:
+        heard.set()
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(each, signal.SIG_IGN)  # a second one must not end the orderly stop
         raise SignalException(f"got {signal.Signals(number).name}", signal.Signals(number))
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
+    _end_when_deaf(heard, log_dir)
     try:
         elastic_launch(launch, command)(*command_args)
     except SignalException as error:
@@ -126,6 +130,27 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     except ChildFailedError as error:
         return _report(_root_cause(error), log_dir)
     return 0
+
+
+def _end_when_deaf(heard: threading.Event, log_dir: Path) -> None:
+    """End this process when it is told to and cannot hear it.
+
+    A rendezvous with a node that is not there waits in C++ for minutes, and Python runs no
+    handler meanwhile. No rank has started then, so there is nothing to stop in order; ranks that
+    do run see that their parent is gone.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            ends = number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            if ends and not heard.wait(DEAF_SECONDS):
+                line = f"stopped by {signal.Signals(number[0]).name} before all nodes had met"
+                os._exit(_report(Failure(128 + number[0], -1, line, True), log_dir))
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _max_nodes(nnodes: str) -> int:

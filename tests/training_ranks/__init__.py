@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class Ranks:
     """Ranks without a launcher, so that a test kills whom it likes."""
 
     def __init__(
-        self, run: TrainConfig, world: int, die_at: str = "", prelude: Sequence[str] = ()
+        self, run: TrainConfig, world: int, die_at: str = "", env: Mapping[str, str] | None = None
     ) -> None:
         self.log = Path(run.output_dir).parent / f"{Path(run.output_dir).name}-{time.time_ns()}"
         self.log.mkdir(parents=True)
@@ -70,7 +70,8 @@ class Ranks:
             port = free.getsockname()[1]
         self.processes: list[BaseProcess] = [
             _CONTEXT.Process(
-                target=_rank, args=(run.to_argv(), rank, world, port, str(self.log), die_at)
+                target=_rank,
+                args=(run.to_argv(), rank, world, port, str(self.log), die_at, dict(env or {})),
             )
             for rank in range(world)
         ]
@@ -140,7 +141,9 @@ def state_hash(run: TrainConfig) -> str:
     return digest.hexdigest()
 
 
-def _rank(argv: list[str], rank: int, world: int, port: int, log: str, die_at: str) -> None:
+def _rank(
+    argv: list[str], rank: int, world: int, port: int, log: str, die_at: str, env: dict[str, str]
+) -> None:
     output = os.open(f"{log}/{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -153,6 +156,7 @@ def _rank(argv: list[str], rank: int, world: int, port: int, log: str, die_at: s
         LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
+        **env,
     )
     torch.set_num_threads(1)
     from kfp_ddp.training.train import main

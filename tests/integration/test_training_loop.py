@@ -1,0 +1,309 @@
+"""The loop on real ranks: recipes, strategies, bad data, faults of the disk, what it reports."""
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.recipes import RECIPES, recipe
+from tests.training_ranks import Ranks, config, dataset, state_hash, train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dataset(tmp_path_factory.mktemp("loop") / "data")
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+SMALL: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 8,
+    "warmup_epochs": 1,
+    "workers": 0,
+    "device": "cpu",
+}
+SMALLER: dict[str, dict[str, Any]] = {
+    "digits": {},
+    "cifar": {"eval_epochs": 1, "checkpoint_epochs": 1},
+    "imagenet-90": {"model": "resnet18", "image_size": 32},
+    "imagenet-fast": {
+        "model": "resnet18",
+        "image_size": 48,
+        "train_image_size": 40,
+        "start_image_size": 32,
+    },
+    "finetune": {"model": "cifar_resnet8", "image_size": 16},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
+    """All that makes a recipe one, on few small images and for the large ones a small network."""
+    root = dataset(tmp_path / "data", train=24, val=6, size=20)
+    extra: dict[str, Any] = {}
+    if name == "finetune":
+        four = dataset(tmp_path / "four", train=24, val=6, classes=4)
+        first = config(four, tmp_path / "first", epochs=1, warmup_epochs=0, image_size=16)
+        assert train(first, 1) == [0]
+        extra = {"init_from": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
+    run = recipe(
+        name,
+        **{"data": str(root), "output_dir": str(tmp_path / "run"), **SMALL, **SMALLER[name]},
+        **extra,
+    )
+    ranks = Ranks(run, 2)
+    assert ranks.wait() == [0, 0], ranks.output()
+    if name == "finetune":
+        assert "a new classifier for 3 classes" in ranks.output()
+    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    network, info = checkpoint.load_model(newest.path)
+    assert network(torch.zeros(1, 3, info.image_size, info.image_size)).shape == (1, 3)
+    assert len(events(tmp_path / "run", "eval")) == 2
+
+
+def test_evaluation_counts_every_image_once_on_any_world_size(data: Path, tmp_path: Path) -> None:
+    """20 images on 1 and 3 ranks: shares of 20ths, and the same but for the order of float sums."""
+    seen = []
+    for world in (1, 3):
+        fields = {"epochs": 1, "warmup_epochs": 0, "batch_size": 12, "micro_batch_size": 4}
+        run = config(data, tmp_path / str(world), **fields)
+        assert train(run, world) == [0] * world
+        last = events(tmp_path / str(world), "eval")[-1]
+        assert last["accuracy"] * 20 == pytest.approx(round(last["accuracy"] * 20))
+        seen.append(last["loss"])
+    assert seen[1] == pytest.approx(seen[0], rel=1e-2)
+
+
+def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
+    plain = {"ema_decay": 0.0, "epochs": 2, "checkpoint_steps": 6}
+    ddp = config(data, tmp_path / "ddp", **plain)
+    whole = config(data, tmp_path / "whole", **plain, strategy="fsdp")
+    parts = config(data, tmp_path / "parts", **plain, strategy="fsdp")
+    assert train(ddp, 2) == [0, 0]
+    ranks = Ranks(whole, 2)
+    assert ranks.wait() == [0, 0], ranks.output()
+    assert -9 in train(parts, 2, die_at="torch.save")
+    assert train(parts, 2) == [0, 0]
+    assert state_hash(whole) == state_hash(parts)
+    ends = [
+        checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000024")[0].state_dict()
+        for name in ("ddp", "whole")
+    ]
+    for key, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][key], rtol=1e-3, atol=1e-4)
+    refused = Ranks(config(data, tmp_path / "ddp", **plain, strategy="fsdp"), 2)
+    assert refused.wait() == [2, 2]
+    assert "strategy was ddp or single and is now fsdp" in refused.output()
+
+
+@pytest.mark.soak
+def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path) -> None:
+    run = config(
+        data, tmp_path / "run", epochs=1, warmup_epochs=0, deterministic=False, compile=True
+    )
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile on a CPU needs g++")
+    ranks = Ranks(run, 1)
+    assert ranks.wait(240) == [0], ranks.output()
+    checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000012")
+
+
+def test_a_diverging_run_stops_with_step_rate_and_files(data: Path, tmp_path: Path) -> None:
+    run = config(data, tmp_path / "run", learning_rate=1e9, warmup_epochs=0, augment="none")
+    ranks = Ranks(run, 2)
+    assert ranks.wait() == [2, 2], ranks.output()
+    said = ranks.output()
+    assert "the loss became NaN or infinite at step" in said
+    assert "learning rate" in said
+    assert ".png" in said
+    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
+    if newest is not None:
+        state = newest.state()["model"]
+        assert all(bool(torch.isfinite(value).all()) for value in state.values())
+
+
+@pytest.mark.parametrize("cache_gb", [0.0, 0.1])
+def test_a_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: float) -> None:
+    root = dataset(tmp_path / "data")
+    broken = sorted((root / "train" / "class1").iterdir())[7]
+    broken.write_bytes(b"no image")
+    fields: dict[str, Any] = {"cache_gb": cache_gb, "epochs": 1, "warmup_epochs": 0}
+    fields |= {"cache_dir": str(tmp_path)}
+    for more in ({}, {"verify_images": 0}):  # before the first epoch, and in it
+        stopped = Ranks(config(root, tmp_path / "run", **fields, **more), 2)
+        codes = stopped.wait()
+        assert 2 in codes, stopped.output()
+        assert broken.name in stopped.output()
+    skipping = Ranks(
+        config(root, tmp_path / "skip", **fields, on_bad_image="skip", log_steps=12), 2
+    )
+    assert skipping.wait() == [0, 0], skipping.output()
+    assert events(tmp_path / "skip", "step")[-1]["skipped_images"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(data: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount a tmpfs here")
+    try:
+        run = config(data, disk / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6)
+        ranks = Ranks(run, 2)
+        ranks.wait_for("epoch 1/400")
+        free = os.statvfs(disk)
+        (disk / "filler").write_bytes(b"x" * (free.f_bavail * free.f_frsize))
+        assert ranks.wait()[0] == 2
+        errors = [line for line in ranks.output().splitlines() if line.startswith("error: ")]
+        assert "No space left on device" in errors[0]
+        newest = checkpoint.newest_valid(disk / "run" / "checkpoints")
+        assert newest is not None
+        assert newest.step > 0
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can remount a file system read-only")
+def test_a_claim_that_becomes_read_only_stops_with_one_line(data: Path, tmp_path: Path) -> None:
+    claim = tmp_path / "run" / "checkpoints"
+    claim.mkdir(parents=True)
+    bind = ["mount", "--bind", str(claim), str(claim)]
+    if subprocess.run(bind, check=False, capture_output=True).returncode:
+        pytest.skip("no right to mount here")
+    try:
+        run = config(data, tmp_path / "run", epochs=4000, warmup_epochs=0, checkpoint_epochs=3)
+        ranks = Ranks(run, 1)
+        ranks.wait_for("epoch 4/4000")
+        remount = ["mount", "-o", "remount,ro,bind", str(claim)]
+        while subprocess.run(remount, check=False, capture_output=True).returncode:
+            assert ranks.processes[0].is_alive()  # busy while a save is being written
+        assert ranks.wait() == [2], ranks.output()
+        errors = [line for line in ranks.output().splitlines() if line.startswith("error: ")]
+        assert "Read-only file system" in errors[0]
+        assert checkpoint.newest_valid(claim) is not None
+    finally:
+        subprocess.run(["umount", "-l", str(claim)], check=True)
+
+
+def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
+    run = config(data, tmp_path / "run", checkpoint_steps=5)
+    assert train(run, 2) == [0, 0]
+    reference = state_hash(run)
+    newest = tmp_path / "run" / "checkpoints" / "step-00000036" / "state.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 16
+    newest.write_bytes(content)
+    ranks = Ranks(run, 2)
+    assert ranks.wait() == [0, 0]
+    assert "step-00000036 does not verify and was set aside" in ranks.output()
+    assert "resumed from" in ranks.output()
+    assert state_hash(run) == reference
+
+
+def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    run = config(
+        data,
+        tmp_path / "run",
+        epochs=2000,
+        warmup_epochs=0,
+        prometheus_port=port,
+        profile_steps=2,
+        peak_tflops=0.1,
+    )
+    ranks = Ranks(run, 1)
+    ranks.wait_for("epoch 3/2000")
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    ranks.kill(0, 15)  # type: ignore[arg-type]
+    assert ranks.wait() == [143]
+    for name in ("step_loss", "step_images_per_s", "step_mfu", "eval_accuracy", "start_world_size"):
+        assert f"kfp_ddp_{name} " in page
+    assert list((tmp_path / "run" / "profile").glob("*.json*"))
+    step = events(tmp_path / "run", "step")[-1]
+    assert 0 < step["mfu"] < 1
+    assert 0 <= step["data_wait_fraction"] <= 1
+    assert math.isclose(step["images_per_s"], 8 / step["step_seconds"], rel_tol=1e-6)
+
+
+def test_the_trainjob_hears_of_progress(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
+    heard: list[tuple[str | None, dict[str, Any]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            heard.append((self.headers["Authorization"], body["trainerStatus"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "token").write_text("secret\n")
+    run = config(data, tmp_path / "run")
+    env = {
+        "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{server.server_port}/status",
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+    }
+    ranks = Ranks(run, 2, env=env)
+    assert ranks.wait() == [0, 0], ranks.output()
+    server.shutdown()
+    server.server_close()
+    assert {authorization for authorization, _ in heard} == {"Bearer secret"}
+    last = heard[-1][1]
+    assert last["progressPercentage"] == 100
+    names = {metric["name"] for metric in last["metrics"]}
+    assert {"eval_accuracy", "step_loss"} <= names
+    assert all(isinstance(metric["value"], str) for metric in last["metrics"])
+
+
+def test_grayscale_and_oblong_images_are_converted_with_one_warning(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "data")
+    for path in sorted((root / "train" / "class0").iterdir())[:5]:
+        Image.open(path).convert("L").resize((12, 7)).save(path)
+    ranks = Ranks(config(root, tmp_path / "run", epochs=1, warmup_epochs=0), 2)
+    assert ranks.wait() == [0, 0]
+    warnings = [line for line in ranks.output().splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1
+    assert "of 116 images checked, 5 are not RGB and 5 not square" in warnings[0]
+    strict = Ranks(config(root, tmp_path / "s", images="strict", epochs=1, warmup_epochs=0), 2)
+    assert strict.wait() == [2, 2]
+    assert "images=convert" in strict.output()
+
+
+def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) -> None:
+    run = config(
+        data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0
+    ).model_copy(update={"checkpoint_minutes": 0.005})
+    ranks = Ranks(run, 2)
+    until = time.monotonic() + 60
+    directory = tmp_path / "run" / "checkpoints"
+    while len(checkpoint.steps(directory)) < 2:
+        assert time.monotonic() < until, ranks.output()
+        time.sleep(0.1)
+    ranks.kill(0, 15)  # type: ignore[arg-type]
+    assert ranks.wait() == [143, 143]

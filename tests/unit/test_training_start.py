@@ -1,0 +1,175 @@
+"""What is settled before the first step: batches, devices, rates, recipes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.training import checkpoint, distributed, model, optim, resume
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.launch import _root_cause
+from kfp_ddp.training.recipes import RECIPES, recipe
+from kfp_ddp.training.recipes.__main__ import main as recipes_main
+from kfp_ddp.training.train import _resolve
+
+
+def run(output: Path, **fields: Any) -> TrainConfig:
+    settings = {"data": "/d", "output_dir": str(output), "model": "cifar_resnet8"}
+    return TrainConfig.create(**{**settings, **fields})
+
+
+def world(size: int) -> World:
+    return World(0, size, 0, size, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks", "words"),
+    [
+        ({"batch_size": 9}, 2, "batch_size=9 cannot be dealt to 2 ranks evenly: use a multiple of"),
+        ({"batch_size": 12, "micro_batch_size": 4}, 2, "micro_batch_size=4 x 2 ranks"),
+        ({"batch_size": 200}, 1, "batch_size=200 but only 96 training images"),
+        ({"batch_size": 8}, 97, "97 ranks but only 96 training images"),
+        ({"strategy": "single", "batch_size": 8}, 2, "strategy=single but 2 ranks"),
+    ],
+)
+def test_a_batch_that_cannot_be_dealt_is_one_line(
+    tmp_path: Path, fields: dict[str, Any], ranks: int, words: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        _resolve(run(tmp_path, **fields), world(ranks), 96)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_for_each_rank_scales_the_rate_and_stays_on_resume(tmp_path: Path) -> None:
+    config = run(tmp_path, batch_size_per_rank=8, lr_reference_batch=16, learning_rate=0.1)
+    resolved = _resolve(config, world(4), 96)
+    assert (resolved.batch_size, resolved.micro_batch_size, resolved.precision) == (32, 8, "fp32")
+    assert optim.peak(resolved) == pytest.approx(0.2)
+    assert TrainConfig.from_json((tmp_path / "config.json").read_text()) == resolved
+    manifest = checkpoint.manifest_of(resolved, ("a", "b"), epoch=1, world_size=4)
+    checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
+    fewer = _resolve(config, world(2), 96)
+    assert (fewer.batch_size, fewer.micro_batch_size) == (32, 8)
+
+
+def test_an_elastic_run_deals_unequal_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run(tmp_path, batch_size=32, micro_batch_size=8)
+    with pytest.raises(InputError):
+        _resolve(config, world(3), 96)
+    monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
+    assert _resolve(config, world(3), 96).micro_batch_size == 8
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no GPU"):
+        distributed._device(run(tmp_path, device="cuda"), 0, 1)
+    assert distributed._device(run(tmp_path), 0, 4).type == "cpu"
+
+
+def test_the_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
+    config = run(tmp_path, epochs=10, warmup_epochs=2, learning_rate=0.4)
+    rates = [optim.learning_rate(config, step, steps_per_epoch=5) for step in range(50)]
+    assert rates[0] == pytest.approx(0.04)
+    assert rates[9] == rates[10] == pytest.approx(0.4)
+    assert rates[30] == pytest.approx(0.2)
+    assert rates[49] == pytest.approx(0.2 * (1 + math.cos(math.pi * 39 / 40)))
+
+
+def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
+    network = model.build("cifar_resnet8", 3)
+    decayed, plain = optim.sgd(network, run(tmp_path)).param_groups
+    assert decayed["weight_decay"] > 0 == plain["weight_decay"]
+    assert all(p.ndim > 1 for p in decayed["params"])
+    assert len(decayed["params"]) + len(plain["params"]) == len(list(network.parameters()))
+
+
+def test_averaged_weights_follow(tmp_path: Path) -> None:
+    network = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(network.weight)
+    ema = optim.Ema(network, decay=0.5)
+    torch.nn.init.ones_(network.weight)
+    ema.update(step=1000)
+    ema.update(step=1001)
+    assert float(next(ema.model.parameters())) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "cifar_resnet14"])
+def test_blur_pool_keeps_the_shape_and_the_weights(name: str) -> None:
+    plain, blurred = model.build(name, 5), model.build(name, 5, blur_pool=True)
+    assert blurred(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
+    shapes = [[tuple(p.shape) for p in network.parameters()] for network in (plain, blurred)]
+    assert shapes[0] == shapes[1]
+    assert sum(isinstance(m, model.BlurPool) for m in blurred.modules()) >= 2
+
+
+def test_normalising_bytes_is_what_torchvision_does() -> None:
+    images = torch.randint(256, (2, 3, 5, 7), dtype=torch.uint8)
+    mean, std = torch.tensor(model.MEAN).view(3, 1, 1), torch.tensor(model.STD).view(3, 1, 1)
+    torch.testing.assert_close(model.normalise(images), (images / 255 - mean) / std)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="/nowhere is no whole checkpoint"):
+        resume.initialise(
+            model.build("cifar_resnet8", 2), run(tmp_path, init_from="/nowhere"), ("a", "b"), False
+        )
+    state = {"model": model.build("cifar_resnet14", 2).state_dict(), "ema": None}
+    other = run(tmp_path, model="cifar_resnet14")
+    path = checkpoint.write(
+        tmp_path / "c", 1, state, checkpoint.manifest_of(other, ("a", "b"), epoch=1, world_size=1)
+    )
+    with pytest.raises(InputError, match="holds a cifar_resnet14, not a cifar_resnet8"):
+        resume.initialise(
+            model.build("cifar_resnet8", 2), run(tmp_path, init_from=str(path)), ("a", "b"), False
+        )
+
+
+def test_recipes_are_whole_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in RECIPES:
+        recipe(name, data="/d", output_dir="/o", init_from="/c")
+    with pytest.raises(InputError, match="it is one of digits, cifar"):
+        recipe("mnist", data="/d", output_dir="/o")
+    with pytest.raises(InputError, match="needs init_from"):
+        recipe("finetune", data="/d", output_dir="/o")
+    flags = ["digits", "--data", "/d", "--output-dir", "/o", "--epochs", "90", "--no-compile"]
+    assert recipes_main(flags) == 0
+    said = capsys.readouterr().out
+    assert "--model cifar_resnet8" in said
+    assert "--epochs 90" in said
+
+
+class _Failure:
+    def __init__(self, code: int, at: float, text: str = "", consequence: bool = False) -> None:
+        self.exitcode, self.timestamp = code, int(at)
+        self.error_file_data: dict[str, Any] = {}
+        if text:
+            message = {"message": text, "extraInfo": {}}
+            self.error_file_data = {"message": message, "exact_time": at}
+            self.error_file_data["consequence"] = consequence
+
+    def signal_name(self) -> str:
+        return "SIGKILL"
+
+
+def test_the_root_cause_is_the_first_that_is_no_consequence() -> None:
+    class Error:
+        failures = {  # noqa: RUF012
+            0: _Failure(1, 10.1, "RuntimeError: Connection closed by peer", consequence=True),
+            1: _Failure(-15, 11.0),
+            2: _Failure(1, 10.9, "ValueError: later"),
+            3: _Failure(1, 10.5, "ValueError: first"),
+        }
+
+    found = _root_cause(Error())
+    assert (found.rank, found.error, found.exit_code) == (3, "ValueError: first", 1)
+    assert not found.retryable
+    Error.failures = {0: Error.failures[0], 1: _Failure(-9, 10.0)}
+    assert (_root_cause(Error()).rank, _root_cause(Error()).exit_code) == (1, 137)
