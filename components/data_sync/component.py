@@ -34,7 +34,8 @@ def data_sync(
     Args:
         version: Facts of the version: digest, path, files, bytes.
         report: What was added, changed, removed, linked and downloaded, and how fast.
-        source: gs://bucket/prefix, s3://bucket/prefix, file:///folder or the path of a folder.
+        source: gs://bucket/prefix, s3://bucket/prefix, file:///folder, the path of a
+            folder, or the https:// address of a _MANIFEST.jsonl with its files beside it.
         data_dir: Folder of the claim that holds the versions, where it is mounted.
         dataset: Name of the dataset: at most 40 lower-case letters, digits and dashes.
         include: Globs of the names to take, comma-separated; empty for all. * stops at a

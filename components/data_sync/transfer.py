@@ -44,9 +44,11 @@ class Retry:
     pause: float = 0.25
     longest: float = 20.0
 
-    def wait(self, attempt: int, stop: threading.Event) -> None:
+    def wait(self, attempt: int, stop: threading.Event | None = None) -> None:
         """Exponential back-off with full jitter."""
-        stop.wait(random.uniform(0, min(self.longest, self.pause * 2**attempt)))
+        (stop or threading.Event()).wait(
+            random.uniform(0, min(self.longest, self.pause * 2**attempt))
+        )
 
 
 class Throttle:

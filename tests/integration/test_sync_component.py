@@ -37,7 +37,7 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
     from kfp_ddp.components.data_sync.component import data_sync
     from kfp_ddp.components.dataset_volume.component import dataset_volume
 
-    @dsl.pipeline
+    @dsl.pipeline(name="data")  # type: ignore[untyped-decorator]
     def data(source: str, data_dir: str, publish: str) -> None:
         synced = data_sync(source=source, data_dir=data_dir)
         dataset_volume(

@@ -2,7 +2,10 @@
 
 import json
 import os
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +243,45 @@ def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("protocol", ["HTTP/1.0", "HTTP/1.1"])
+def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str) -> None:
+    source = tmp_path / "source"
+    (source / "a").mkdir(parents=True)
+    objects = {"a/x y%.png": b"x", "large": os.urandom(SMALL + 7), "empty": b""}
+    for name, data in objects.items():
+        (source / name).write_bytes(data)
+    version = sync(str(source), tmp_path / "first", QUICK).path
+    handler = type("Handler", (Quiet,), {"protocol_version": protocol})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(version))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            base = f"http://127.0.0.1:{server.server_address[1]}"
+            second = sync(f"{base}/_MANIFEST.jsonl", tmp_path / "second", QUICK)
+            assert content(second.path) == objects
+            assert second.path.name == version.name
+            (version / "a/x y%.png").write_bytes(b"y")
+            with pytest.raises(InputError, match=r"crc32c .* instead of"):
+                sync(f"{base}/_MANIFEST.jsonl", tmp_path / "third", QUICK)
+            with pytest.raises(InputError, match="HTTP 404; check the address"):
+                sync(f"{base}/none.jsonl", tmp_path / "third", QUICK)
+            (version / "bad.jsonl").write_text('{"format": 1}\n["name"]\n')
+            with pytest.raises(InputError, match="is not a manifest"):
+                sync(f"{base}/bad.jsonl", tmp_path / "third", QUICK)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
+        ("https://host/folder", "is no manifest; give https"),
         ("s4://bucket/x", "unknown scheme s4://"),
         ("gs://", "names no bucket"),
         ("gs:///prefix", "names no bucket"),

@@ -4,11 +4,17 @@ Every object has a size and a content token in the listing, a download is pinned
 listed, and its whole body is checked before the file counts.
 """
 
+import http.client
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from kfp_ddp.components.data_sync.connection import Response
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.training.errors import InputError
+
+RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses of HTTP that another attempt can mend."""
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
@@ -49,6 +55,27 @@ class Reader(Protocol):
         """Close the connection."""
 
 
+class HttpBody:
+    """The body of an HTTP answer; `abandon` closes its connection."""
+
+    def __init__(self, response: Response, abandon: Callable[[], None]) -> None:
+        self._response, self._abandon = response, abandon
+
+    def read(self, size: int = -1, /) -> bytes:
+        """See `Body.read`."""
+        try:
+            return self._response.read(size)
+        except (OSError, http.client.HTTPException) as error:
+            self._abandon()
+            raise Transient(f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """See `Body.close`."""
+        # Cut short by the peer, or not read to the end: this connection cannot go on.
+        if self._response.length != 0:
+            self._abandon()
+
+
 class Source(Protocol):
     """A prefix of a bucket, or a folder."""
 
@@ -70,8 +97,9 @@ class Source(Protocol):
 
 
 def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> Source:
-    """The source that a URL names: gs:// or s3://bucket/prefix, file:///folder, or a path.
+    """The source that a URL names.
 
+    gs:// or s3://bucket/prefix, file:///folder, a path, or a manifest's https:// address.
     `timeout` is the longest silence of a peer in seconds.
 
     Raises:
@@ -86,6 +114,10 @@ def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> 
         from kfp_ddp.components.data_sync.sources.s3 import S3Source
 
         return S3Source(url, *bucket_and_prefix(url), timeout=timeout)
+    if scheme in ("http", "https"):
+        from kfp_ddp.components.data_sync.sources.web import WebSource
+
+        return WebSource(url, timeout)
     if scheme in ("", "file"):
         from kfp_ddp.components.data_sync.sources.files import FolderSource
 
@@ -93,7 +125,7 @@ def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> 
             raise InputError("source is empty; give gs://bucket/prefix or a folder")
         return FolderSource(url, symlinks=symlinks)
     raise InputError(
-        f"source {url!r} has the unknown scheme {scheme}://; use gs://, s3:// or file://"
+        f"source {url!r} has the unknown scheme {scheme}://; use gs://, s3://, https:// or file://"
     )
 
 

@@ -11,13 +11,12 @@ from urllib.parse import quote, urlencode
 
 from kfp_ddp.components.data_sync.connection import Connection, Response
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Body, Changed, Transient
+from kfp_ddp.components.data_sync.sources import RETRYABLE, Body, Changed, HttpBody, Transient
 from kfp_ddp.training.errors import InputError
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 LIST_ATTEMPTS = 8
-RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
 EMULATOR_WORKERS = 4
 
 
@@ -165,24 +164,7 @@ class GcsReader:
             length = response.length
             self.close()
             raise Transient(f"length {length} instead of {size - offset}")
-        return _HttpBody(response, self)
-
-
-class _HttpBody:
-    def __init__(self, response: Response, reader: GcsReader) -> None:
-        self._response, self._reader = response, reader
-
-    def read(self, size: int = -1, /) -> bytes:
-        try:
-            return self._response.read(size)
-        except (OSError, http.client.HTTPException) as error:
-            self._reader.close()
-            raise Transient(f"{type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        # Cut short by the peer, or not read to the end: this connection cannot go on.
-        if self._response.length != 0:
-            self._reader.close()
+        return HttpBody(response, self.close)
 
 
 class _Access:
