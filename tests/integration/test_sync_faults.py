@@ -14,7 +14,7 @@ from tests.gcs_server import Bucket, bucket
 __all__ = ["bucket"]
 
 QUICK = Options(concurrency=4, timeout=1, retry=Retry(attempts=4, pause=0.01, longest=0.05))
-LARGE = random.Random(1).randbytes(SMALL + 500_000)
+LARGE = random.Random(1).randbytes(3 * SMALL + 500_000)
 SMALL_BODY = random.Random(2).randbytes(20_000)
 MENDABLE = ("503", "429", "500", "408", "reset0", "reset", "fin", "shortlen", "corrupt", "stall")
 

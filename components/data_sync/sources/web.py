@@ -37,10 +37,7 @@ class WebSource:
         found = Listing()
         lines = self._manifest().decode("utf-8", "surrogateescape").splitlines()
         try:
-            if json.loads(lines[0]).get("pack", "none") != "none":
-                raise InputError(
-                    f"{self.url} is of a packed version; its files cannot be read singly"
-                )
+            packed = json.loads(lines[0]).get("pack", "none") != "none"
             for line in lines[1:]:
                 name, size, _, crc, *_ = json.loads(line)
                 found.add(name, size, int(crc, 16))
