@@ -35,7 +35,7 @@ class WebSource:
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
         found = Listing()
-        lines = self._manifest().decode("utf-8", "surrogateescape").splitlines()
+        lines = self._manifest().decode("utf-8", "surrogateescape").strip().split("\n")
         try:
             packed = json.loads(lines[0]).get("pack", "none") != "none"
             for line in lines[1:]:
