@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from kfp_ddp.training.watch import PARENT, Parent
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's last words; at most 4,096 bytes."""
+DEAF_SECONDS = 5.0
+"""How long a signal may go unheard before this process ends without an orderly stop."""
 
 
 @dataclasses.dataclass(frozen=True)

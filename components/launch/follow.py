@@ -138,6 +138,10 @@ class Follower:
         return time.monotonic() - self.restarted > SETTLE_SECONDS
 
     def _follow_logs(self) -> None:
+        names = {pod["metadata"]["name"]: uid for uid, pod in self.pods.objects.items()}
+        for log in self.logs.values():
+            if names.get(log.name_of_pod, log.uid) != log.uid:
+                log.abandoned.set()  # or it would print its successor's lines, a second time
         for uid, pod in self.pods.objects.items():
             for container in self.kind.containers:
                 key = f"{uid}/{container}"

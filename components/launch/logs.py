@@ -111,6 +111,7 @@ class PodLog(threading.Thread):
         self.api, self.container, self.printer = api.another(), container, printer
         self.path = core(api.namespace, "pods", pod["metadata"]["name"])
         self.uid = pod["metadata"]["uid"]
+        self.name_of_pod = pod["metadata"]["name"]
         self.key = f"{self.uid}/{container}"
         self.title = pod_title(pod)
         self.latest = pod

@@ -193,6 +193,19 @@ def test_losing_a_node_goes_on_with_fewer_ranks(
     assert about["micro_batch_size"] == 4
 
 
+def test_a_node_that_waits_for_the_others_ends_when_told(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    """It waits in C++, where no Python handler runs: 192.0.2.1 is nobody's address."""
+    flags = ("--nnodes=2", "--node-rank=1", "--master-addr=192.0.2.1", "--master-port=29400")
+    node = Launched(endless(data, tmp_path / "run"), *flags, nproc=1)
+    launched.append(node)
+    time.sleep(10)  # what it waits for leaves no trace
+    assert node.process.poll() is None, node.output()
+    node.process.terminate()
+    assert node.process.wait(timeout=30) == 143
+
+
 def _wait_until(condition: Callable[[], bool], node: Launched, seconds: float = 90) -> None:
     until = time.monotonic() + seconds
     while not condition():
