@@ -1,5 +1,6 @@
 """Where a run is played: namespace, account, bucket, and the claims that can be looked into."""
 
+import contextlib
 import re
 import time
 import uuid
@@ -105,7 +106,8 @@ class Folder:
                 if error.status == 404:
                     return None
                 raise
-            data: bytes = answer.read()
+            with contextlib.closing(answer):
+                data: bytes = answer.read()
             return data
 
         return patiently(ask)

@@ -102,11 +102,12 @@ class Attempt:
                 _preload_content=False,
             )
             pending = b""
-            for block in answer.stream(4096):
-                *lines, pending = (pending + block).split(b"\n")
-                if self.ended is not None:
-                    return
-                self._lines += [line.decode(errors="replace") for line in lines]
+            with contextlib.closing(answer):
+                for block in answer.stream(4096):
+                    *lines, pending = (pending + block).split(b"\n")
+                    if self.ended is not None:
+                        return
+                    self._lines += [line.decode(errors="replace") for line in lines]
 
 
 def signal_step(grounds: Grounds, pod: str) -> None:
