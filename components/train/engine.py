@@ -1,7 +1,6 @@
 """The `train` step: check everything, start the ranks, follow them, write what they made."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.local import GRACE_SECONDS, Ended, run_ranks
 from kfp_ddp.components.launch.outputs import newest_checkpoint, write_job, write_outputs
 from kfp_ddp.components.launch.run import launch
+from kfp_ddp.components.launch.run_dir import open_run_dir
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.components.launch.task_config import (
     claim_of,
@@ -24,7 +24,6 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
 
 BACKENDS = ("pytorchjob", "trainjob", "local")
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Trained(NamedTuple):
@@ -103,31 +102,6 @@ def run(
     )
     print(f"checkpoint {newest.path}, step {newest.step}, sha256 {newest.digest}", flush=True)
     return Trained(str(newest.path), str(run_dir))
-
-
-def open_run_dir(work_dir: str, run_id: str) -> Path:
-    """The folder of a run, made if need be.
-
-    Raises:
-        InputError: for a run id that is no plain name, or a folder that cannot be written.
-    """
-    if not RUN_ID.fullmatch(run_id):
-        raise InputError(
-            f"run_id {run_id!r} cannot name a folder: it must be 1 to 128 letters, digits, "
-            "'.', '_' or '-' and start with a letter or digit; pass the id of the pipeline run"
-        )
-    run_dir = Path(work_dir) / run_id
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"work_dir {work_dir} cannot be written ({error.strerror}); mount the work claim "
-            "there, writable for this user, or give another folder"
-        ) from error
-    return run_dir.resolve()
 
 
 def _fields(

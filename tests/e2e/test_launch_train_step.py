@@ -97,8 +97,13 @@ class TrainStep(LaunchStep):
             "log_steps": 1,
             **given,
         }
-        cluster = {"cpu_request": "50m", "run_as_user": lands.UID, "shm_size": "64Mi"}
-        settings["cluster"] = {**cluster, "grace_seconds": 20, "env": {"OMP_NUM_THREADS": "1"}}
+        settings["cluster"] = {
+            "cpu_request": "50m",
+            "run_as_user": lands.UID,
+            "shm_size": "64Mi",
+            "grace_seconds": 20,
+            "env": {"OMP_NUM_THREADS": "1"},
+        }
         container = self.pod["spec"]["containers"][0]
         container["args"] = ["python3", "-u", "-c", TRAIN, json.dumps(settings)]
 
@@ -129,9 +134,8 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     grounds: Grounds, work: Folder
 ) -> None:
     step = TrainStep(grounds, nodes=2, epochs=40, retries=1).start()
-    step.saw("step 12/")
+    step.saw("epoch 4/")
     (master,) = (pod for pod in step.workers() if "master" in pod.metadata.name)
-    run_in(grounds, master.metadata.name, ["kill", "-KILL", "1"], "pytorch")
     kill = "import os, psutil; [p.kill() for p in psutil.process_iter() if p.pid != os.getpid()]"
     run_in(grounds, master.metadata.name, ["python3", "-c", kill], "pytorch")
     assert step.wait() == "Succeeded", step.log()
@@ -158,9 +162,8 @@ def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
     grounds: Grounds, work: Folder
 ) -> None:
     step = TrainStep(grounds, epochs=4000, heartbeat_minutes=0.5, retries=0).start()
-    step.saw("step 9/")
+    step.saw("epoch 3/")
     step.kill()
-    (job,) = step.jobs()
 
     def over() -> bool:
         (now,) = step.jobs()
@@ -170,12 +173,5 @@ def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
     until(over, "the end of the job", 120)
     lines = work.read(f"{step.run_id}/metrics.jsonl")
     assert lines is not None
-    assert (
-        json.loads(lines.splitlines()[-1]) | {"time": 0}
-        == {
-            "event": "end",
-            "status": "preempted",
-            "time": 0,
-        }
-        or b'"preempted"' in lines.splitlines()[-1]
-    )
+    last = json.loads(lines.splitlines()[-1])
+    assert (last["event"], last["status"]) == ("end", "preempted")

@@ -1,0 +1,34 @@
+"""What the steps that run any job have in common: their inputs made a specification, and run."""
+
+from typing import Any
+
+from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.launch.outputs import write_job
+from kfp_ddp.components.launch.run import launch
+from kfp_ddp.components.launch.run_dir import open_run_dir
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.launch.task_config import passed_through
+from kfp_ddp.components.step import step
+
+
+@step
+def run(
+    kind: str,
+    run_id: str,
+    task_name: str,
+    task_id: str,
+    work_dir: str,
+    fields: dict[str, Any],
+    task_config: Any,
+    job: Any,
+) -> str:
+    """Run a job of any kind to its end; returns its name.
+
+    Raises:
+        InputError: for input that cannot be used, and for a job that failed or was cancelled.
+    """
+    spec = LaunchSpec.create(**passed_through(task_config), **fields, kind=kind)
+    run_dir = open_run_dir(work_dir, run_id) if work_dir else None
+    finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
+    write_job(job, finished.job)
+    return str(finished.job["metadata"]["name"])
