@@ -40,10 +40,11 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
     Raises:
         InputError: under the policy "error", when any name cannot be a file.
     """
+    listing = listing.sorted()  # so that what is encoded does not depend on the source's order
     bad = dict(_unusable(listing))
     _conflicts(listing, bad, folds)
     if not bad:
-        return Names(listing.sorted())
+        return Names(listing)
     if policy == "error":
         shown = "; ".join(f"{listing.names[i]!r} ({bad[i]})" for i in sorted(bad)[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -53,7 +54,7 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
         )
     if policy == "skip":
         kept = listing.take([i for i in range(len(listing)) if i not in bad])
-        return Names(kept.sorted(), [(listing.names[i], bad[i]) for i in sorted(bad)])
+        return Names(kept, [(listing.names[i], bad[i]) for i in sorted(bad)])
     return _encode(listing, bad, folds)
 
 
@@ -83,15 +84,18 @@ def judge(name: str, size: int = 0) -> str:
     return ""
 
 
-def folds_names(folder: Path) -> bool:
+def folds_names(folder: Path, probe: bool = True) -> bool:
     """Whether the file system of `folder` holds `a` and `A`, or é in two forms, as one.
 
     Looks at the probe that an earlier run left in the work area, or makes one for a moment in
-    the nearest folder that exists; False where that cannot be written, as nothing will be then.
+    the nearest folder that exists if `probe` allows it; False where that cannot be written, as
+    nothing will be then.
     """
     work = folder / ".kfsync"
     if (work / PROBE).exists():
         return any((work / name).exists() for name in LOOKALIKES)
+    if not probe:
+        return False
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:
@@ -168,8 +172,11 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
 
     def take(target: str) -> None:
         key = fold(target) if folds else target
-        files.add(key)
         folders.update(_parents(key))
+        if key.endswith("/"):
+            folders.add(key[:-1])
+        else:
+            files.add(key)
 
     for index, name in enumerate(names):
         if index not in bad:

@@ -37,7 +37,8 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
     listing = select(source.listing(), options.include, options.exclude)
     if not listing:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
-    judged = names.apply(listing, options.hostile_names, names.folds_names(target))
+    folds = names.folds_names(target, probe=not options.dry_run)
+    judged = names.apply(listing, options.hostile_names, folds)
     if options.mirror:
         return mirror.run(source, target, judged, options, watch)
     store = Store(target)
@@ -83,11 +84,11 @@ def _plan(result: Result, before: Path | None) -> Result:
 def _with_extras(listing: Listing, before: Path) -> Listing:
     """The listing, and what the version before has and the source no longer."""
     removed = set(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
-    if not removed or listing.tags:
+    if not removed:
         return listing
     for row in manifest.rows(before / manifest.NAME):
         if row.name in removed:
-            listing.add(row.name, row.size, row.crc)
+            listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
     return listing.sorted()
 
 

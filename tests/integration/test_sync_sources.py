@@ -129,6 +129,9 @@ def test_s3_with_md5_checksum_and_multipart_objects(s3: Any, tmp_path: Path) -> 
     second = sync("s3://bucket/ds", tmp_path, QUICK)
     assert (second.downloaded, second.linked) == (1, 3)
     assert content(second.path) == objects | {"a/x.png": b"z" * 3000}
+    s3.delete_object(Bucket="bucket", Key="ds/a/sum.png")
+    kept = sync("s3://bucket/ds", tmp_path, Options(delete=False, retry=QUICK.retry))
+    assert (kept.unchanged, kept.digest) == (True, second.digest)
 
 
 @pytest.mark.parametrize(

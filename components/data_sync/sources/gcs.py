@@ -63,8 +63,8 @@ class GcsSource:
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
                 time.sleep(min(0.25 * 2**attempt, 10))
-            lines = self._access.lines()
             try:
+                lines = self._access.lines()
                 response = connection.get(target, lines)
                 body = response.read()
                 if response.version == 10:
@@ -73,7 +73,7 @@ class GcsSource:
                 if response.status == http.HTTPStatus.OK:
                     page: dict[str, Any] = json.loads(body)
                     return page
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException, json.JSONDecodeError, Transient) as error:
                 connection.close()
                 problem = f"{type(error).__name__}: {error}"
                 continue
