@@ -12,6 +12,8 @@ COMMANDS = {
     "compile": "Write compiled/*.yaml from the pipelines, or check that they are fresh.",
     "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
     "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
+    "doctor": "Check that a cluster and namespace have what the components need.",
+    "manifest": "Print the job that a launch would create, without creating it.",
 }
 
 

@@ -44,8 +44,18 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
     return _warnings(api, spec)
 
 
-def allowed(api: Api, verb: str, group: str, resource: str, subresource: str = "") -> bool:
-    """Whether this account may do so, by SelfSubjectAccessReview; true where it cannot be told."""
+def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
+    """Whether this account may do so; true where it cannot be told."""
+    try:
+        return api.patient(lambda: review(api, verb, group, resource))
+    except ApiError:
+        return True
+
+
+def review(
+    api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
+) -> bool:
+    """Ask the server by SelfSubjectAccessReview, or SubjectAccessReview for another `user`."""
     attributes = {
         "namespace": api.namespace,
         "verb": verb,
@@ -53,16 +63,12 @@ def allowed(api: Api, verb: str, group: str, resource: str, subresource: str = "
         "resource": resource,
         "subresource": subresource,
     }
-    body: Object = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
-    }
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    try:
-        answer = api.patient(lambda: api.call("POST", path, body))
-    except ApiError:
-        return True
+    kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
+    spec: Object = {"resourceAttributes": attributes}
+    if user:
+        spec["user"] = user
+    body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
     return bool(answer["status"]["allowed"])
 
 

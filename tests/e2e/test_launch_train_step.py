@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from kfp_ddp.components.train.component import train
 
 def artifact(name):
-    found = SimpleNamespace(path=f"/work/out/{name}", metadata={}, log_metric=lambda key, value: None)
+    found = SimpleNamespace(path=f"/work/out/{name}", metadata={})
     found.log_metric = lambda key, value: found.metadata.__setitem__(key, value)
     return found
 
@@ -40,7 +40,7 @@ given = json.loads(sys.argv[1])
 names = ("trained_model", "metrics", "loss_curve", "job")
 artifacts = {name: artifact(name) for name in names}
 done = train.python_func(**artifacts, task_config=None, **given)
-print("OUTPUTS", json.dumps({"checkpoint": done.checkpoint, **{n: a.metadata for n, a in artifacts.items()}}))
+print("OUTPUTS", json.dumps({name: each.metadata for name, each in artifacts.items()}))
 """
 
 

@@ -1,0 +1,181 @@
+"""What `kfp-ddp doctor` looks at: each check tells a state, what it found and a remedy."""
+
+import importlib.metadata
+import json
+import urllib.request
+from dataclasses import dataclass
+from typing import Literal
+
+from kfp_ddp.components.launch.api import Api, ApiError, Object
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.preflight import review
+from kfp_ddp.training.errors import InputError
+
+# Every right that a step uses: group, resource, verbs, and whether launching fails without it.
+RIGHTS = (
+    ("kubeflow.org", "pytorchjobs", "create get list watch patch delete", True),
+    ("trainer.kubeflow.org", "trainjobs", "create get list watch patch delete", False),
+    ("", "pods", "get list watch", True),
+    ("", "pods/log", "get", True),
+    ("argoproj.io", "workflows", "get list watch", True),
+    ("", "persistentvolumeclaims", "create get", True),
+    ("", "events", "list watch", False),
+    ("", "configmaps", "create", False),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor."""
+
+    state: Literal["ok", "bad", "warn"]
+    what: str
+    said: str
+    remedy: str = ""
+
+
+def examine(namespace: str, service_account: str, host: str) -> list[Finding]:
+    """All findings for the current context."""
+    try:
+        api = Api.connect(namespace)
+        version = api.call("GET", "/version")
+    except (InputError, ApiError) as error:
+        remedy = "check `kubectl cluster-info` and KUBECONFIG"
+        return [Finding("bad", "API server", str(error).splitlines()[0], remedy)]
+    found = [Finding("ok", "API server", f"Kubernetes {version['gitVersion']}")]
+    found += _kinds(api)
+    found += _rights(api, service_account)
+    found.append(_storage(api))
+    found.append(_gpus(api))
+    found += _queues(api)
+    found.append(_kfp(host))
+    return found
+
+
+def _kinds(api: Api) -> list[Finding]:
+    """The operators, by the resources they serve; one of the two trainers is enough."""
+    found = []
+    for title, needed in (("PyTorchJob", True), ("TrainJob", False), ("TFJob", False)):
+        kind = next(each for each in KINDS.values() if each.title == title)
+        group, _, wanted = kind.group_version.partition("/")
+        try:
+            served = api.call("GET", f"/apis/{group}")["versions"]
+            versions = [each["version"] for each in served]
+            names = api.call("GET", f"/apis/{kind.group_version}")["resources"]
+            there = any(each["name"] == kind.plural for each in names)
+        except ApiError:
+            versions, there = [], False
+        if there:
+            said = f"{group}/{', '.join(versions)}"
+            found.append(Finding("ok", title, said))
+        else:
+            said = f"{kind.plural}.{group}/{wanted} is not served"
+            state: Literal["bad", "warn"] = "bad" if needed else "warn"
+            found.append(Finding(state, title, said, f"install {kind.operator}"))
+    return found
+
+
+def _rights(api: Api, service_account: str) -> list[Finding]:
+    """One finding for each resource, with the verbs that lack."""
+    who = f"system:serviceaccount:{api.namespace}:{service_account}" if service_account else ""
+    found = []
+    for group, resource, verbs, needed in RIGHTS:
+        plural, _, sub = resource.partition("/")
+        try:
+            lacking = [v for v in verbs.split() if not review(api, v, group, plural, sub, who)]
+        except ApiError as error:
+            return [Finding("warn", "rights", f"cannot be asked for: {error.message}")]
+        what = f"rights on {resource}"
+        if not lacking:
+            found.append(Finding("ok", what, verbs.replace(" ", ", ")))
+            continue
+        remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
+        said = f"no right to {', '.join(lacking)} in {api.namespace}"
+        found.append(Finding("bad" if needed else "warn", what, said, remedy))
+    return found
+
+
+def _storage(api: Api) -> Finding:
+    try:
+        classes = api.call("GET", "/apis/storage.k8s.io/v1/storageclasses")["items"]
+    except ApiError:
+        return Finding("warn", "storage classes", "may not be listed")
+    names = [_class_title(each) for each in classes]
+    if not names:
+        remedy = "install a CSI driver whose volumes many nodes can mount"
+        return Finding("bad", "storage classes", "there are none", remedy)
+    modes = sorted({m for volume in _volumes(api) for m in volume["spec"].get("accessModes", [])})
+    seen = f"; access modes in use: {', '.join(modes)}" if modes else ""
+    return Finding("ok", "storage classes", ", ".join(names) + seen)
+
+
+def _class_title(item: Object) -> str:
+    notes = item["metadata"].get("annotations") or {}
+    default = notes.get("storageclass.kubernetes.io/is-default-class") == "true"
+    return f"{item['metadata']['name']} ({item['provisioner']}{', default' if default else ''})"
+
+
+def _volumes(api: Api) -> list[Object]:
+    try:
+        items: list[Object] = api.call("GET", "/api/v1/persistentvolumes")["items"]
+    except ApiError:
+        return []
+    return items
+
+
+def _gpus(api: Api) -> Finding:
+    try:
+        nodes = api.call("GET", "/api/v1/nodes")["items"]
+    except ApiError:
+        return Finding("warn", "GPUs", "nodes may not be listed")
+    counts: dict[str, int] = {}
+    for node in nodes:
+        for name, count in (node["status"].get("allocatable") or {}).items():
+            if name.endswith("/gpu") or ".com/gpu" in name or "/mig-" in name:
+                counts[name] = counts.get(name, 0) + int(count)
+    if not any(counts.values()):
+        return Finding("warn", "GPUs", "no node has one", "training runs on CPUs, with gloo")
+    return Finding("ok", "GPUs", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
+
+
+def _queues(api: Api) -> list[Finding]:
+    """Queues of Kueue and Volcano, where they are installed."""
+    found = []
+    for title, path in (
+        ("Kueue", f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{api.namespace}/localqueues"),
+        ("Volcano", "/apis/scheduling.volcano.sh/v1beta1/queues"),
+    ):
+        try:
+            items = api.call("GET", path)["items"]
+        except ApiError as error:
+            if error.status != 404:
+                found.append(Finding("warn", f"queues of {title}", "may not be listed"))
+            continue
+        names = ", ".join(item["metadata"]["name"] for item in items)
+        if names:
+            found.append(Finding("ok", f"queues of {title}", names))
+        else:
+            remedy = f"make a LocalQueue in {api.namespace}" if title == "Kueue" else ""
+            found.append(Finding("warn", f"queues of {title}", "there are none", remedy))
+    return found
+
+
+def _kfp(host: str) -> Finding:
+    """The KFP API server's version against the SDK's; only where a host is given."""
+    sdk = importlib.metadata.version("kfp")
+    if not host:
+        return Finding("ok", "KFP", f"SDK {sdk}; API server not asked, give --host")
+    url = f"{host.rstrip('/')}/apis/v2beta1/healthz"
+    if not url.startswith(("http://", "https://")):
+        return Finding(
+            "bad", "KFP", f"{host} is no http(s) URL", "for example http://localhost:8888"
+        )
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+            server = str(json.load(answer).get("tag_name", ""))
+    except (OSError, ValueError) as error:
+        return Finding("bad", "KFP", f"{url} does not answer ({error})", "check the port-forward")
+    if server.split(".")[:2] != sdk.split(".")[:2]:
+        said = f"SDK {sdk}, API server {server or 'of unknown version'}"
+        return Finding("warn", "KFP", said, "use an SDK of the server's minor version")
+    return Finding("ok", "KFP", f"SDK {sdk}, API server {server}")

@@ -1,0 +1,33 @@
+"""`kfp-ddp doctor`: whether this cluster and namespace have what the components need."""
+
+import json
+import sys
+
+import click
+
+MARKS = {"ok": "✓", "bad": "✗", "warn": "!"}
+
+
+@click.command("doctor")
+@click.option("--namespace", "-n", default="", help="Namespace of the runs; the context's own.")
+@click.option(
+    "--service-account",
+    default="",
+    help="Ask for the rights of this account of the namespace instead of yours.",
+)
+@click.option("--host", default="", help="URL of the KFP API server, to compare its version.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(namespace: str, service_account: str, host: str, as_json: bool) -> None:
+    """Check API server, operators, rights, storage, GPUs, queues and KFP; exit 1 if one lacks."""
+    from kfp_ddp.components.launch.checks import examine
+
+    findings = examine(namespace, service_account, host)
+    worst = any(finding.state == "bad" for finding in findings)
+    if as_json:
+        found = {"ok": not worst, "findings": [vars(finding) for finding in findings]}
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for finding in findings:
+            remedy = f" → {finding.remedy}" if finding.remedy else ""
+            click.echo(f"{MARKS[finding.state]} {finding.what}: {finding.said}{remedy}")
+    sys.exit(1 if worst else 0)
