@@ -32,7 +32,10 @@ class Failure:
 
 
 def root_cause(
-    pods: list[Object], job_message: str, last_lines: dict[str, str] | None = None
+    pods: list[Object],
+    job_message: str,
+    last_lines: dict[str, str] | None = None,
+    lost: list[Object] | None = None,
 ) -> Failure:
     """The first failure that is no consequence of another one.
 
@@ -40,8 +43,10 @@ def root_cause(
         pods: The job's pods as they are now.
         job_message: What the job's own condition says, for when no pod says anything.
         last_lines: The last line of each pod's log, by uid, for a pod that left no message.
+        lost: Pods that were removed while they ran, and so tell nothing themselves.
     """
     found = [failure for pod in pods if (failure := _of_pod(pod, last_lines or {})) is not None]
+    found += [_of_lost(pod) for pod in lost or []]
     if not found:
         return Failure(job_message or "the job failed and left no pod that says why", False)
     return min(found, key=lambda failure: (_consequence(failure.line), failure.finished))
@@ -71,6 +76,11 @@ def _of_pod(pod: Object, last_lines: dict[str, str]) -> Failure | None:
                 last = last_lines.get(pod["metadata"]["uid"], "")
                 return _of_container(who, name, {"message": last, **ended})
     return None
+
+
+def _of_lost(pod: Object) -> Failure:
+    """A lost pod explains what its peers say of it, and nothing that a pod says of itself."""
+    return Failure(f"{pod_title(pod)}: its pod was removed while it ran", True, finished="9999")
 
 
 def _of_container(who: str, pod: str, ended: Object) -> Failure:

@@ -39,6 +39,7 @@ class Ended:
     job: Object
     pods: list[Object] = field(default_factory=list)
     last_lines: dict[str, str] = field(default_factory=dict)
+    lost: list[Object] = field(default_factory=list)
 
 
 class Follower:
@@ -59,6 +60,8 @@ class Follower:
             mirror.changed = self.changed
         self.printer = Printer()
         self.places: PlaceFile | None = None
+        self.known: dict[str, Object] = {}
+        self.lost: list[Object] = []
         self.logs: dict[str, PodLog] = {}
         self.progress = Progress()
         self.tail: Tail | None = None
@@ -93,7 +96,7 @@ class Follower:
                     if not self.restarted:
                         self._drain()
                     pods = list(self.pods.objects.values())
-                    return Ended(now, self.job, pods, dict(self.printer.last))
+                    return Ended(now, self.job, pods, dict(self.printer.last), self.lost)
         finally:
             for mirror in (self.jobs, self.pods, self.events):
                 mirror.stop()
@@ -118,6 +121,7 @@ class Follower:
             )
         self.job = found
         now = state(found)
+        self._notice_lost()
         self._follow_logs()
         self._show(now)
         self._keep_alive()
@@ -136,6 +140,13 @@ class Follower:
             return False
         self.restarted = self.restarted or time.monotonic()
         return time.monotonic() - self.restarted > SETTLE_SECONDS
+
+    def _notice_lost(self) -> None:
+        """Keep the pods that were removed before they ended: by force, or with their node."""
+        pods = dict(self.pods.objects)
+        gone = [pod for uid, pod in self.known.items() if uid not in pods]
+        self.lost += [pod for pod in gone if not ended(pod)]
+        self.known = pods
 
     def _follow_logs(self) -> None:
         names = {pod["metadata"]["name"]: uid for uid, pod in self.pods.objects.items()}

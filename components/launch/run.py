@@ -62,7 +62,7 @@ def launch(
             over = _follow(jobs, attempt, ending, run_dir)
             if over.state.phase == "succeeded":
                 return Finished(over.job, attempt - first + 1)
-            failure = root_cause(over.pods, over.state.message, over.last_lines)
+            failure = root_cause(over.pods, over.state.message, over.last_lines, over.lost)
             left = spec.retries - (attempt - first)
             if state(over.job).phase != "failed":
                 ending.delete_job()
