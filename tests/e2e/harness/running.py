@@ -127,13 +127,17 @@ def run_in(grounds: Grounds, pod: str, command: list[str], container: str | None
     """Run a command in a pod's container; what it wrote."""
     # stream() changes the client that it is given, so it gets one of its own.
     with client.ApiClient(grounds.api.configuration) as own:
-        written: str = stream(
+        session = stream(
             client.CoreV1Api(own).connect_get_namespaced_pod_exec,
             pod,
             grounds.namespace,
             command=command,
             stdout=True,
             stderr=True,
+            _preload_content=False,
             **({"container": container} if container else {}),
         )
+        with contextlib.closing(session):
+            session.run_forever(timeout=30)
+            written: str = session.read_all()
     return written
