@@ -29,18 +29,14 @@ def test_a_step_that_loses_its_pod_takes_up_the_one_job(scene: Scene, begin: Beg
     assert len(starts(scene, run)) == 1
 
 
-def test_a_terminated_run_loses_its_job_before_the_step_is_signalled(
-    scene: Scene, begin: Begin
-) -> None:
-    """The step sees the Workflow's deadline; the signal comes a second after it, or later."""
+def test_a_terminated_run_loses_its_job_without_any_signal(scene: Scene, begin: Begin) -> None:
+    """The step sees the Workflow's deadline, and no signal is sent at all."""
     run = begin(epochs=1000)
     until(lambda: "epoch 1/" in log(run), "the first epoch")
     workflow.terminate(scene.grounds, run.workflow["metadata"]["name"])
     asked = time.monotonic()
     until(lambda: not jobs(scene, run), "the end of the job", 30)
     print(f"the job was gone {time.monotonic() - asked:.2f} s after the run was terminated")
-    assert run.steps["train"].succeeded is None
-    run.terminate()
     run.wait()
 
     assert run.succeeded is False
