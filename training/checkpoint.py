@@ -130,6 +130,7 @@ class Writer:
         self.directory = directory
         self.keep = keep
         self._buffers: dict[str, Tensor] = {}
+        self._from_gpu = False
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -141,8 +142,8 @@ class Writer:
         """
         self.wait()
         copy = self._snapshot(state, "")
-        if torch.cuda.is_available():
-            torch.cuda.current_stream().synchronize()
+        if self._from_gpu:
+            torch.cuda.synchronize()  # the copies were only queued
         # Not a daemon: the interpreter does not end before a begun save is durable.
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, dict(manifest)), name="checkpoint"
@@ -167,6 +168,7 @@ class Writer:
     def _snapshot(self, value: Any, name: str) -> Any:
         """A copy whose tensors lie in buffers that the next save uses again."""
         if isinstance(value, Tensor):
+            self._from_gpu |= value.is_cuda
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -125,13 +126,15 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     _end_when_deaf(heard, log_dir)
+    # On a shared volume each of several nodes has a file of its own.
+    name = "failure.json" if launch.max_nodes == 1 else f"failure-{socket.gethostname()}.json"
     try:
         elastic_launch(launch, command)(*command_args)
     except SignalException as error:
         line = f"stopped by {signal.Signals(error.sigval).name}"
-        return _report(Failure(128 + error.sigval, -1, line, True), log_dir)
+        return _report(Failure(128 + error.sigval, -1, line, True), log_dir / name)
     except ChildFailedError as error:
-        return _report(_root_cause(error), log_dir)
+        return _report(_root_cause(error), log_dir / name)
     return 0
 
 
@@ -196,10 +199,10 @@ def _root_cause(error: Any) -> Failure:
     return Failure(code, rank, line, retryable=code >= 128)
 
 
-def _report(failure: Failure, log_dir: Path | None) -> int:
+def _report(failure: Failure, file: Path | None) -> int:
     """Write the failure where the caller and Kubernetes look for it; returns its exit code."""
     line = json.dumps(dataclasses.asdict(failure))[:4000]
-    targets = [log_dir / "failure.json"] if log_dir else []
+    targets = [file] if file else []
     if "KUBERNETES_SERVICE_HOST" in os.environ or "KFP_DDP_TERMINATION_LOG" in os.environ:
         targets.append(Path(os.environ.get("KFP_DDP_TERMINATION_LOG", TERMINATION_LOG)))
     for path in targets:

@@ -60,8 +60,8 @@ class Trainer:
 
         torch.manual_seed(config.seed)
         bf16 = config.precision == "bf16"
-        fast = (bf16 or world.device.type == "cuda") and config.strategy != "fsdp"
-        self.layout = torch.channels_last if fast else torch.contiguous_format
+        whole = config.strategy != "fsdp"  # shards have to lie as they are indexed
+        self.layout = torch.channels_last if whole else torch.contiguous_format
         network = model.build(config.model, len(self.classes), config.blur_pool)
         if config.init_from:
             resume.initialise(network, config, self.classes, say=world.first)
