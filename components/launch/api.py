@@ -130,7 +130,8 @@ class Api:
                 _request_timeout=timeout,
             )
         except ApiException as error:
-            message = str(error.body or error.reason or "")
+            said = error.body or error.reason or ""
+            message = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 message = json.loads(message)["message"]
             raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
@@ -184,16 +185,16 @@ class Mirror(threading.Thread):
         self.objects: dict[str, Object] = {}
         self.synced = threading.Event()
         self.forbidden = ""
-        self._stop = threading.Event()
+        self._over = threading.Event()
 
     def stop(self) -> None:
         """Let the thread end at its next event."""
-        self._stop.set()
+        self._over.set()
 
     def run(self) -> None:
         """List, then watch from there, for ever."""
         version, refused = "", 0
-        while not self._stop.is_set():
+        while not self._over.is_set():
             try:
                 if not version:
                     version = self._list()
@@ -207,7 +208,7 @@ class Mirror(threading.Thread):
                     self.synced.set()
                     self.changed.set()
                     return
-                self._stop.wait(0.3 if not refused else 1.0)
+                self._over.wait(0.3 if not refused else 1.0)
 
     def _list(self) -> str:
         found = self.api.call("GET", self.path, query=self.query)
@@ -227,7 +228,7 @@ class Mirror(threading.Thread):
         }
         try:
             for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
-                if self._stop.is_set():
+                if self._over.is_set():
                     break
                 if not line.endswith(b"\n"):
                     break

@@ -30,6 +30,9 @@ def template(
     if not spec.istio:
         pod_labels["sidecar.istio.io/inject"] = "false"
         annotations["sidecar.istio.io/inject"] = "false"
+    if spec.metrics_port:
+        annotations["prometheus.io/scrape"] = "true"
+        annotations["prometheus.io/port"] = str(spec.metrics_port)
     return {
         "metadata": {"labels": pod_labels, "annotations": annotations},
         "spec": _clean(

@@ -73,6 +73,9 @@ class LaunchSpec(BaseModel):
         0, ge=0, description="Monitoring timeout of a hanging collective; 0 for NCCL's own."
     )
     host_network: bool = Field(False, description="Use the node's network.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of /metrics, for Prometheus' annotations; 0 for none."
+    )
     istio: bool = Field(False, description="Let Istio inject its sidecar.")
 
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of nodes.")

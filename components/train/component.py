@@ -70,6 +70,22 @@ def train(
     resume: str = "auto",
     log_steps: int = 50,
     timeout_minutes: float = 10.0,
+    blur_pool: bool = False,
+    init_from: str = "",
+    train_image_size: int = 0,
+    start_image_size: int = 0,
+    batch_size_per_rank: int = 0,
+    crop_min_area: float = 0.08,
+    cache_gb: float = 0.25,
+    cache_dir: str = "",
+    eval_epochs: int = 1,
+    checkpoint_steps: int = 0,
+    strategy: str = "ddp",
+    compile: bool = False,  # noqa: A002
+    tensorboard: bool = False,
+    prometheus_port: int = 0,
+    profile_steps: int = 0,
+    peak_tflops: float = 0.0,
 ) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str)]):
     """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
 
@@ -126,6 +142,22 @@ def train(
         resume: auto goes on from this run's newest valid checkpoint, never starts anew.
         log_steps: Steps between two lines of metrics.
         timeout_minutes: A collective that waits longer than this fails the training.
+        blur_pool: Low-pass filter before strides (Zhang 2019).
+        init_from: Begin with the weights of this step directory; '' for random weights.
+        train_image_size: Height and width of the images in training; 0 for image_size.
+        start_image_size: Grow the images from this size over three quarters of the run; 0 for no.
+        batch_size_per_rank: Instead of batch_size: images a step on each rank; 0 for batch_size.
+        crop_min_area: Smallest share of an image that a resized crop takes.
+        cache_gb: Keep decoded images in a mapped file of at most this; 0: never.
+        cache_dir: Where to keep decoded images; '' for the temporary folder.
+        eval_epochs: Evaluate each so many epochs, and at the end.
+        checkpoint_steps: Save a checkpoint each so many steps; 0 for never.
+        strategy: Replicate the model, insist on one rank, or shard it over the ranks.
+        compile: Compile the network with torch.compile.
+        tensorboard: Write TensorBoard events to tensorboard/.
+        prometheus_port: Serve /metrics on this port of rank 0; 0 for not.
+        profile_steps: Trace so many steps of rank 0 to profile/; 0 for none.
+        peak_tflops: Peak of one device, for MFU; 0 for what is known of the GPU.
 
     Returns:
         The folder of the newest checkpoint, and the folder of the run.
@@ -169,6 +201,22 @@ def train(
             "resume": resume,
             "log_steps": log_steps,
             "timeout_minutes": timeout_minutes,
+            "blur_pool": blur_pool,
+            "init_from": init_from,
+            "train_image_size": train_image_size,
+            "start_image_size": start_image_size,
+            "batch_size_per_rank": batch_size_per_rank,
+            "crop_min_area": crop_min_area,
+            "cache_gb": cache_gb,
+            "cache_dir": cache_dir,
+            "eval_epochs": eval_epochs,
+            "checkpoint_steps": checkpoint_steps,
+            "strategy": strategy,
+            "compile": compile,
+            "tensorboard": tensorboard,
+            "prometheus_port": prometheus_port,
+            "profile_steps": profile_steps,
+            "peak_tflops": peak_tflops,
         },
         cluster={
             "image": image,

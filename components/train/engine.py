@@ -88,11 +88,12 @@ def run(
     else:
         api = Api.connect()
         fields = _fields(api, config, run_dir, backend, nproc_per_node, cluster, task_config)
-        fields["command"] = heartbeat.guarded(
-            ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()],
-            str(run_dir),
-            heartbeat_minutes,
-        )
+        if heartbeat_minutes:
+            watched = str(run_dir / heartbeat.FILE)
+            beat = {"stop_when_stale": watched, "stale_seconds": heartbeat_minutes * 60}
+            config = TrainConfig.create(**{**config.model_dump(), **beat})
+        argv = config.to_argv()
+        fields["command"] = ["python3", "-m", "kfp_ddp.training.launch", "--", *argv]
         claim = claim_of(fields, str(run_dir))
         spec = LaunchSpec.create(**fields)
         finished = launch(spec, run_id, task_name, task_id, api, run_dir)
@@ -115,6 +116,7 @@ def _fields(
 ) -> dict[str, Any]:
     """The fields of LaunchSpec: what the task has, overlaid with the step's own inputs."""
     fields: dict[str, Any] = {**passed_through(task_config), **cluster, "kind": backend}
+    fields["metrics_port"] = config.prometheus_port
     fields["nproc_per_node"] = nproc_per_node or _gpus(fields)
     fields = with_claims(fields, [config.data, str(run_dir)], own_claims(api))
     every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])

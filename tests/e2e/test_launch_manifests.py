@@ -1,0 +1,104 @@
+"""Every kind of job with everything set: what the API server and its webhooks say, strictly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.launch.identity import Owner, identify, metadata
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.specification import LaunchSpec
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.scene import namespace
+
+EVERYTHING: dict[str, Any] = {
+    "image": "ghcr.io/you/trainer:1.0",
+    "nodes": 2,
+    "nproc_per_node": 2,
+    "gpus_per_node": 2,
+    "cpu": "8",
+    "memory": "32Gi",
+    "cpu_request": "4",
+    "memory_request": "16Gi",
+    "shm_size": "8Gi",
+    "env": {"A": "b"},
+    "env_vars": [
+        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "secret", "key": "key"}}},
+    ],
+    "claims": {"/data": "images:ro", "/work": "work"},
+    "volumes": [{"name": "more", "persistentVolumeClaim": {"claimName": "more"}}],
+    "volume_mounts": [{"name": "more", "mountPath": "/more"}],
+    "nccl_debug": "INFO",
+    "nccl_socket_interface": "eth0",
+    "nccl_infiniband": "off",
+    "nccl_timeout_minutes": 10,
+    "node_selector": {"zone": "a"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {}},
+    "spot": "gke",
+    "scheduler": "kueue",
+    "queue": "team",
+    "image_pull_secrets": ["registry"],
+    "service_account": "worker",
+    "run_as_user": 1000,
+    "fs_group": 1000,
+    "deadline_minutes": 60,
+    "metrics_port": 9400,
+}
+V1: dict[str, Any] = {
+    "env_from_secrets": ["secret"],
+    "host_network": True,
+    "priority_class": "high",
+    "image_pull_policy": "IfNotPresent",
+    "restart_policy": "ExitCode",
+    "backoff_limit": 3,
+}
+COMMAND: dict[str, Any] = {"command": ["python3", "train.py"], "args": ["--epochs", "3"]}
+
+
+@pytest.fixture(scope="module")
+def api(cluster: client.ApiClient) -> Iterator[Api]:  # noqa: F811
+    with namespace(cluster) as space:
+        yield Api(cluster, space.namespace)
+
+
+def dry_run(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
+    """The job as the server would store it."""
+    spec = LaunchSpec.create(**fields)
+    identity = identify("0b9c5d4e-run", "train", "12", spec)
+    owner = Owner("pod", "workflow", "3f1e0c1a-0000-4000-8000-000000000000")
+    kind = KINDS[spec.kind]
+    script_map = identity.name if spec.script else ""
+    body = kind.manifest(spec, metadata(spec, identity, api.namespace, 0, owner), script_map)
+    query = {"fieldValidation": "Strict", "dryRun": "All"}
+    return api.call("POST", kind.path(api.namespace), body, query)
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "tfjob", "mpijob"])
+def test_v1_jobs_are_valid_with_everything_set(api: Api, kind: str) -> None:
+    stored = dry_run(api, {"kind": kind, **EVERYTHING, **V1, **COMMAND})
+    assert stored["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
+
+
+def test_a_trainjob_is_valid_with_everything_set(api: Api) -> None:
+    stored = dry_run(api, {"kind": "trainjob", **EVERYTHING, **COMMAND})
+    assert stored["spec"]["trainer"]["numProcPerNode"] == 2
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_script_is_valid_in_every_kind(api: Api, kind: str) -> None:
+    dry_run(api, {"kind": kind, **EVERYTHING, "script": "print('$HOME `id` \\\\')"})
+
+
+def test_an_elastic_job_is_valid(api: Api) -> None:
+    fields = {"kind": "pytorchjob", **EVERYTHING, **COMMAND, "nodes": 1, "elastic": "2:4"}
+    stored = dry_run(api, fields)
+    assert set(stored["spec"]["pytorchReplicaSpecs"]) == {"Worker"}
+    assert stored["spec"]["elasticPolicy"]["minReplicas"] == 2
+
+
+@pytest.mark.parametrize("scheduler", ["volcano", "coscheduling", "runai"])
+def test_gang_schedulers_are_valid(api: Api, scheduler: str) -> None:
+    dry_run(api, {"kind": "pytorchjob", **EVERYTHING, **COMMAND, "scheduler": scheduler})

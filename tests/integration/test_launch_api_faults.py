@@ -1,0 +1,189 @@
+"""Watches and logs against a server that fails on demand, as a real one will not."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.components.launch.api import Api, ApiError, Mirror
+from kfp_ddp.components.launch.logs import PodLog, Printer
+
+Answer = Callable[["Server", dict[str, str]], None]
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers each GET with the next of `script`."""
+
+    script: Iterator[Answer]
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        query = {key: value[0] for key, value in parse_qs(urlsplit(self.path).query).items()}
+        with self.lock:
+            answer = next(type(self).script)
+        answer(self, query)
+        self.close_connection = True
+
+    def send(self, status: int, body: str) -> None:
+        """A whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body.encode())))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def cut(self, body: str) -> None:
+        """An answer that promises more than it sends."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body.encode()) + 100))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(script: Iterator[Answer]) -> Iterator[Api]:
+    handler = type("Scripted", (Server,), {"script": script})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    configuration = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
+    configuration.retries = False
+    try:
+        yield Api(client.ApiClient(configuration), "space")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def item(uid: str, version: int) -> dict[str, object]:
+    return {"metadata": {"uid": uid, "resourceVersion": str(version)}}
+
+
+def listing(version: int, *uids: str) -> Answer:
+    found = {
+        "metadata": {"resourceVersion": str(version)},
+        "items": [item(uid, version) for uid in uids],
+    }
+    return lambda server, query: server.send(200, json.dumps(found))
+
+
+def event(kind: str, uid: str, version: int) -> str:
+    return json.dumps({"type": kind, "object": item(uid, version)}) + "\n"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_mirror_lives_through_cuts_expiry_and_errors() -> None:
+    versions: list[str] = []
+
+    def watch(body: str, whole: bool) -> Answer:
+        def answer(server: Server, query: dict[str, str]) -> None:
+            versions.append(query["resourceVersion"])
+            (server.send(200, body) if whole else server.cut(body))
+
+        return answer
+
+    expired = json.dumps({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}) + "\n"
+    busy = '{"message": "etcd is away"}'
+
+    def script() -> Iterator[Answer]:
+        yield lambda server, query: server.send(503, busy)
+        yield listing(5, "a")
+        yield watch(event("ADDED", "b", 6) + event("ADDED", "half", 7)[:20], whole=False)
+        yield lambda server, query: server.send(500, busy)
+        yield lambda server, query: server.send(403, '{"message": "rights are not loaded yet"}')
+        yield watch(event("DELETED", "a", 8), whole=True)
+        yield watch(expired, whole=True)
+        yield listing(20, "b", "c")
+        while True:
+            yield watch(event("MODIFIED", "c", 21), whole=True)
+
+    with serving(script()) as api:
+        mirror = Mirror(api, "/things", {}, threading.Event())
+        mirror.start()
+        until(lambda: set(mirror.objects) == {"b", "c"})
+        mirror.stop()
+        mirror.join(10)
+    assert versions[:3] == ["5", "6", "8"]
+    assert not mirror.forbidden
+
+
+def test_a_mirror_gives_up_where_it_has_no_right() -> None:
+    def script() -> Iterator[Answer]:
+        while True:
+            yield lambda server, query: server.send(403, '{"message": "no"}')
+
+    with serving(script()) as api:
+        mirror = Mirror(api, "/things", {}, threading.Event())
+        mirror.start()
+        assert mirror.synced.wait(20)
+        mirror.join(10)
+    assert mirror.forbidden == "no"
+
+
+@pytest.mark.parametrize("cut_each", [37, 61, 113])
+def test_every_line_of_a_log_is_printed_once_over_any_cut(
+    cut_each: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Ten lines a second, three of them at the very same time, with zeros that are not written.
+    stamps = [f"2026-11-21T10:00:{n // 10:02}.{n // 3 % 4}Z" for n in range(40)]
+    stamps.sort()
+    whole = [f"{stamp} line {n}\n" for n, stamp in enumerate(stamps)]
+    sent = 0
+
+    def log(server: Server, query: dict[str, str]) -> None:
+        nonlocal sent
+        since = query.get("sinceTime", "")[:19]
+        body = "".join(line for line in whole if line[:19] >= since)
+        sent += cut_each
+        if sent < 40 * cut_each and len(body) > cut_each:
+            server.cut(body[: cut_each + sent // 4])
+        else:
+            server.send(200, body)
+
+    def script() -> Iterator[Answer]:
+        while True:
+            yield log
+
+    pod = {
+        "metadata": {"name": "worker", "uid": "u"},
+        "spec": {"restartPolicy": "Never"},
+        "status": {
+            "phase": "Succeeded",
+            "containerStatuses": [{"name": "main", "restartCount": 0, "state": {"terminated": {}}}],
+        },
+    }
+    with serving(script()) as api:
+        reader = PodLog(api, pod, "main", Printer())
+        reader.start()
+        reader.join(30)
+        assert not reader.is_alive()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [f"[worker] line {n}" for n in range(40)]
+
+
+def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
+    def script() -> Iterator[Answer]:
+        yield lambda server, query: server.send(503, "{}")
+        yield lambda server, query: server.cut("{")
+        yield lambda server, query: server.send(200, '{"good": true}')
+        yield lambda server, query: server.send(404, '{"message": "not there"}')
+
+    with serving(script()) as api:
+        assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
+        with pytest.raises(ApiError, match="404 Not Found: not there"):
+            api.patient(lambda: api.call("GET", "/x"))
