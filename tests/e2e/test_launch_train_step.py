@@ -114,7 +114,8 @@ class TrainStep(LaunchStep):
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend: str) -> None:
-    step = TrainStep(grounds, backend=backend, nodes=2).start()
+    step = TrainStep(grounds, backend=backend, nodes=2)
+    step.start()
     assert step.wait() == "Succeeded", step.log()
     model = step.outputs()["trained_model"]
     manifest = work.read(f"{step.run_id}/checkpoints/step-00000006/manifest.json")

@@ -20,6 +20,7 @@ Answer = Callable[["Server", dict[str, str]], None]
 class Server(BaseHTTPRequestHandler):
     """Answers each GET with the next of `script`."""
 
+    protocol_version = "HTTP/1.1"
     script: Iterator[Answer]
     lock = threading.Lock()
 
@@ -38,11 +39,12 @@ class Server(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def cut(self, body: str) -> None:
-        """An answer that promises more than it sends."""
+        """A streamed answer that ends without its end, as when a server dies."""
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body.encode()) + 100))
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.wfile.write(body.encode())
+        data = body.encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
