@@ -74,7 +74,7 @@ def _of_pod(pod: Object, last_lines: dict[str, str]) -> Failure | None:
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
                 last = last_lines.get(pod["metadata"]["uid"], "")
-                return _of_container(who, name, {"message": last, **ended})
+                return _of_container(who, name, {**ended, "message": ended.get("message") or last})
     return None
 
 

@@ -1,0 +1,66 @@
+import json
+from typing import Any
+
+from kfp_ddp.components.launch.failure import root_cause
+
+
+def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> dict[str, Any]:
+    ended = {"exitCode": code, "message": message, "finishedAt": f"2026-11-21T10:00:{at:02}Z"}
+    ended |= {"reason": more.pop("reason", "Error")}
+    return {
+        "metadata": {
+            "name": f"job-worker-{index}",
+            "uid": f"uid-{index}",
+            "labels": {
+                "training.kubeflow.org/replica-type": "worker",
+                "training.kubeflow.org/replica-index": str(index),
+            },
+        },
+        "status": {"containerStatuses": [{"name": "pytorch", "state": {"terminated": ended}}]}
+        | more,
+    }
+
+
+def told(rank: int, error: str, retryable: bool = False) -> str:
+    return json.dumps({"exit_code": 1, "rank": rank, "error": error, "retryable": retryable})
+
+
+def test_the_cause_is_told_and_not_its_consequences() -> None:
+    lost = told(0, "RuntimeError: Connection closed by peer [10.0.0.1]:4242")
+    found = root_cause(
+        [pod(0, 1, lost, at=1), pod(1, 1, told(3, "ValueError: no such layer"), at=2)], ""
+    )
+    assert found.line == "worker-1: rank 3: ValueError: no such layer"
+    assert not found.retryable
+    assert found.pod == "job-worker-1"
+
+
+def test_a_lost_peer_alone_means_a_lost_node() -> None:
+    found = root_cause([pod(0, 1, told(0, "RuntimeError: Connection closed by peer"))], "")
+    assert found.retryable
+
+
+def test_signals_and_nccl_timeouts_are_tried_again_and_memory_is_not() -> None:
+    assert root_cause([pod(0, 143)], "").retryable
+    assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
+    found = root_cause([pod(0, 137, reason="OOMKilled")], "")
+    assert not found.retryable
+    assert "raise memory" in found.line
+
+
+def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
+    condition = {"type": "DisruptionTarget", "status": "True", "message": "preempted by big"}
+    found = root_cause([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
+    assert found.line == "worker-1: preempted by big" or found.line.startswith("worker-0")
+    assert (
+        root_cause([pod(1, 143, conditions=[condition])], "").line == "worker-1: preempted by big"
+    )
+
+
+def test_the_last_line_of_the_log_stands_in_for_a_message() -> None:
+    found = root_cause([pod(0, 1)], "", {"uid-0": "KeyError: 'x'"})
+    assert found.line == "worker-0: exit code 1" or "KeyError" in found.line
+
+
+def test_without_pods_the_job_speaks() -> None:
+    assert root_cause([], "has reached the specified backoff limit").line.startswith("has reached")

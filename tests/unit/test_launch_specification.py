@@ -1,0 +1,106 @@
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.launch import pod
+from kfp_ddp.components.launch.identity import Owner, identify, metadata
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.launch.task_config import claim_of, read_only, with_claims
+from kfp_ddp.training.errors import InputError
+
+SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"nods": 2}, "there is no setting 'nods'; did you mean 'nodes'?"),
+        ({"image": ""}, "image='' cannot be used"),
+        ({"nodes": 0}, "nodes=0 cannot be used: it should be greater than or equal to 1"),
+        ({"cpu": "four"}, "cpu='four' cannot be used"),
+        ({"elastic": "4:2"}, "elastic=4:2: the minimum is above the maximum"),
+        ({"elastic": "1:2", "nodes": 3}, "nodes=3 lies outside elastic=1:2"),
+        ({"elastic": "1:2", "kind": "tfjob"}, "a tfjob cannot be elastic"),
+        ({"script": "print()"}, "give command and args, or script, not both"),
+        ({"queue": "q"}, "queue='q' without scheduler"),
+        ({"kind": "trainjob", "host_network": True}, "host_network cannot be set on a TrainJob"),
+        ({"spot": "moon"}, "spot='moon' cannot be used"),
+    ],
+)
+def test_bad_settings_are_one_line(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as error:
+        LaunchSpec.create(**{**SPEC, **fields})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_is_short_and_the_same_again_and_differs_by_run_task_and_loop() -> None:
+    spec = LaunchSpec.create(**SPEC)
+    same = identify("run-1", "Train the Model!".replace(" ", "-").strip("!"), "7", spec)
+    names = {
+        identify(run, task, loop, spec).name
+        for run in ("run-1", "run-2")
+        for task in ("train", "a" * 63)
+        for loop in ("7", "8")
+    }
+    assert len(names) == 8
+    for name in names | {same.name}:
+        assert len(f"{name}-r99-worker-4095") <= 63
+        assert name[0].isalpha()
+        assert name == name.lower()
+    assert identify("run-1", "train", "7", spec) == identify("run-1", "train", "7", spec)
+
+
+@pytest.mark.parametrize("bad", ["", "-a", "a b", "x" * 64, "a/b"])
+def test_an_id_that_cannot_be_a_label_is_refused(bad: str) -> None:
+    with pytest.raises(InputError, match="cannot be a label"):
+        identify(bad, "train", "", LaunchSpec.create(**SPEC))
+
+
+def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
+    spec = LaunchSpec.create(**SPEC, scheduler="kueue", queue="team")
+    meta = metadata(spec, identify("r", "t", "", spec), "space", 1, Owner("p", "w", "u"))
+    assert meta["name"].endswith("-r1")
+    assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    (owner,) = meta["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", "u", False)
+    worker = KINDS["pytorchjob"].manifest(spec, meta, "")["spec"]["pytorchReplicaSpecs"]["Master"]
+    assert "kueue.x-k8s.io/queue-name" not in worker["template"]["metadata"]["labels"]
+    assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_a_script_never_meets_a_shell() -> None:
+    code = "print('$HOME `id` \\\\')"
+    spec = LaunchSpec.create(image="a:1", script=code)
+    assert "sh" not in pod.command(spec, "")
+    (variable,) = [e for e in pod.environment(spec, "") if e["name"] == "KFP_DDP_SCRIPT"]
+    assert variable["value"] == code
+    assert pod.command(spec, "map")[-1] == "/etc/kfp-ddp/script.py"
+    assert pod.environment(spec, "map") == []
+
+
+def test_single_settings_win_over_what_the_task_has() -> None:
+    given = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
+    spec = LaunchSpec.create(**SPEC, resources=given, cpu="8", cpu_request="6", gpus_per_node=4)
+    assert pod.resources(spec) == {
+        "limits": {"cpu": "8", "nvidia.com/gpu": "4"},
+        "requests": {"cpu": "6"},
+    }
+
+
+def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> None:
+    fields = with_claims({}, ["/data/v1", "/work/run"], {"/data": "images", "/work": "work"})
+    assert fields["claims"] == {"/data": "images", "/work": "work"}
+    apart = read_only(fields, "/data/v1", "/work/run")
+    assert apart["claims"] == {"/data": "images:ro", "/work": "work"}
+    assert claim_of(apart, "/data/v1") == "images"
+    together = read_only({"claims": {"/all": "one"}}, "/all/data", "/all/run")
+    assert together["claims"] == {"/all": "one"}
+    volumes = {
+        "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "images"}}],
+        "volume_mounts": [{"name": "v", "mountPath": "/data"}],
+    }
+    assert read_only(volumes, "/data/v1", "/work")["volume_mounts"][0]["readOnly"] is True
+    assert claim_of(volumes, "/data/v1") == "images"
+    assert claim_of(volumes, "/database") == ""
