@@ -15,6 +15,7 @@ LOST_PEER = (
     "socket timeout",
     "rendezvous",
     "remote process exited",
+    "connection was likely closed",
 )
 # What NCCL says when a node or a link is gone.
 LOST_LINK = ("watchdog caught collective operation timeout", "nccl timeout", "ncclsystemerror")
