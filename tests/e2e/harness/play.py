@@ -127,7 +127,7 @@ class Run:
         """How each step ended, with the end of its log, for a failing assertion."""
         return "\n".join(
             f"--- {step.name}: {step.succeeded}, {len(step.attempts)} attempts\n"
-            + step.log.rsplit("\n}\n", 1)[-1][-3000:]  # without the executor's input
+            + step.log.rsplit("\n}\n", 1)[-1][-6000:]  # without the executor's input
             for step in self.steps.values()
         )
 
