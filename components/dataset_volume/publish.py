@@ -13,6 +13,7 @@ DOMAIN = "kfp-ddp.dev"
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
 _POLL = 1.0
+_LASTING = 30.0
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 _PD = "pd.csi.storage.gke.io"
 
@@ -239,13 +240,17 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
     }
     deadline = time.monotonic() + request.wait
     cluster.create_custom(SNAPSHOTS, body)
+    well = time.monotonic()
     while True:
         found = cluster.custom(SNAPSHOTS, request.name)
         status = (found or {}).get("status") or {}
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
             return
         problem = (status.get("error") or {}).get("message", "")
-        if problem or time.monotonic() > deadline:
+        now = time.monotonic()
+        # The controller also notes what it mends by itself, so an error has to last.
+        well = well if problem else now
+        if now - well > _LASTING or now > deadline:
             cluster.delete_custom(SNAPSHOTS, request.name)
             reason = problem or f"not ready after {request.wait:.0f} s"
             raise InputError(
