@@ -94,13 +94,16 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     )
     log_dir = _log_dir(args.log_dir, config)
     args.log_dir = str(log_dir)
+    # On a shared volume each of several nodes has a file of its own.
+    alone = _max_nodes(args.nnodes) == 1
+    file = log_dir / ("failure.json" if alone else f"failure-{socket.gethostname()}.json")
     try:
         _check_ranks(args, config)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return _report(Failure(2, -1, str(error), False), log_dir)
-    alone = not args.rdzv_endpoint and args.master_port is None and _max_nodes(args.nnodes) == 1
-    if args.standalone or (args.rdzv_backend == "static" and alone):
+        return _report(Failure(2, -1, str(error), False), file)
+    nowhere = not args.rdzv_endpoint and args.master_port is None
+    if args.standalone or (args.rdzv_backend == "static" and nowhere and alone):
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
     args.master_port = args.master_port or 29500
@@ -125,20 +128,18 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    _end_when_deaf(heard, log_dir)
-    # On a shared volume each of several nodes has a file of its own.
-    name = "failure.json" if launch.max_nodes == 1 else f"failure-{socket.gethostname()}.json"
+    _end_when_deaf(heard, file)
     try:
         elastic_launch(launch, command)(*command_args)
     except SignalException as error:
         line = f"stopped by {signal.Signals(error.sigval).name}"
-        return _report(Failure(128 + error.sigval, -1, line, True), log_dir / name)
+        return _report(Failure(128 + error.sigval, -1, line, True), file)
     except ChildFailedError as error:
-        return _report(_root_cause(error), log_dir / name)
+        return _report(_root_cause(error), file)
     return 0
 
 
-def _end_when_deaf(heard: threading.Event, log_dir: Path) -> None:
+def _end_when_deaf(heard: threading.Event, file: Path) -> None:
     """End this process when it is told to and cannot hear it.
 
     A rendezvous with a node that is not there waits in C++ for minutes, and Python runs no
@@ -154,7 +155,7 @@ def _end_when_deaf(heard: threading.Event, log_dir: Path) -> None:
             ends = number[0] in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
             if ends and not heard.wait(DEAF_SECONDS):
                 line = f"stopped by {signal.Signals(number[0]).name} before all nodes had met"
-                os._exit(_report(Failure(128 + number[0], -1, line, True), log_dir))
+                os._exit(_report(Failure(128 + number[0], -1, line, True), file))
 
     threading.Thread(target=watch, daemon=True).start()
 
