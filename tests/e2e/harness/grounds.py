@@ -134,6 +134,7 @@ def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "securityContext": {"runAsUser": UID},
+            "serviceAccountName": grounds.service_account,
             "automountServiceAccountToken": False,
             "volumes": [{"name": "claim", "persistentVolumeClaim": source}],
             "containers": [
