@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kfp import compiler, dsl, kubernetes
 
 from kfp_ddp.components.pytorch_job.component import pytorch_job
@@ -39,6 +40,7 @@ def test_a_tfjob_with_a_command_of_ones_own(scene: Scene, tmp_path: Path) -> Non
     until(lambda: not any("tfjobs" in each for each in leftovers(scene.grounds)), "its TTL")
 
 
+@pytest.mark.soak
 def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
     scene: Scene, local_run: Run, tmp_path: Path
 ) -> None:
