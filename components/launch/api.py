@@ -19,6 +19,7 @@ CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 WATCH_SECONDS = 60
 # A starting API server answers these before it knows its own rights.
 STARTING = (401, 403)
+LONG_PAUSE = 2.0
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 
 
@@ -148,7 +149,7 @@ class Api:
             seconds: How long to go on.
             also: Statuses that count as a bad time too.
         """
-        deadline, pause = time.monotonic() + seconds, 0.1
+        deadline, pause, told = time.monotonic() + seconds, 0.1, False
         while True:
             try:
                 return request()
@@ -156,8 +157,11 @@ class Api:
                 waits = error.passing or error.status in also
                 if not waits or time.monotonic() + pause > deadline:
                     raise
+                if pause == LONG_PAUSE and not told:
+                    print(f"the cluster does not answer well, trying on: {error}", flush=True)
+                    told = True
             time.sleep(pause)
-            pause = min(pause * 2, 2.0)
+            pause = min(pause * 2, LONG_PAUSE)
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:
