@@ -111,6 +111,7 @@ def train_resnet(
             train(
                 run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
                 task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+                task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
                 dataset_path=volume.outputs["path"],
                 work_dir=work_dir,
                 backend=backend,
