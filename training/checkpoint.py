@@ -159,9 +159,8 @@ class Writer:
             error, self._error = self._error, None
             last = newest_valid(self.directory)
             kept = f"step {last.step} is kept" if last else "none was saved before"
-            reason = getattr(error, "strerror", None) or str(error)
             raise InputError(
-                f"cannot save a checkpoint in {self.directory}: {reason}; {kept}; "
+                f"cannot save a checkpoint in {self.directory}: {_reason(error)}; {kept}; "
                 "make room or repair the volume and start again to resume"
             ) from error
 
@@ -187,6 +186,16 @@ class Writer:
                 shutil.rmtree(old)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
+
+
+def _reason(error: BaseException) -> str:
+    """What the disk said: torch's zip writer fails anew while it closes over an OSError."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__context__
+    return str(error)
 
 
 def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> Path:

@@ -131,6 +131,7 @@ def test_what_users_get_wrong_is_one_line(
         "warmup_epochs": 0.0,
         "batch_size": 4,
         "workers": 0,
+        "backend": "local",
         "nproc_per_node": 1,
         "data_dir": str(tmp_path / "data"),
         "work_dir": str(tmp_path / "work"),
