@@ -47,7 +47,9 @@ def test_a_failing_trainjob_is_named_and_not_tried_again(grounds: Grounds) -> No
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
     assert "node-0: exit code 1: ValueError: no such layer" in last, step.log()
-    assert len(step.jobs(TRAINJOB)) == 1
+    assert "retries left" not in step.log()
+    # Its container restarts in place, so the job may have to be deleted to end it.
+    assert len(step.jobs(TRAINJOB)) <= 1
 
 
 def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:

@@ -23,8 +23,14 @@ def test_bucket_to_exported_model(
     assert b"<svg" in local_run.artifact("train", "loss_curve")
     exported = bucket.names(bucket_url, bucket.MODELS)
     assert any(name.endswith("/_SUCCESS") for name in exported), exported
-    assert leftovers(scene.grounds) == set()
-    assert claims(scene.grounds) == {DATA, WORK, ARTIFACTS}
+    # Versions that the tests of the job backends published here stay, as they should.
+    left = {name for name in leftovers(scene.grounds) if "volumesnapshots/ds-" not in name}
+    assert left == set()
+    assert {name for name in claims(scene.grounds) if not name.startswith("ds-")} == {
+        DATA,
+        WORK,
+        ARTIFACTS,
+    }
 
 
 def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
