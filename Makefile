@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test check format lock soak clean
+.PHONY: help install demo test e2e soak check format lock clean
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,9 @@ demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 
 test: $(INSTALLED) ## all tests but those on a cluster: a KUBECONFIG at hand is nobody's test bed
 	KUBECONFIG= $(VENV)/bin/pytest
+
+e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
+	$(VENV)/bin/pytest tests/e2e
 
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak

@@ -7,10 +7,7 @@ from tests.e2e.harness.fixtures import begin, bucket_url, cluster, local_run, sc
 __all__ = ["begin", "bucket_url", "cluster", "local_run", "scene"]
 
 # The kubernetes client leaves pooled connections, and streams that were cut, to the collector.
-UNCLOSED = (
-    "ignore:unclosed <ssl.SSLSocket:ResourceWarning",
-    "ignore:Exception ignored in. <ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning",
-)
+UNCLOSED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
