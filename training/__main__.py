@@ -1,8 +1,28 @@
 """`python -m kfp_ddp.training`: one rank, alone or under torchrun."""
 
+import atexit
+import os
 import sys
+import threading
+from typing import NoReturn
 
 from kfp_ddp.training.train import main
 
+
+def leave(code: int) -> NoReturn:
+    """End the process without taking the interpreter down.
+
+    A thread of torch's that is still there then calls std::terminate at times, and a run that
+    was done would end as killed by SIGABRT. What Python does at its end is done here first.
+    """
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()  # a save that was begun
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
