@@ -52,7 +52,8 @@ class Phase:
 
     def _line(self, mark: str) -> str:
         seconds = time.monotonic() - self._started
-        room = min(DETAIL_WIDTH, shutil.get_terminal_size().columns - REST_WIDTH)
+        columns = shutil.get_terminal_size().columns if self._live else sys.maxsize
+        room = min(DETAIL_WIDTH, columns - REST_WIDTH)
         return f"  {mark} {self.name:<15} {self.detail:<{room}.{room}} {seconds:5.1f} s"
 
 
