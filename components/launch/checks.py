@@ -9,6 +9,7 @@ from typing import Literal
 from kfp_ddp.components.launch.api import Api, ApiError, Object
 from kfp_ddp.components.launch.kinds import KINDS
 from kfp_ddp.components.launch.preflight import review
+from kfp_ddp.components.launch.specification import is_gpu
 from kfp_ddp.training.errors import InputError
 
 # Every right that a step uses: group, resource, verbs, and whether launching fails without it.
@@ -131,7 +132,7 @@ def _gpus(api: Api) -> Finding:
     counts: dict[str, int] = {}
     for node in nodes:
         for name, count in (node["status"].get("allocatable") or {}).items():
-            if name.endswith("/gpu") or ".com/gpu" in name or "/mig-" in name:
+            if is_gpu(name):
                 counts[name] = counts.get(name, 0) + int(count)
     if not any(counts.values()):
         return Finding("warn", "GPUs", "no node has one", "training runs on CPUs, with gloo")

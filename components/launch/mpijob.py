@@ -7,6 +7,15 @@ from kfp_ddp.components.launch.api import Object
 from kfp_ddp.components.launch.pytorchjob import replica, run_policy, serialise
 from kfp_ddp.components.launch.specification import LaunchSpec
 
+# A worker waits to be given ranks by `kubectl exec`. The operator's own `sleep 365d` is deaf to
+# SIGTERM as process 1, and would hold its GPUs for the whole grace period when the job is over.
+WAIT = ["sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait $!; done"]
+# The launcher starts the ranks and computes nothing.
+LAUNCHER_RESOURCES: Object = {
+    "limits": {"cpu": "1", "memory": "2Gi"},
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+}
+
 
 def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
     """An MPIJob: the command runs in the launcher, and the workers wait to be given ranks.
@@ -15,13 +24,10 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
     """
     from kubeflow.training import KubeflowOrgV1MPIJob, KubeflowOrgV1MPIJobSpec
 
-    worker = pod.template(spec, metadata["labels"], "mpi", script_map)
-    launcher = pod.template(
-        spec.model_copy(update={"gpus_per_node": 0}), metadata["labels"], "mpi", script_map
-    )
-    # The operator gives a worker without a command one that waits for the launcher.
-    for key in ("command", "args"):
-        worker["spec"]["containers"][0].pop(key, None)
+    worker, launcher = (pod.template(spec, metadata["labels"], "mpi", script_map) for _ in range(2))
+    worker["spec"]["containers"][0]["command"] = WAIT
+    worker["spec"]["containers"][0].pop("args", None)
+    launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
     replicas: dict[str, Any] = {
         "Launcher": replica(spec, 1, launcher),
         "Worker": replica(spec, spec.nodes, worker),
@@ -33,7 +39,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             metadata=metadata,
             spec=KubeflowOrgV1MPIJobSpec(
                 mpi_replica_specs=replicas,
-                slots_per_worker=spec.nproc_per_node or max(1, spec.gpus_per_node),
+                slots_per_worker=spec.processes(),
                 run_policy=run_policy(spec),
                 clean_pod_policy=spec.clean_pod_policy,
             ),

@@ -63,20 +63,13 @@ def template(
                             "resources": resources(spec),
                             "volumeMounts": mounts(spec, script_map),
                             "terminationMessagePolicy": "FallbackToLogsOnError",
-                            "securityContext": CONTAINER_SECURITY,
+                            "securityContext": container_security(spec),
                         }
                     )
                 ],
             }
         ),
     }
-
-
-CONTAINER_SECURITY: Object = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def command(spec: LaunchSpec, script_map: str) -> list[str]:
@@ -88,9 +81,9 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
         if script_map:
             return [*torchrun, f"{SCRIPT_DIR}/{SCRIPT_FILE}"]
         return [*torchrun, "--no-python", "python3", "-c", RUN_FROM_ENV]
-    if script_map:
-        return ["python3", f"{SCRIPT_DIR}/{SCRIPT_FILE}"]
-    return ["python3", "-c", RUN_FROM_ENV]
+    # Without a number of ranks, mpirun takes every slot of the operator's host file.
+    start = ["mpirun", "python3"] if spec.kind == "mpijob" else ["python3"]
+    return [*start, f"{SCRIPT_DIR}/{SCRIPT_FILE}"] if script_map else [*start, "-c", RUN_FROM_ENV]
 
 
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
@@ -106,8 +99,12 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
         seconds = str(round(spec.nccl_timeout_minutes * 60))
         preset["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = seconds
         preset["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    if spec.kind == "mpijob":
+        # Open MPI ties each of two ranks to one core, which starves a rank that has threads.
+        preset["OMPI_MCA_hwloc_base_binding_policy"] = "none"
     if spec.script and not script_map:
-        preset["KFP_DDP_SCRIPT"] = spec.script
+        # Kubernetes expands $(NAME) in values, and makes $$ one $.
+        preset["KFP_DDP_SCRIPT"] = spec.script.replace("$", "$$")
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values.update({item["name"]: item for item in spec.env_vars})
     values.update({k: {"name": k, "value": v} for k, v in spec.env.items()})
@@ -175,10 +172,24 @@ def security(spec: LaunchSpec) -> Object:
     """Security context of the pod."""
     return _clean(
         {
-            "runAsNonRoot": spec.non_root or None,
             "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
             "fsGroup": spec.fs_group if spec.fs_group >= 0 else None,
             "fsGroupChangePolicy": "OnRootMismatch" if spec.fs_group >= 0 else None,
+        }
+    )
+
+
+def container_security(spec: LaunchSpec) -> Object:
+    """Security context of our container.
+
+    Non-root is asked of it alone: the init containers that operators add have images of root.
+    """
+    return _clean(
+        {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": spec.non_root or None,
         }
     )
 

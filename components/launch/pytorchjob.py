@@ -43,7 +43,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
         spec=KubeflowOrgV1PyTorchJobSpec(
             pytorch_replica_specs=replicas,
             elastic_policy=elastic,
-            nproc_per_node=str(spec.nproc_per_node or max(1, spec.gpus_per_node)),
+            nproc_per_node=str(spec.processes()),
             run_policy=run_policy(spec),
         ),
     )

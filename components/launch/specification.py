@@ -91,7 +91,9 @@ class LaunchSpec(BaseModel):
     queue: str = Field("", pattern=LABEL, description="Queue of that scheduler.")
 
     image_pull_secrets: tuple[str, ...] = Field((), description="Secrets of the registry.")
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field("")
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
+        "", description="When the image is pulled; '' for the cluster's default."
+    )
     service_account: str = Field("", pattern=NAME, description="Service account of the pods.")
     run_as_user: int = Field(-1, ge=-1, description="User id; -1 for the image's.")
     fs_group: int = Field(-1, ge=-1, description="Group that owns the claims; -1 for none.")
@@ -172,10 +174,29 @@ class LaunchSpec(BaseModel):
         low, high = self.elastic.split(":")
         return int(low), int(high)
 
+    def gpus(self) -> int:
+        """GPUs of a node, whether they were set here or on the KFP task."""
+        limits = self.resources.get("limits", {})
+        given = (int(float(n)) for name, n in limits.items() if self.is_gpu(name))
+        return self.gpus_per_node or sum(given)
+
+    def is_gpu(self, resource: str) -> bool:
+        """Whether a resource of a node is a GPU or a part of one."""
+        return resource == self.gpu_resource or is_gpu(resource)
+
+    def processes(self) -> int:
+        """Processes of a node: as given, one for each GPU, or one."""
+        return self.nproc_per_node or max(1, self.gpus())
+
     def pods(self) -> int:
         """Pods that the job is created with."""
         low, _ = self.node_range()
         return max(low, self.nodes) if self.elastic else self.nodes
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource's name is one that device plugins give to GPUs or to parts of them."""
+    return resource.endswith("/gpu") or ".com/gpu" in resource or "/mig-" in resource
 
 
 def _one_line(error: ValidationError) -> str:

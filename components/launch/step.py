@@ -7,7 +7,7 @@ from kfp_ddp.components.launch.outputs import write_job
 from kfp_ddp.components.launch.run import launch
 from kfp_ddp.components.launch.run_dir import open_run_dir
 from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.launch.task_config import passed_through
+from kfp_ddp.components.launch.task_config import overlaid
 from kfp_ddp.components.step import step
 
 
@@ -27,7 +27,7 @@ def run(
     Raises:
         InputError: for input that cannot be used, and for a job that failed or was cancelled.
     """
-    spec = LaunchSpec.create(**passed_through(task_config), **fields, kind=kind)
+    spec = LaunchSpec.create(**overlaid(task_config, fields), kind=kind)
     run_dir = open_run_dir(work_dir, run_id) if work_dir else None
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
     write_job(job, finished.job)

@@ -23,6 +23,19 @@ def passed_through(task_config: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
+def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields` over what was set on the task: lists and mappings of both are joined."""
+    task = passed_through(task_config)
+    found = {**task, **fields}
+    for name, given in task.items():
+        own = fields.get(name)
+        if own:
+            found[name] = {**given, **own} if isinstance(given, dict) else [*given, *own]
+        else:
+            found[name] = given
+    return found
+
+
 def _quantities(resources: Object) -> Object:
     """Limits and requests alone, as strings, which is what every kind of job takes."""
     return {

@@ -26,7 +26,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                 {
                     "name": CONTAINER,
                     "volumeMounts": pod.mounts(spec, script_map),
-                    "securityContext": pod.CONTAINER_SECURITY,
+                    "securityContext": pod.container_security(spec),
                 }
             ],
         },
@@ -45,7 +45,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                     "args": list(spec.args) or None,
                     "env": pod.environment(spec, script_map) or None,
                     "numNodes": spec.nodes,
-                    "numProcPerNode": spec.nproc_per_node or max(1, spec.gpus_per_node),
+                    "numProcPerNode": spec.processes(),
                     "resourcesPerNode": _wrapped(pod.resources(spec)) or None,
                 },
                 "runtimePatches": [

@@ -44,6 +44,7 @@ def pytorch_job(
     nccl_infiniband: str = "",
     nccl_timeout_minutes: float = 0.0,
     host_network: bool = False,
+    metrics_port: int = 0,
     istio: bool = False,
     node_selector: dict = {},  # noqa: B006
     spot: str = "",
@@ -96,6 +97,7 @@ def pytorch_job(
         nccl_infiniband: InfiniBand or RoCE.
         nccl_timeout_minutes: Monitoring timeout of a hanging collective; 0 for NCCL's own.
         host_network: Use the node's network.
+        metrics_port: Port of /metrics, for Prometheus' annotations; 0 for none.
         istio: Let Istio inject its sidecar.
         node_selector: Labels of nodes.
         spot: Interruptible nodes of a provider.
@@ -103,7 +105,7 @@ def pytorch_job(
         scheduler: Who queues and gang-schedules the job; '' for the cluster's default.
         queue: Queue of that scheduler.
         image_pull_secrets: Secrets of the registry.
-        image_pull_policy: None
+        image_pull_policy: When the image is pulled; '' for the cluster's default.
         service_account: Service account of the pods.
         run_as_user: User id; -1 for the image's.
         fs_group: Group that owns the claims; -1 for none.
@@ -151,6 +153,7 @@ def pytorch_job(
             "nccl_infiniband": nccl_infiniband,
             "nccl_timeout_minutes": nccl_timeout_minutes,
             "host_network": host_network,
+            "metrics_port": metrics_port,
             "istio": istio,
             "node_selector": node_selector,
             "spot": spot,

@@ -41,6 +41,7 @@ def tf_job(
     nccl_socket_interface: str = "",
     nccl_infiniband: str = "",
     host_network: bool = False,
+    metrics_port: int = 0,
     istio: bool = False,
     node_selector: dict = {},  # noqa: B006
     spot: str = "",
@@ -90,6 +91,7 @@ def tf_job(
         nccl_socket_interface: Network interface of NCCL and gloo.
         nccl_infiniband: InfiniBand or RoCE.
         host_network: Use the node's network.
+        metrics_port: Port of /metrics, for Prometheus' annotations; 0 for none.
         istio: Let Istio inject its sidecar.
         node_selector: Labels of nodes.
         spot: Interruptible nodes of a provider.
@@ -97,7 +99,7 @@ def tf_job(
         scheduler: Who queues and gang-schedules the job; '' for the cluster's default.
         queue: Queue of that scheduler.
         image_pull_secrets: Secrets of the registry.
-        image_pull_policy: None
+        image_pull_policy: When the image is pulled; '' for the cluster's default.
         service_account: Service account of the pods.
         run_as_user: User id; -1 for the image's.
         fs_group: Group that owns the claims; -1 for none.
@@ -142,6 +144,7 @@ def tf_job(
             "nccl_socket_interface": nccl_socket_interface,
             "nccl_infiniband": nccl_infiniband,
             "host_network": host_network,
+            "metrics_port": metrics_port,
             "istio": istio,
             "node_selector": node_selector,
             "spot": spot,

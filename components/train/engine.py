@@ -15,7 +15,7 @@ from kfp_ddp.components.launch.task_config import (
     claim_of,
     covering,
     own_claims,
-    passed_through,
+    overlaid,
     read_only,
     with_claims,
 )
@@ -115,9 +115,9 @@ def _fields(
     task_config: Any,
 ) -> dict[str, Any]:
     """The fields of LaunchSpec: what the task has, overlaid with the step's own inputs."""
-    fields: dict[str, Any] = {**passed_through(task_config), **cluster, "kind": backend}
+    fields: dict[str, Any] = {**overlaid(task_config, cluster), "kind": backend}
     fields["metrics_port"] = config.prometheus_port
-    fields["nproc_per_node"] = nproc_per_node or _gpus(fields)
+    fields["nproc_per_node"] = nproc_per_node
     fields = with_claims(fields, [config.data, str(run_dir)], own_claims(api))
     every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in (("dataset_path", config.data), ("work_dir", str(run_dir))):
@@ -127,12 +127,6 @@ def _fields(
                 "train task with kubernetes.mount_pvc"
             )
     return read_only(fields, config.data, str(run_dir))
-
-
-def _gpus(fields: dict[str, Any]) -> int:
-    limits = (fields.get("resources") or {}).get("limits", {})
-    name = fields.get("gpu_resource") or "nvidia.com/gpu"
-    return int(fields.get("gpus_per_node") or float(limits.get(name, 0)))
 
 
 def _train_here(

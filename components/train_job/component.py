@@ -42,6 +42,7 @@ def train_job(
     nccl_socket_interface: str = "",
     nccl_infiniband: str = "",
     nccl_timeout_minutes: float = 0.0,
+    metrics_port: int = 0,
     istio: bool = False,
     node_selector: dict = {},  # noqa: B006
     spot: str = "",
@@ -86,6 +87,7 @@ def train_job(
         nccl_socket_interface: Network interface of NCCL and gloo.
         nccl_infiniband: InfiniBand or RoCE.
         nccl_timeout_minutes: Monitoring timeout of a hanging collective; 0 for NCCL's own.
+        metrics_port: Port of /metrics, for Prometheus' annotations; 0 for none.
         istio: Let Istio inject its sidecar.
         node_selector: Labels of nodes.
         spot: Interruptible nodes of a provider.
@@ -133,6 +135,7 @@ def train_job(
             "nccl_socket_interface": nccl_socket_interface,
             "nccl_infiniband": nccl_infiniband,
             "nccl_timeout_minutes": nccl_timeout_minutes,
+            "metrics_port": metrics_port,
             "istio": istio,
             "node_selector": node_selector,
             "spot": spot,

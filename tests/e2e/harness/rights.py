@@ -48,10 +48,10 @@ def grant(api: client.ApiClient, namespace: str, *, ours: bool = True) -> str:
     client.CoreV1Api(api).create_namespaced_service_account(
         namespace, {"metadata": {"name": RUNNER}}
     )
-    _bind(api, namespace, RUNNER, STOCK)
+    bind(api, namespace, RUNNER, STOCK)
     if ours:
         for role in _roles():
-            _bind(api, namespace, role["metadata"]["name"], role["rules"])
+            bind(api, namespace, role["metadata"]["name"], role["rules"])
     return RUNNER
 
 
@@ -64,9 +64,10 @@ def _roles() -> list[dict[str, Any]]:
     return [d for d in documents if d and d.get("kind") == "Role"]
 
 
-def _bind(
+def bind(
     api: client.ApiClient, namespace: str, name: str, rules: list[dict[str, list[str]]]
 ) -> None:
+    """Give the account the rules, as a Role of that name."""
     rbac = client.RbacAuthorizationV1Api(api)
     rbac.create_namespaced_role(namespace, {"metadata": {"name": name}, "rules": rules})
     rbac.create_namespaced_role_binding(

@@ -62,6 +62,12 @@ def manifest(
             metadata["annotations"].update(value.get("annotations", {}))
         elif setting == "activeDeadlineSeconds":
             spec["activeDeadlineSeconds"] = int(value)
+        elif setting == "nodeSelector":
+            spec["nodeSelector"] = value["labels"]
+        elif setting == "tolerations":
+            spec["tolerations"] = value
+        elif setting == "nodeAffinity":
+            spec["affinity"] = _affinity(value)
         else:
             raise NotImplementedError(f"{setting} of the platform spec is not played")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -108,6 +114,14 @@ def _secrets(
             container["env"].append(
                 {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
             )
+
+
+def _affinity(terms: list[dict[str, Any]]) -> dict[str, Any]:
+    """Required terms, which are alternatives; preferred ones, with a weight, are not played."""
+    if any("weight" in term for term in terms):
+        raise NotImplementedError("a weight of a node affinity is not played")
+    required = {"nodeSelectorTerms": terms}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _field(name: str, path: str) -> dict[str, Any]:

@@ -6,6 +6,12 @@ from typing import Any
 from google.protobuf import json_format
 
 OURS = frozenset({"KFP_POD_NAME", "KFP_POD_UID", "STEP_GRACE"})
+# Passthroughs that are one field of the pod's spec, by that field.
+WHOLE = {
+    "KUBERNETES_TOLERATIONS": "tolerations",
+    "KUBERNETES_NODE_SELECTOR": "nodeSelector",
+    "KUBERNETES_AFFINITY": "affinity",
+}
 
 
 def pass_through(pod: dict[str, Any], command: list[str], component: Any) -> None:
@@ -28,6 +34,11 @@ def pass_through(pod: dict[str, Any], command: list[str], component: Any) -> Non
         config["volumeMounts"] = list(container["volumeMounts"])
         if not given["KUBERNETES_VOLUMES"]:
             pod["spec"]["volumes"], container["volumeMounts"] = [], []
+    for passthrough, part in WHOLE.items():
+        if passthrough in given and part in pod["spec"]:
+            config[part] = pod["spec"][part]
+            if not given[passthrough]:
+                del pod["spec"][part]
     if "RESOURCES" in given:
         config["resources"] = container["resources"]
         if not given["RESOURCES"]:
