@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,10 @@ class Failure:
     rank: int
     error: str
     retryable: bool
+    time: float = dataclasses.field(default_factory=time.time)
+    """When, in seconds since 1970: of several nodes' failures the first is the cause."""
+    consequence: bool = False
+    """Whether it only says that another rank went away."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,6 +194,7 @@ def _root_cause(error: Any) -> Failure:
         )
 
     rank = min(error.failures, key=order)
+    consequence, at = order(rank)
     failure = error.failures[rank]
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     message = failure.error_file_data.get("message", {})
@@ -197,7 +203,7 @@ def _root_cause(error: Any) -> Failure:
         line = "preempted; the newest checkpoint is durable"
     elif not line:
         line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
-    return Failure(code, rank, line, retryable=code >= 128)
+    return Failure(code, rank, line, code >= 128, at, consequence)
 
 
 def _report(failure: Failure, file: Path | None) -> int:

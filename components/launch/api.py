@@ -178,7 +178,8 @@ def custom(group_version: str, namespace: str, plural: str, name: str = "") -> s
 class Mirror(threading.Thread):
     """What a collection holds now, kept by LIST and WATCH across every kind of interruption.
 
-    `objects` maps uid to object. A server that forbids the watch for good sets `forbidden`.
+    `objects` maps uid to object, `removed` those that a watch saw go, as they were then. A server
+    that forbids the watch for good sets `forbidden`.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class Mirror(threading.Thread):
         super().__init__(daemon=True, name=f"mirror {path}")
         self.api, self.path, self.query, self.changed = api.another(), path, query, changed
         self.objects: dict[str, Object] = {}
+        self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
         self.forbidden = ""
         self._over = threading.Event()
@@ -246,6 +248,7 @@ class Mirror(threading.Thread):
                     continue
                 objects = dict(self.objects)
                 if event["type"] == "DELETED":
+                    self.removed[item["metadata"]["uid"]] = item
                     objects.pop(item["metadata"]["uid"], None)
                 else:
                     objects[item["metadata"]["uid"]] = item

@@ -1,10 +1,14 @@
 """Why a job failed: the pod and rank that failed first, in one line, and whether to try again."""
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from kfp_ddp.components.launch.api import Object
 from kfp_ddp.components.launch.kinds import pod_title
+from kfp_ddp.components.launch.last_words import ROOT, Words, last_words
 
 # What a rank says when another one went away: a consequence, never the cause.
 LOST_PEER = (
@@ -16,6 +20,7 @@ LOST_PEER = (
     "rendezvous",
     "remote process exited",
     "connection was likely closed",
+    "got signal: 15",
 )
 # What NCCL says when a node or a link is gone.
 LOST_LINK = ("watchdog caught collective operation timeout", "nccl timeout", "ncclsystemerror")
@@ -29,13 +34,16 @@ class Failure:
     line: str
     retryable: bool
     pod: str = ""
-    finished: str = ""
+    at: float = 0
+    """Seconds since 1970."""
+    follows: bool = False
+    """Whether the pod itself calls this a consequence of another failure."""
 
 
 def root_cause(
     pods: list[Object],
     job_message: str,
-    last_lines: dict[str, str] | None = None,
+    last_lines: Mapping[str, Sequence[str]] | None = None,
     lost: list[Object] | None = None,
 ) -> Failure:
     """The first failure that is no consequence of another one.
@@ -43,22 +51,23 @@ def root_cause(
     Args:
         pods: The job's pods as they are now.
         job_message: What the job's own condition says, for when no pod says anything.
-        last_lines: The last line of each pod's log, by uid, for a pod that left no message.
+        last_lines: The end of each pod's log, by uid, for a pod that left no message of ours.
         lost: Pods that were removed while they ran, and so tell nothing themselves.
     """
     found = [failure for pod in pods if (failure := _of_pod(pod, last_lines or {})) is not None]
     found += [_of_lost(pod) for pod in lost or []]
     if not found:
         return Failure(job_message or "the job failed and left no pod that says why", False)
-    return min(found, key=lambda failure: (_consequence(failure.line), failure.finished))
+    return min(found, key=lambda failure: (_consequence(failure), failure.at))
 
 
-def _consequence(line: str) -> bool:
-    low = line.lower()
-    return any(words in low for words in LOST_PEER) or "stopped by sig" in low
+def _consequence(failure: Failure) -> bool:
+    low = failure.line.lower()
+    told = any(words in low for words in LOST_PEER) or "stopped by sig" in low
+    return told or failure.follows
 
 
-def _of_pod(pod: Object, last_lines: dict[str, str]) -> Failure | None:
+def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     who = pod_title(pod)
     disruption = next(
@@ -66,40 +75,49 @@ def _of_pod(pod: Object, last_lines: dict[str, str]) -> Failure | None:
     )
     if disruption is not None and disruption["status"] == "True":
         line = f"{who}: {disruption.get('message') or disruption.get('reason')}"
-        return Failure(line, True, name, disruption.get("lastTransitionTime", ""))
+        return Failure(line, True, name, _seconds(disruption.get("lastTransitionTime")))
     if status.get("reason") in LOST_NODE:
         line = f"{who}: {status['reason']}: {status.get('message', '')}".rstrip(": ")
-        return Failure(line, True, name, "")
+        return Failure(line, True, name)
     for container in status.get("containerStatuses") or []:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
-                last = last_lines.get(pod["metadata"]["uid"], "")
-                return _of_container(who, name, {**ended, "message": ended.get("message") or last})
+                return _of_container(who, name, ended, last_lines.get(pod["metadata"]["uid"], ()))
     return None
 
 
 def _of_lost(pod: Object) -> Failure:
     """A lost pod explains what its peers say of it, and nothing that a pod says of itself."""
-    return Failure(f"{pod_title(pod)}: its pod was removed while it ran", True, finished="9999")
+    return Failure(f"{pod_title(pod)}: its pod was removed while it ran", True, at=math.inf)
 
 
-def _of_container(who: str, pod: str, ended: Object) -> Failure:
+def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Failure:
     code, reason = int(ended["exitCode"]), ended.get("reason", "")
-    finished = ended.get("finishedAt") or ""
+    finished = _seconds(ended.get("finishedAt"))
     message = str(ended.get("message") or "").strip()
     if reason == "OOMKilled":
         line = f"{who}: out of memory (OOMKilled); raise memory, or lower batch_size or workers"
         return Failure(line, False, pod, finished)
-    retryable = code >= 128
+    retryable, follows = code >= 128, False
     try:
         told = json.loads(message.splitlines()[-1]) if message else {}
-        rank, error = int(told["rank"]), str(told["error"])
+        words = Words(str(told["error"]), int(told["rank"]))
         retryable = bool(told.get("retryable")) or retryable
-        text = f"rank {rank}: {error}" if rank >= 0 else error
+        follows = bool(told.get("consequence"))
+        finished = float(told.get("time") or finished)
     except (ValueError, KeyError, TypeError, IndexError):
-        lines = [line for line in message.splitlines() if line.strip()]
-        text = f"exit code {code}" + (f": {lines[-1].strip()}" if lines else "")
+        # A message that is the log's end may lack what torchrun's report comes after.
+        words = last_words(
+            log if log and (not message or ROOT in message) else message.splitlines()
+        )
+        if words.rank < 0:
+            words = Words(f"exit code {code}" + (f": {words.text}" if words.text else ""))
+    text = f"rank {words.rank}: {words.text}" if words.rank >= 0 else words.text
     low = text.lower()
-    lost = any(words in low for words in (*LOST_LINK, *LOST_PEER))
-    return Failure(f"{who}: {text}"[:600], retryable or lost, pod, finished)
+    lost = any(each in low for each in (*LOST_LINK, *LOST_PEER))
+    return Failure(f"{who}: {text}"[:600], retryable or lost, pod, finished, follows)
+
+
+def _seconds(stamp: str | None) -> float:
+    return datetime.fromisoformat(stamp).timestamp() if stamp else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from kfp_ddp.components.launch import heartbeat, pending
 from kfp_ddp.components.launch.api import Api, Mirror, Object, core
 from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.kinds import Kind, State, state
+from kfp_ddp.components.launch.kinds import Kind, State, pod_title, state
 from kfp_ddp.components.launch.logs import PlaceFile, PodLog, Printer
 from kfp_ddp.components.launch.progress import METRICS_FILE, Progress, Tail
 from kfp_ddp.training.errors import InputError
@@ -38,7 +38,7 @@ class Ended:
     state: State
     job: Object
     pods: list[Object] = field(default_factory=list)
-    last_lines: dict[str, str] = field(default_factory=dict)
+    last_lines: dict[str, list[str]] = field(default_factory=dict)
     lost: list[Object] = field(default_factory=list)
 
 
@@ -62,6 +62,7 @@ class Follower:
         self.places: PlaceFile | None = None
         self.known: dict[str, Object] = {}
         self.lost: list[Object] = []
+        self.over: list[Object] = []
         self.logs: dict[str, PodLog] = {}
         self.progress = Progress()
         self.tail: Tail | None = None
@@ -95,8 +96,10 @@ class Follower:
                 if now.over:
                     if not self.restarted:
                         self._drain()
-                    pods = list(self.pods.objects.values())
-                    return Ended(now, self.job, pods, dict(self.printer.last), self.lost)
+                    self._notice_lost()
+                    pods = [*self.pods.objects.values(), *self._removed()]
+                    lines = {uid: list(recent) for uid, recent in self.printer.recent.items()}
+                    return Ended(now, self.job, pods, lines, self.lost)
         finally:
             for mirror in (self.jobs, self.pods, self.events):
                 mirror.stop()
@@ -144,9 +147,20 @@ class Follower:
     def _notice_lost(self) -> None:
         """Keep the pods that were removed before they ended: by force, or with their node."""
         pods = dict(self.pods.objects)
-        gone = [pod for uid, pod in self.known.items() if uid not in pods]
+        gone = [
+            self.pods.removed.get(uid, pod) for uid, pod in self.known.items() if uid not in pods
+        ]
         self.lost += [pod for pod in gone if not ended(pod)]
+        self.over += [pod for pod in gone if ended(pod)]
         self.known = pods
+
+    def _removed(self) -> list[Object]:
+        """Pods that ended and were removed, such as by the operator's cleaning up.
+
+        One that another pod has taken the place of is no part of how the job ended.
+        """
+        there = {pod_title(pod) for pod in self.pods.objects.values()}
+        return [pod for pod in self.over if pod_title(pod) not in there]
 
     def _follow_logs(self) -> None:
         names = {pod["metadata"]["name"]: uid for uid, pod in self.pods.objects.items()}

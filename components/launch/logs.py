@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from collections import deque
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from kfp_ddp.components.launch.kinds import pod_title
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
 QUIET_SECONDS = 60.0
+# Of each pod so many lines are kept, for what they say of its end.
+RECENT_LINES = 400
 
 
 class Stamp(NamedTuple):
@@ -50,7 +53,7 @@ class Printer:
 
     def __init__(self) -> None:
         self.places: dict[str, Place] = {}
-        self.last: dict[str, str] = {}
+        self.recent: dict[str, deque[str]] = {}
         self.lock = threading.Lock()
 
     def line(self, key: str, place: Place, text: str) -> None:
@@ -59,8 +62,8 @@ class Printer:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             self.places[key] = place
-            if text.strip():
-                self.last[key.partition("/")[0]] = text.partition("] ")[2]
+            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
+            recent.append(text.partition("] ")[2])
 
     def say(self, text: str) -> None:
         """Print a line of our own."""

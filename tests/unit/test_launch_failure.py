@@ -56,9 +56,21 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
 
 
 def test_the_last_line_of_the_log_stands_in_for_a_message() -> None:
-    found = root_cause([pod(0, 1)], "", {"uid-0": "KeyError: 'x'"})
+    found = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
     assert found.line == "worker-0: exit code 1: KeyError: 'x'"
 
 
 def test_without_pods_the_job_speaks() -> None:
     assert root_cause([], "has reached the specified backoff limit").line.startswith("has reached")
+
+
+def test_the_first_of_two_nodes_is_told_to_the_fraction_of_a_second() -> None:
+    """Kubernetes knows whole seconds; our launcher's own message knows when a rank failed."""
+
+    def message(rank: int, time: float, **more: Any) -> str:
+        return json.dumps({"rank": rank, "error": f"ValueError: {rank}", "time": time, **more})
+
+    pods = [pod(0, 1, message(0, 1000.2), at=1), pod(1, 1, message(1, 1000.1), at=1)]
+    assert root_cause(pods, "").line == "worker-1: rank 1: ValueError: 1"
+    pods[1] = pod(1, 1, message(1, 1000.1, consequence=True), at=1)
+    assert root_cause(pods, "").line == "worker-0: rank 0: ValueError: 0"
