@@ -1,5 +1,8 @@
 """Fixtures of the tests on a cluster."""
 
+import gc
+import warnings
+
 import pytest
 
 from tests.e2e.harness.fixtures import begin, bucket_url, cluster, local_run, scene
@@ -16,3 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "e2e" in item.path.parts:
             for rule in UNCLOSED:
                 item.add_marker(pytest.mark.filterwarnings(rule))
+
+
+def pytest_sessionfinish() -> None:
+    """Collect what is left of them before pytest looks for warnings a last time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from kfp_ddp.components.launch.kinds import pod_title
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
@@ -24,6 +25,18 @@ for split, count in (("train", 24), ("val", 8)):
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(count):
             Image.new("RGB", (8, 8), (shade + index % 20,) * 3).save(folder / f"{index}.png")
+"""
+
+CONTAINER = {"pytorchjob": "pytorch", "trainjob": "node"}
+
+WRITE = """
+import errno
+for path in ("/data/new", "/data/train/dark/0.png", "/work/new"):
+    try:
+        open(path, "ab").close()
+        print(path, "written")
+    except OSError as error:
+        print(path, errno.errorcode[error.errno])
 """
 
 TRAIN = """
@@ -69,6 +82,10 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
 
         until(filled, "the dataset")
         yield space
+
+
+def _title(pod: client.V1Pod) -> str:
+    return pod_title({"metadata": {"name": pod.metadata.name, "labels": pod.metadata.labels}})
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +165,41 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     assert resumed[0] == 0
     assert resumed[1] >= 3
     assert max(e["step"] for e in events if e["event"] == "step") == 120
+
+
+@pytest.mark.parametrize(
+    ("backend", "second"), [("pytorchjob", "worker-0"), ("trainjob", "node-1")]
+)
+def test_a_rank_that_dies_on_the_second_node_is_the_cause(
+    grounds: Grounds, backend: str, second: str
+) -> None:
+    """Rank 0 fails too, of the connection that rank 1 closed: it is not what is told."""
+    step = TrainStep(grounds, backend=backend, nodes=2, epochs=400, retries=0).start()
+    step.saw("epoch 2/")
+    pod = next(p for p in step.workers() if _title(p) == second)
+    crash = "import psutil, signal; psutil.Process(1).children()[0].send_signal(signal.SIGSEGV)"
+    run_in(grounds, pod.metadata.name, ["python3", "-c", crash], CONTAINER[backend])
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) -> None:
+    """The kernel says so, of files that the worker's user owns; the work claim it can write."""
+    step = TrainStep(grounds, backend=backend, nodes=2, epochs=4000, retries=0).start()
+    step.saw("epoch 1/")
+    pods = step.workers()
+    said = [
+        run_in(grounds, pod.metadata.name, ["python3", "-c", WRITE], CONTAINER[backend])
+        for pod in pods
+    ]
+    step.terminate()
+    expected = ["/data/new EROFS", "/data/train/dark/0.png EROFS", "/work/new written"]
+    assert len(pods) == 2
+    for each in said:
+        assert each.splitlines() == expected
+    assert step.wait() == "Failed"
 
 
 def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
