@@ -8,7 +8,7 @@ from pathlib import Path
 from kfp_ddp.components.data_sync import names
 from kfp_ddp.components.data_sync.manifest import Changes
 from kfp_ddp.components.data_sync.names import Names
-from kfp_ddp.components.data_sync.transfer import Meter, Retry
+from kfp_ddp.components.data_sync.pace import Meter, Retry
 from kfp_ddp.training.errors import InputError
 
 VERIFY = ("list", "quick", "full")

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from kfp_ddp.components.data_sync.transfer import Meter
+from kfp_ddp.components.data_sync.pace import Meter
 from kfp_ddp.components.data_sync.versions import human
 
 _BAR = 24

@@ -175,9 +175,8 @@ class FileStage:
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
         """Write in the journal that this object has arrived."""
         self.mtimes[index] = mtime_ns
-        line = json.dumps(
-            [self.listing.names[index], self.listing.sizes[index], crc, mtime_ns, inode]
-        )
+        name, size = json.dumps(self.listing.names[index]), self.listing.sizes[index]
+        line = f"[{name}, {size}, {crc}, {mtime_ns}, {inode}]"
         with self._lock:
             self._lines.append(line)
             if len(self._lines) >= _BATCH:

@@ -1,19 +1,17 @@
 """Download many objects at once, each verified over its whole body before it counts."""
 
 import os
-import random
 import threading
-import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import google_crc32c
 
 from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.pace import Meter, Retry, Throttle
 from kfp_ddp.components.data_sync.sources import Body, Changed, Reader, Source, Transient
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.data_sync.swarm import Swarm
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -36,63 +34,12 @@ class Stage(Protocol):
         """The body failed for good; closes the descriptor."""
 
 
-@dataclass
-class Retry:
-    """How stubbornly an object is asked for: attempts, first and longest pause in seconds."""
-
-    attempts: int = 8
-    pause: float = 0.25
-    longest: float = 20.0
-
-    def wait(self, attempt: int, stop: threading.Event | None = None) -> None:
-        """Exponential back-off with full jitter."""
-        (stop or threading.Event()).wait(
-            random.uniform(0, min(self.longest, self.pause * 2**attempt))
-        )
-
-
-class Throttle:
-    """A bandwidth limit in bytes a second over all threads; 0 for none."""
-
-    def __init__(self, rate: float) -> None:
-        self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
-
-    def take(self, count: int, stop: threading.Event) -> None:
-        """Wait until `count` more bytes may pass."""
-        if not self._rate:
-            return
-        with self._lock:
-            now = time.monotonic()
-            self._free_at = max(self._free_at, now) + count / self._rate
-            pause = self._free_at - now
-        stop.wait(pause)
-
-
-class Meter:
-    """What has arrived so far; each worker counts in a slot of its own."""
-
-    def __init__(self, workers: int) -> None:
-        self._files, self._bytes, self._retries = ([0] * workers for _ in range(3))
-
-    def add(self, worker: int, size: int) -> None:
-        """Bytes that arrived."""
-        self._bytes[worker] += size
-
-    def done(self, worker: int) -> None:
-        """One more whole file."""
-        self._files[worker] += 1
-
-    def retried(self, worker: int) -> None:
-        """One more attempt that failed."""
-        self._retries[worker] += 1
-
-    files = property(lambda self: sum(self._files))
-    bytes = property(lambda self: sum(self._bytes))
-    retries = property(lambda self: sum(self._retries))
-
-
 class Transfer:
-    """A pool of threads, each with one connection, that moves objects of a source to a stage."""
+    """Moves objects of a source to a stage over many connections at once.
+
+    Large bodies, and those of a source that is asked through a library, have a thread for each
+    connection; small ones over HTTP share one thread.
+    """
 
     def __init__(
         self,
@@ -105,12 +52,12 @@ class Transfer:
         retry: Retry | None = None,
     ) -> None:
         self._source, self._listing, self._stage = source, listing, stage
-        self._workers = max(1, min(concurrency, source.max_workers))
+        self._connections = max(1, min(concurrency, source.max_workers))
         self._retry, self._throttle = retry or Retry(), Throttle(bandwidth)
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
         self.changed: list[str] = []
-        self.meter = Meter(self._workers)
+        self.meter = Meter(self._connections)
 
     def run(self, indices: Sequence[int]) -> None:
         """Move these objects; those that are no longer as listed end up in `changed`.
@@ -120,12 +67,11 @@ class Transfer:
         """
         # Large ones first, so that none is left for the end alone.
         order = sorted(indices, key=self._listing.sizes.__getitem__, reverse=True)
-        feed = deque(order)
-        count = min(self._workers, len(order))
-        threads = [
-            threading.Thread(target=self._work, args=(worker, feed), daemon=True)
-            for worker in range(count)
-        ]
+        alone, together = order, list[int]()
+        if self._source.objects is not None and self._connections > 1:
+            alone = [index for index in order if self._listing.sizes[index] > SMALL]
+            together = order[len(alone) :]
+        threads = self._threads(deque(alone), deque(together))
         for thread in threads:
             thread.start()
         try:
@@ -136,6 +82,42 @@ class Transfer:
             self._stop.set()
         if self._errors:
             raise self._errors[0]
+
+    def _threads(self, alone: deque[int], together: deque[int]) -> list[threading.Thread]:
+        """Threads for both kinds, which share the connections when there are both."""
+        share = self._connections // 2 if together else self._connections
+        count = min(share, len(alone))
+        work = [(self._work, worker, alone) for worker in range(count)]
+        if together:
+            work.append((self._swarm, count, together))
+        return [
+            threading.Thread(target=self._guard, args=arguments, daemon=True) for arguments in work
+        ]
+
+    def _guard(
+        self, work: Callable[[int, deque[int]], None], worker: int, feed: deque[int]
+    ) -> None:
+        try:
+            work(worker, feed)
+        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
+            self._errors.append(error)
+            self._stop.set()
+
+    def _swarm(self, worker: int, feed: deque[int]) -> None:
+        assert self._source.objects is not None
+        Swarm(
+            self._source.objects,
+            self._source.url,
+            self._listing,
+            self._accept,
+            self._retry,
+            self._throttle,
+            self.meter,
+            worker,
+            self._connections - worker,
+            self.changed,
+            self._stop,
+        ).run(feed)
 
     def _work(self, worker: int, feed: deque[int]) -> None:
         reader = self._source.reader()
@@ -149,9 +131,6 @@ class Transfer:
                     self._fetch(worker, reader, index)
                 except Changed:
                     self.changed.append(self._listing.origin(index))
-        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
-            self._errors.append(error)
-            self._stop.set()
         finally:
             reader.close()
 
@@ -166,13 +145,10 @@ class Transfer:
                 self.meter.done(worker)
                 return
             self.meter.retried(worker)
-            if self._stop.is_set():
+            if self._stop.wait(self._retry.delay(attempt)):
                 return
-            self._retry.wait(attempt, self._stop)
-        raise InputError(
-            f"cannot read {self._listing.origin(index)!r} of {self._source.url}: {problem}, "
-            f"{self._retry.attempts} times; try again later"
-        )
+        origin = self._listing.origin(index)
+        raise self._retry.exhausted(f"{origin!r} of {self._source.url}", problem)
 
     def _open(self, reader: Reader, index: int, offset: int) -> Body:
         listing = self._listing
@@ -186,15 +162,23 @@ class Transfer:
 
     def _small(self, worker: int, reader: Reader, index: int) -> None:
         size = self._listing.sizes[index]
-        self._throttle.take(size, self._stop)
+        self._pause(size)
         body = self._open(reader, index, 0)
         try:
             data = body.read() if size else b""
         finally:
             body.close()
+        self._accept(index, data)
+        self.meter.add(worker, size)
+
+    def _pause(self, size: int) -> None:
+        if pause := self._throttle.delay(size):
+            self._stop.wait(pause)
+
+    def _accept(self, index: int, data: bytes) -> None:
+        """Check a whole body and hand it to the stage."""
         crc = google_crc32c.value(data)
         self._check(index, len(data), crc)
-        self.meter.add(worker, size)
         self._stage.put(index, data, crc)
 
     def _large(self, worker: int, reader: Reader, index: int) -> None:
@@ -214,7 +198,7 @@ class Transfer:
                 body = self._open(reader, index, offset)
                 try:
                     while offset < size and (data := body.read(min(_CHUNK, size - offset))):
-                        self._throttle.take(len(data), self._stop)
+                        self._pause(len(data))
                         write_all(descriptor, data, start + offset)
                         crc, offset = google_crc32c.extend(crc, data), offset + len(data)
                         self.meter.add(worker, len(data))
@@ -234,7 +218,7 @@ class Transfer:
                 ):
                     raise
                 self.meter.retried(worker)
-                self._retry.wait(breaks, self._stop)
+                self._stop.wait(self._retry.delay(breaks))
         self._check(index, offset, crc)
         return crc
 

@@ -35,7 +35,8 @@ class Bucket:
 
     Faults of an object are used up one a request: an HTTP status, or reset0 (before the head),
     reset and fin (in the middle of the body), shortlen, corrupt, corrupt-range (only in answers
-    to a Range), nohash, stall, replaced (the object changes just before the answer).
+    to a Range), nohash, stall, replaced (the object changes just before the answer), nonsense (no
+    HTTP), chunked, unsized (no length at all), excess (another answer that nobody asked for).
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,14 @@ class Bucket:
         self.lists = 0
         self.gets: list[str] = []
         self.delay = 0.0
+        self.connections = self.at_once = self.most_at_once = 0
+
+    def joined(self, change: int) -> None:
+        """A client connected (1) or left (-1)."""
+        with self.lock:
+            self.connections += change > 0
+            self.at_once += change
+            self.most_at_once = max(self.most_at_once, self.at_once)
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, as a new generation."""
@@ -84,8 +93,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle(self) -> None:
         """Serve the connection; a client that goes away is no news."""
+        self.bucket.joined(1)
         with contextlib.suppress(ConnectionError, TimeoutError):
             super().handle()
+        self.bucket.joined(-1)
 
     def finish(self) -> None:
         """Close the streams, whatever the client did."""
@@ -177,13 +188,22 @@ class Handler(BaseHTTPRequestHandler):
             data = data[:-1] + bytes([data[-1] ^ 0x40])
         cut = len(data) // 2
         length = cut if fault == "shortlen" else len(data)
+        if fault == "nonsense":
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+            self.close_connection = True
+            return
         self.send_response(HTTPStatus.PARTIAL_CONTENT if ranged else HTTPStatus.OK)
+        if fault in ("unsized", "chunked"):
+            self.unsized(data, chunked=fault == "chunked")
+            return
         if fault != "nohash":
             self.send_header("X-Goog-Hash", f"crc32c={stored.crc}")
         self.send_header("Content-Length", str(length))
         self.end_headers()
         broken = fault in ("reset", "fin", "stall", "shortlen")
         self.wfile.write(data[:cut] if broken else data)
+        if fault == "excess":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
         self.wfile.flush()
         if fault == "reset":
             time.sleep(0.05)
@@ -193,6 +213,19 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "stall":
             time.sleep(30)
             self.close_connection = True
+
+    def unsized(self, data: bytes, chunked: bool) -> None:
+        """A body without a length: in chunks, or to the end of the connection."""
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+            half = len(data) // 2
+            data = b"".join(
+                b"%x\r\n%b\r\n" % (len(part), part) for part in (data[:half], data[half:], b"")
+            )
+        else:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
 
     def reset(self) -> None:
         """Cut the connection with RST."""

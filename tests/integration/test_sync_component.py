@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.components.data_sync.pace import Meter
 from kfp_ddp.components.data_sync.progress import Progress
-from kfp_ddp.components.data_sync.transfer import Meter
 from tests.gcs_server import Bucket, bucket
 
 __all__ = ["bucket"]

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import SMALL, Retry
+from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
 
@@ -16,7 +17,10 @@ __all__ = ["bucket"]
 QUICK = Options(concurrency=4, timeout=1, retry=Retry(attempts=4, pause=0.01, longest=0.05))
 LARGE = random.Random(1).randbytes(3 * SMALL + 500_000)
 SMALL_BODY = random.Random(2).randbytes(20_000)
-MENDABLE = ("503", "429", "500", "408", "reset0", "reset", "fin", "shortlen", "corrupt", "stall")
+MENDABLE = (
+    *("503", "429", "500", "408", "reset0", "reset", "fin", "shortlen", "corrupt", "stall"),
+    "nonsense",
+)
 
 
 def content(version: Path) -> dict[str, bytes]:

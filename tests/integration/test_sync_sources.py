@@ -14,8 +14,9 @@ import requests
 from gcp_storage_emulator.server import create_server
 
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import SMALL, Retry
+from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, serve
 

@@ -16,9 +16,9 @@ import pytest
 
 from kfp_ddp.components.data_sync import mirror, report
 from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import Retry
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -505,7 +505,10 @@ def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> No
 
 
 def test_threads_end_with_the_run(bucket: Bucket, tmp_path: Path) -> None:
+    def threads() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if "process_request" not in t.name}
+
     fill(bucket)
-    before = {thread for thread in threading.enumerate() if "_work" in thread.name}
+    before = threads()
     run(tmp_path)
-    assert {thread for thread in threading.enumerate() if "_work" in thread.name} == before
+    assert threads() == before

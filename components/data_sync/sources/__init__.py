@@ -4,17 +4,14 @@ Every object has a size and a content token in the listing, a download is pinned
 listed, and its whole body is checked before the file counts.
 """
 
-import http.client
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from kfp_ddp.components.data_sync.connection import Response
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.training.errors import InputError
 
-RETRYABLE = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses of HTTP that another attempt can mend."""
+if TYPE_CHECKING:
+    from kfp_ddp.components.data_sync.sources.over_http import HttpObjects
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
@@ -55,27 +52,6 @@ class Reader(Protocol):
         """Close the connection."""
 
 
-class HttpBody:
-    """The body of an HTTP answer; `abandon` closes its connection."""
-
-    def __init__(self, response: Response, abandon: Callable[[], None]) -> None:
-        self._response, self._abandon = response, abandon
-
-    def read(self, size: int = -1, /) -> bytes:
-        """See `Body.read`."""
-        try:
-            return self._response.read(size)
-        except (OSError, http.client.HTTPException) as error:
-            self._abandon()
-            raise Transient(f"{type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        """See `Body.close`."""
-        # Cut short by the peer, or not read to the end: this connection cannot go on.
-        if self._response.length != 0:
-            self._abandon()
-
-
 class Source(Protocol):
     """A prefix of a bucket, or a folder."""
 
@@ -84,6 +60,10 @@ class Source(Protocol):
     """Whether a broken body can be continued at an offset."""
     max_workers: int
     """The most connections the peer bears; known after `listing`."""
+
+    @property
+    def objects(self) -> "HttpObjects | None":
+        """Of a source that speaks HTTP: its small objects share one thread, see `Swarm`."""
 
     def listing(self) -> Listing:
         """Every object below the prefix.

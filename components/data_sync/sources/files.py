@@ -21,6 +21,7 @@ class FolderSource:
 
     resumes = True
     max_workers = 16
+    objects = None
 
     def __init__(self, url: str, symlinks: str = "error") -> None:
         self.url = url

@@ -4,20 +4,23 @@ import binascii
 import http.client
 import json
 import os
+import re
 import threading
 import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from kfp_ddp.components.data_sync.connection import Connection, Response
+from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import RETRYABLE, Body, Changed, HttpBody, Transient
+from kfp_ddp.components.data_sync.sources import Changed, Transient
+from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
 from kfp_ddp.training.errors import InputError
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 LIST_ATTEMPTS = 8
 EMULATOR_WORKERS = 4
+_PLAIN = re.compile(r"[A-Za-z0-9._~/-]*")
 
 
 class GcsSource:
@@ -30,6 +33,7 @@ class GcsSource:
         self.max_workers = 1 << 16
         self._bucket, self._prefix, self._timeout = bucket, prefix, timeout
         self._access = _Access()
+        self.objects = GcsObjects(self._access, bucket, prefix, timeout)
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
@@ -51,9 +55,9 @@ class GcsSource:
             )
         return found
 
-    def reader(self) -> "GcsReader":
+    def reader(self) -> HttpReader:
         """A reader with a connection of its own."""
-        return GcsReader(self._access, self._bucket, self._prefix, self._timeout)
+        return HttpReader(self.objects)
 
     def _page(self, connection: Connection, token: str) -> dict[str, Any]:
         query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS}
@@ -114,57 +118,38 @@ class GcsSource:
             found.add(name, size, value, int(item.get("generation") or 0))
 
 
-class GcsReader:
-    """Bodies of one bucket, over one connection; see `Reader`."""
+class GcsObjects:
+    """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`."""
 
     def __init__(self, access: "_Access", bucket: str, prefix: str, timeout: float) -> None:
+        self.endpoint, self.timeout = access.endpoint, timeout
         self._access, self._bucket = access, bucket
         self._base = f"/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(prefix, safe='')}"
-        self._connection = Connection(access.endpoint, timeout)
 
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
-        """Start a download of the stored bytes, as they were listed; see `Reader.open`."""
-        target = f"{self._base}{quote(name, safe='', errors='surrogateescape')}?alt=media"
+    def request(self, name: str, generation: int, offset: int) -> tuple[str, bytes]:
+        """Pinned to the generation; see `HttpObjects.request`."""
+        plain = _PLAIN.fullmatch(name)  # most names; quote() is slow
+        path = name.replace("/", "%2F") if plain else quote(name, "", errors="surrogateescape")
+        target = f"{self._base}{path}?alt=media"
         if generation:
             target += f"&generation={generation}"
-        lines = self._access.lines()
-        headers = lines + b"Accept-Encoding: gzip\r\n"
-        if offset:
-            headers += b"Range: bytes=%d-\r\n" % offset
-        try:
-            response = self._connection.get(target, headers)
-            if response.status in (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT):
-                return self._body(response, size, offset)
-            message = _message(response.read())
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise Transient(f"{type(error).__name__}: {error}") from error
-        status = response.status
+        headers = self._access.lines() + b"Accept-Encoding: gzip\r\n"
+        return target, headers + b"Range: bytes=%d-\r\n" % offset if offset else headers
+
+    def refusal(self, name: str, status: int, body: bytes, headers: bytes) -> Exception:
+        """See `HttpObjects.refusal`; a token that is refused is renewed."""
+        message = _message(body)
         if status == http.HTTPStatus.UNAUTHORIZED:
-            self._access.renew(lines)
-            raise Transient(f"HTTP 401 {message}")
+            self._access.renew(headers)
+            return Transient(f"HTTP 401 {message}")
         if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.PRECONDITION_FAILED):
-            raise Changed(name)
-        if status in RETRYABLE or status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise Transient(f"HTTP {status} {message}")
-        raise InputError(
+            return Changed(name)
+        if status in RETRYABLE:
+            return Transient(f"HTTP {status} {message}")
+        return InputError(
             f"cannot read gs://{self._bucket}/…/{name} as {self._access.account}: HTTP {status} "
             f"{message}; grant roles/storage.objectViewer on the bucket"
         )
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def _body(self, response: Response, size: int, offset: int) -> Body:
-        if offset and response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            self.close()
-            raise Transient("the range was ignored")
-        if response.length is not None and response.length != size - offset and size:
-            length = response.length
-            self.close()
-            raise Transient(f"length {length} instead of {size - offset}")
-        return HttpBody(response, self.close)
 
 
 class _Access:
@@ -208,9 +193,9 @@ class _Access:
             return self._lines
 
     def renew(self, stale: bytes) -> None:
-        """Get a new token, unless another thread replaced the `stale` lines already."""
+        """Get a new token, unless another thread replaced that of the `stale` lines already."""
         with self._lock:
-            if self._credentials is not None and self._lines == stale:
+            if self._credentials is not None and stale.startswith(self._lines):
                 self._refresh()
                 self._build()
 

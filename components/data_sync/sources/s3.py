@@ -24,6 +24,7 @@ _ATTEMPTS = 8
 class S3Source:
     """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
+    objects = None
     resumes = False
     """A part cannot be checked, so a broken body starts again."""
 

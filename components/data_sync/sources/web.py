@@ -5,13 +5,15 @@ That is what a version looks like when its folder is served, so one sync can fee
 
 import http.client
 import json
+import time
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
-from kfp_ddp.components.data_sync.connection import Connection, Response
+from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import RETRYABLE, Body, Changed, HttpBody, Transient
-from kfp_ddp.components.data_sync.transfer import Retry
+from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.sources import Changed, Transient
+from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
 from kfp_ddp.training.errors import InputError
 
 
@@ -31,6 +33,8 @@ class WebSource:
         self._endpoint, self._timeout = f"{parts.scheme}://{parts.netloc}", timeout
         self._path = parts.path
         self._query = f"?{parts.query}" if parts.query else ""
+        folder = parts.path.rpartition("/")[0]
+        self.objects = WebObjects(self._endpoint, folder, self._query, timeout)
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -49,9 +53,9 @@ class WebSource:
             raise InputError(f"{self.url} names no files; check that its sync is done")
         return found
 
-    def reader(self) -> "WebReader":
+    def reader(self) -> HttpReader:
         """A reader with a connection of its own."""
-        return WebReader(self._endpoint, self._path.rpartition("/")[0], self._query, self._timeout)
+        return HttpReader(self.objects)
 
     def _manifest(self) -> bytes:
         connection = Connection(self._endpoint, self._timeout)
@@ -72,48 +76,29 @@ class WebSource:
                     problem = f"HTTP {response.status}"
                     if response.status not in RETRYABLE:
                         break
-                retry.wait(attempt)
+                time.sleep(retry.delay(attempt))
         finally:
             connection.close()
         raise InputError(f"cannot read {self.url}: {problem}; check the address")
 
 
-class WebReader:
-    """Files below one folder of a web server; see `Reader`."""
+class WebObjects:
+    """Files below one folder of a web server; see `HttpObjects`."""
 
     def __init__(self, endpoint: str, folder: str, query: str, timeout: float) -> None:
-        self._connection = Connection(endpoint, timeout)
+        self.endpoint, self.timeout = endpoint, timeout
         self._folder, self._query = folder, query
 
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
-        """Start a download; see `Reader.open`."""
+    def request(self, name: str, generation: int, offset: int) -> tuple[str, bytes]:
+        """See `HttpObjects.request`; there are no generations here."""
         path = quote(name.encode("utf-8", "surrogateescape"), safe="/")
         headers = b"Range: bytes=%d-\r\n" % offset if offset else b""
-        try:
-            response = self._connection.get(f"{self._folder}/{path}{self._query}", headers)
-            if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-                return self._body(response, size, offset)
-            response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise Transient(f"{type(error).__name__}: {error}") from error
-        if response.status in RETRYABLE:
-            raise Transient(f"HTTP {response.status}")
-        if response.status == HTTPStatus.NOT_FOUND:
-            raise Changed(name)
-        raise InputError(f"cannot read {name!r}: HTTP {response.status}; check the web server")
+        return f"{self._folder}/{path}{self._query}", headers
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
-    def _body(self, response: Response, size: int, offset: int) -> Body:
-        skip = offset if response.status == HTTPStatus.OK else 0  # a server without ranges
-        body = HttpBody(response, self.close)
-        while skip and (data := body.read(min(skip, 1 << 20))):
-            skip -= len(data)
-        if response.length is not None and response.length != size - offset and size:
-            length = response.length
-            self.close()
-            raise Transient(f"length {length} instead of {size - offset}")
-        return body
+    def refusal(self, name: str, status: int, body: bytes, headers: bytes) -> Exception:
+        """See `HttpObjects.refusal`."""
+        if status in RETRYABLE:
+            return Transient(f"HTTP {status}")
+        if status == HTTPStatus.NOT_FOUND:
+            return Changed(name)
+        return InputError(f"cannot read {name!r}: HTTP {status}; check the web server")

@@ -1,0 +1,150 @@
+"""What passes over the connections of a sync: odd answers, a proxy, a disk slower than they are."""
+
+import contextlib
+import random
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.stage import FileStage
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.training.errors import InputError
+from tests.gcs_server import Bucket, bucket
+
+__all__ = ["bucket"]
+
+BODIES = {
+    "small": random.Random(2).randbytes(20_000),
+    "several buffers": random.Random(3).randbytes(SMALL),
+    "large": random.Random(1).randbytes(3 * SMALL + 500_000),
+}
+
+
+def options(concurrency: int = 2) -> Options:
+    retry = Retry(attempts=3, pause=0.01, longest=0.05)
+    return Options(concurrency=concurrency, timeout=2, retry=retry)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("fault", ["unsized", "chunked", "excess"])
+def test_odd_answers_give_the_right_bytes(
+    bucket: Bucket, tmp_path: Path, fault: str, concurrency: int
+) -> None:
+    for name, body in BODIES.items():
+        bucket.put(f"ds/{name}", body)
+        bucket.fault(f"ds/{name}", fault)
+    for number in range(9):
+        bucket.put(f"ds/{number}", bytes([number]) * 50)
+    version = sync("gs://bucket/ds", tmp_path, options(concurrency)).path
+    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
+    assert [(version / str(n)).read_bytes() for n in range(9)] == [
+        bytes([n]) * 50 for n in range(9)
+    ]
+
+
+def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_path: Path) -> None:
+    for number in range(60):
+        bucket.put(f"ds/{number}", b"x" * 100)
+    for number in range(4):
+        bucket.put(f"ds/large-{number}", bytes([number]) * (SMALL + 1))
+    bucket.delay = 0.01
+    sync("gs://bucket/ds", tmp_path, options(concurrency=4))
+    assert bucket.most_at_once == 4
+    assert bucket.connections <= 1 + 4, "one for the listing"
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Tunnels to whatever CONNECT names, and notes it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        super().__init__(("127.0.0.1", 0), Tunnel)
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Proxy)
+        target = self.rfile.readline().split()[1].decode()
+        self.server.asked.append(target)
+        while self.rfile.readline().strip():
+            pass
+        host, _, port = target.partition(":")
+        with socket.create_connection((host, int(port))) as far:
+            self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=self._pump, args=(far, self.connection))
+            back.start()
+            self._pump(self.connection, far)
+            back.join()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    server = Proxy()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_proxy_of_the_environment_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    for name, body in BODIES.items():
+        bucket.put(f"ds/{name}", body)
+    version = sync("gs://bucket/ds", tmp_path, options()).path
+    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
+    assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
+
+
+def test_proxy_that_is_not_there_is_one_line(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put("ds/a", b"x" * 100)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.gcs.LIST_ATTEMPTS", 1)
+    with pytest.raises(InputError, match=r"^cannot list .*refused[^\n]*$"):
+        sync("gs://bucket/ds", tmp_path, options())
+
+
+def test_writes_to_a_slow_disk_overlap(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that takes 5 ms for each file; no disk here is that slow on demand."""
+    bodies = {f"{number:02}": bytes([number]) * 100 for number in range(60)}
+    for name, body in bodies.items():
+        bucket.put(f"ds/{name}", body)
+    put, lock, writing, most = FileStage.put, threading.Lock(), [0], [0]
+
+    def slow(self: FileStage, index: int, data: bytes, crc: int) -> None:
+        with lock:
+            writing[0] += 1
+            most[0] = max(most[0], writing[0])
+        time.sleep(0.005)
+        put(self, index, data, crc)
+        with lock:
+            writing[0] -= 1
+
+    monkeypatch.setattr(FileStage, "put", slow)
+    version = sync("gs://bucket/ds", tmp_path, options(concurrency=8)).path
+    assert most[0] > 2
+    assert {name: (version / name).read_bytes() for name in bodies} == bodies
