@@ -6,6 +6,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Literal
 
+from kfp_ddp.components.launch import kueue
 from kfp_ddp.components.launch.api import Api, ApiError, Object
 from kfp_ddp.components.launch.kinds import KINDS
 from kfp_ddp.components.launch.preflight import review
@@ -142,23 +143,36 @@ def _gpus(api: Api) -> Finding:
 def _queues(api: Api) -> list[Finding]:
     """Queues of Kueue and Volcano, where they are installed."""
     found = []
-    for title, path in (
-        ("Kueue", f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{api.namespace}/localqueues"),
-        ("Volcano", "/apis/scheduling.volcano.sh/v1beta1/queues"),
-    ):
+    for title in ("Kueue", "Volcano"):
+        path = "/apis/scheduling.volcano.sh/v1beta1/queues"
         try:
-            items = api.call("GET", path)["items"]
+            if title == "Kueue":
+                path = kueue.path(api, "localqueues")
+            items = api.call("GET", path)["items"] if path else None
         except ApiError as error:
             if error.status != 404:
                 found.append(Finding("warn", f"queues of {title}", "may not be listed"))
             continue
-        names = ", ".join(item["metadata"]["name"] for item in items)
-        if names:
-            found.append(Finding("ok", f"queues of {title}", names))
-        else:
-            remedy = f"make a LocalQueue in {api.namespace}" if title == "Kueue" else ""
-            found.append(Finding("warn", f"queues of {title}", "there are none", remedy))
+        if items is not None:
+            found.append(_queues_of(title, items, api.namespace))
     return found
+
+
+def _queues_of(title: str, items: list[Object], namespace: str) -> Finding:
+    names = []
+    stopped = False
+    for item in items:
+        trouble = kueue.inactive(item)
+        stopped = stopped or bool(trouble)
+        names.append(item["metadata"]["name"] + (f" ({trouble})" if trouble else ""))
+    what = f"queues of {title}"
+    if not names:
+        remedy = f"make a LocalQueue in {namespace}" if title == "Kueue" else ""
+        return Finding("warn", what, "there are none", remedy)
+    if stopped:
+        remedy = "kubectl describe localqueues and its ClusterQueue"
+        return Finding("warn", what, ", ".join(names), remedy)
+    return Finding("ok", what, ", ".join(names))
 
 
 def _kfp(host: str) -> Finding:

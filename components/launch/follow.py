@@ -8,7 +8,7 @@ from pathlib import Path
 from kfp_ddp.components.launch import heartbeat, pending
 from kfp_ddp.components.launch.api import Api, Mirror, Object, core
 from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.kinds import Kind, State, pod_title, state
+from kfp_ddp.components.launch.kinds import Kind, State, pod_title, started, state
 from kfp_ddp.components.launch.logs import PlaceFile, PodLog, Printer
 from kfp_ddp.components.launch.progress import METRICS_FILE, Progress, Tail
 from kfp_ddp.training.errors import InputError
@@ -25,7 +25,7 @@ class Cancelled(Exception):  # noqa: N818
 
 @dataclass
 class Limits:
-    """How long a job may take, in seconds from its creation; 0 for any time."""
+    """How long a job may take, in seconds since it left its queue, if any; 0 for any time."""
 
     deadline: float = 0
     pending: float = 0
@@ -40,6 +40,8 @@ class Ended:
     pods: list[Object] = field(default_factory=list)
     last_lines: dict[str, list[str]] = field(default_factory=dict)
     lost: list[Object] = field(default_factory=list)
+    preempted: bool = False
+    """Whether it failed for nothing but the end of pods that its queue had taken back."""
 
 
 class Follower:
@@ -63,6 +65,8 @@ class Follower:
         self.known: dict[str, Object] = {}
         self.lost: list[Object] = []
         self.over: list[Object] = []
+        self.taken: set[str] = set()
+        self.since = started(job)
         self.logs: dict[str, PodLog] = {}
         self.progress = Progress()
         self.tail: Tail | None = None
@@ -94,12 +98,13 @@ class Follower:
                 self.changed.clear()
                 now = self._look(limits)
                 if now.over:
+                    preempted = now.phase == "failed" and self._only_taken()
                     if not self.restarted:
                         self._drain()
                     self._notice_lost()
-                    pods = [*self.pods.objects.values(), *self._removed()]
+                    pods = [*self._own_pods(), *self._removed()]
                     lines = {uid: list(recent) for uid, recent in self.printer.recent.items()}
-                    return Ended(now, self.job, pods, lines, self.lost)
+                    return Ended(now, self.job, pods, lines, self.lost, preempted)
         finally:
             for mirror in (self.jobs, self.pods, self.events):
                 mirror.stop()
@@ -124,6 +129,10 @@ class Follower:
             )
         self.job = found
         now = state(found)
+        if not now.over and (problem := self.kind.spoiled(found)):
+            self.ending.delete_job()
+            raise InputError(f"{self.kind.title} {self.name} {problem}")
+        self._notice_taken(now)
         self._notice_lost()
         self._follow_logs()
         self._show(now)
@@ -139,16 +148,38 @@ class Follower:
         A rank that comes back alone finds no others, and an error of the user comes back with
         it, so the whole job is over; the pods that failed with it are waited for.
         """
-        if not any(map(was_restarted, self.pods.objects.values())):
+        if not any(map(was_restarted, self._own_pods())):
             return False
         self.restarted = self.restarted or time.monotonic()
         return time.monotonic() - self.restarted > SETTLE_SECONDS
+
+    def _notice_taken(self, now: State) -> None:
+        """Know the pods that a queue takes back: how they end is no failure of the job."""
+        since = started(self.job)
+        if now.phase == "queued":
+            self.taken |= {*self.known, *self.pods.objects}
+        elif since != self.since:
+            self.taken |= {*self.known}
+        self.since = since
+
+    def _own_pods(self) -> list[Object]:
+        return [pod for uid, pod in self.pods.objects.items() if uid not in self.taken]
+
+    def _only_taken(self) -> bool:
+        """Whether pods that were taken back are still there, and no other one has failed.
+
+        The Training Operator counts those against a job that is let in again before they ended.
+        """
+        own = self._own_pods()
+        return len(own) < len(self.pods.objects) and not any(map(has_failed, own))
 
     def _notice_lost(self) -> None:
         """Keep the pods that were removed before they ended: by force, or with their node."""
         pods = dict(self.pods.objects)
         gone = [
-            self.pods.removed.get(uid, pod) for uid, pod in self.known.items() if uid not in pods
+            self.pods.removed.get(uid, pod)
+            for uid, pod in self.known.items()
+            if uid not in pods and uid not in self.taken
         ]
         self.lost += [pod for pod in gone if not ended(pod)]
         self.over += [pod for pod in gone if ended(pod)]
@@ -159,7 +190,7 @@ class Follower:
 
         One that another pod has taken the place of is no part of how the job ended.
         """
-        there = {pod_title(pod) for pod in self.pods.objects.values()}
+        there = {pod_title(pod) for pod in self._own_pods()}
         return [pod for pod in self.over if pod_title(pod) not in there]
 
     def _follow_logs(self) -> None:
@@ -205,19 +236,18 @@ class Follower:
         self.ending.warm()
 
     def _within(self, limits: Limits, now: State) -> None:
-        from datetime import datetime
-
-        created = datetime.fromisoformat(self.job["metadata"]["creationTimestamp"])
-        age = time.time() - created.timestamp()
-        if now.over:
+        if now.over or now.phase == "queued":
             return
+        age = time.time() - started(self.job)
         if limits.deadline and age > limits.deadline:
             self.ending.delete_job()
             raise InputError(
                 f"{self.kind.title} {self.name} took longer than deadline_minutes="
                 f"{limits.deadline / 60:g} and was deleted; its checkpoints are kept"
             )
-        waits = now.phase == "created" and not self.logs
+        pods = self.pods.objects.values()
+        runs = any(has_started(pod, each) for pod in pods for each in self.kind.containers)
+        waits = now.phase == "created" and not runs
         if limits.pending and waits and age > limits.pending:
             said = self.said
             self.ending.delete_job()
@@ -256,6 +286,14 @@ def has_started(pod: Object, container: str) -> bool:
             now = status.get("state") or {}
             return "running" in now or "terminated" in now or bool(status.get("restartCount"))
     return False
+
+
+def has_failed(pod: Object) -> bool:
+    """Whether the pod, or a container of it, ended badly."""
+    status = pod.get("status") or {}
+    ends = [(each.get("state") or {}) for each in status.get("containerStatuses") or []]
+    codes = [int(end["terminated"].get("exitCode") or 0) for end in ends if "terminated" in end]
+    return status.get("phase") == "Failed" or any(codes)
 
 
 def was_restarted(pod: Object) -> bool:

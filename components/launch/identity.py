@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.components.launch.api import Api, ApiError, Object, core
+from kfp_ddp.components.launch.kueue import QUEUE_LABEL
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
 
@@ -121,7 +122,7 @@ def metadata(
     """Metadata of the job object."""
     labels = identity.labels(attempt)
     if spec.scheduler == "kueue" and spec.queue:
-        labels["kueue.x-k8s.io/queue-name"] = spec.queue
+        labels[QUEUE_LABEL] = spec.queue
     if spec.scheduler == "runai" and spec.queue:
         labels["runai/queue"] = spec.queue
     found: dict[str, Any] = {

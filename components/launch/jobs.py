@@ -13,11 +13,11 @@ from kfp_ddp.components.launch.identity import (
     Owner,
     metadata,
 )
-from kfp_ddp.components.launch.kinds import KINDS, Kind
+from kfp_ddp.components.launch.kinds import KINDS, Kind, suspended
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
 
-REPORTED = "kfp-ddp/reported"
+REPORTED, PREEMPTED = "kfp-ddp/reported", "kfp-ddp/preempted"
 # An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
 ENV_SCRIPT_BYTES = 100_000
 
@@ -84,6 +84,24 @@ class Jobs:
                     "look at its finalizers"
                 )
             time.sleep(0.5)
+
+    def check_queued(self, attempt: int) -> None:
+        """Make sure that Kueue would hold the job: one that it does not manage runs at once.
+
+        Raises:
+            InputError: when it would not, which no object of Kueue tells but a dry run.
+        """
+        path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
+        try:
+            dry = {"dryRun": "All"}
+            found = self.api.patient(lambda: self.api.call("POST", path, body, dry))
+        except ApiError:
+            return  # what is wrong is told when it is created
+        if not suspended(found):
+            raise InputError(
+                f"queue={self.spec.queue!r}: Kueue here does not manage {self.kind.plural}."
+                f"{self.kind.group_version}; enable that integration, or leave queue empty"
+            )
 
     def manifest(self, attempt: int, script_map: str = "") -> Object:
         """The job object of an attempt."""
@@ -152,7 +170,14 @@ class Jobs:
 
     def mark_reported(self, attempt: int) -> None:
         """Note on a failed job that its failure was told: whoever comes later wants a new one."""
-        body = {"metadata": {"annotations": {REPORTED: "true"}}}
+        self._mark(attempt, REPORTED)
+
+    def mark_preempted(self, attempt: int) -> None:
+        """Note on a failed job that it failed of its preemption, which counts as no attempt."""
+        self._mark(attempt, PREEMPTED)
+
+    def _mark(self, attempt: int, annotation: str) -> None:
+        body = {"metadata": {"annotations": {annotation: "true"}}}
         try:
             self.api.call("PATCH", self.path(attempt), body)
         except ApiError as error:
@@ -164,3 +189,8 @@ class Jobs:
 def was_reported(job: Object) -> bool:
     """Whether the job's failure already ended a step."""
     return REPORTED in (job["metadata"].get("annotations") or {})
+
+
+def was_preempted(job: Object) -> bool:
+    """Whether the job failed of its preemption alone."""
+    return PREEMPTED in (job["metadata"].get("annotations") or {})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from kfp_ddp.components.launch import mpijob, pytorchjob, tfjob, trainjob
@@ -39,6 +40,8 @@ class Kind:
     job_label: str
     containers: tuple[str, ...]
     manifest: Callable[[LaunchSpec, Object, str], Object]
+    spoiled: Callable[[Object], str] = lambda job: ""
+    """What the job has lost of its specification since it was made, and who takes it away."""
     restarts_in_place: bool = False
     """Whether a failed container is started again in its pod, which no setting of ours prevents."""
 
@@ -72,8 +75,7 @@ def state(job: Object) -> State:
     ):
         if kind in conditions:
             return State(phase, conditions[kind].get("message", ""))  # type: ignore[arg-type]
-    spec = job.get("spec") or {}
-    if "Suspended" in conditions or _suspended(spec):
+    if "Suspended" in conditions or suspended(job):
         return State("queued", conditions.get("Suspended", {}).get("message", ""))
     if "Running" in conditions:
         return State("running")
@@ -83,7 +85,21 @@ def state(job: Object) -> State:
     return State("created")
 
 
-def _suspended(spec: Object) -> bool:
+def started(job: Object) -> float:
+    """When a job may last have begun to run, in seconds since 1970.
+
+    That is when it was made, or when its queue let it go: what it waited there, or ran before it
+    was preempted, counts for no deadline of its own, and for none of its operator's.
+    """
+    conditions = (job.get("status") or {}).get("conditions") or []
+    resumed = [c for c in conditions if c["type"] == "Suspended" and c["status"] == "False"]
+    at = resumed[0].get("lastTransitionTime") if resumed else None
+    return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
+
+
+def suspended(job: Object) -> bool:
+    """Whether its specification holds the job back, as a queue does."""
+    spec = job.get("spec") or {}
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
@@ -103,6 +119,7 @@ KINDS: dict[str, Kind] = {
         V2_JOB,
         ("node",),
         trainjob.manifest,
+        trainjob.spoiled,
         restarts_in_place=True,
     ),
 }

@@ -2,13 +2,12 @@
 
 import re
 
-from kfp_ddp.components.launch.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.launch import kueue
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core
 from kfp_ddp.components.launch.kinds import State, pod_title
 
 PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-KUEUE = "kueue.x-k8s.io/v1beta1"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def explain(job: Object, state: State, pods: list[Object], events: list[Object], api: Api) -> str:
@@ -22,7 +21,7 @@ def explain(job: Object, state: State, pods: list[Object], events: list[Object],
         api: For claims and queues, which are asked about only while a pod waits for them.
     """
     if state.phase == "queued":
-        return _queued(job, api)
+        return kueue.waiting(job, api)
     reasons: dict[str, list[str]] = {}
     for pod in pods:
         reason = _of_pod(pod, api)
@@ -88,43 +87,6 @@ def claim_problem(api: Api, claim: str) -> str:
         storage = found["spec"].get("storageClassName") or "no class"
         return f"claim {claim} is not bound (StorageClass {storage})"
     return ""
-
-
-def _queued(job: Object, api: Api) -> str:
-    """Which queue holds the job, why, and how many stand before it."""
-    queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
-    if not queue:
-        return "suspended; somebody else must resume it"
-    try:
-        found = api.call("GET", custom(KUEUE, api.namespace, "workloads"))
-    except ApiError:
-        return f"waiting in queue {queue}"
-    ours, ahead = None, 0
-    for workload in found.get("items", []):
-        owners = workload["metadata"].get("ownerReferences") or [{}]
-        if owners[0].get("uid") == job["metadata"]["uid"]:
-            ours = workload
-    if ours is None:
-        return f"waiting in queue {queue}, which has not taken it up; does it exist?"
-    for workload in found.get("items", []):
-        waits = not _condition(workload, "Admitted") and not _condition(workload, "Finished")
-        earlier = workload["metadata"]["creationTimestamp"] < ours["metadata"]["creationTimestamp"]
-        same = workload["spec"].get("queueName") == queue
-        ahead += waits and earlier and same and workload is not ours
-    evicted = _condition(ours, "Evicted")
-    reserved = _condition(ours, "QuotaReserved", "False") or {}
-    words = [f"waiting in queue {queue}"]
-    words.append(f"behind {ahead} other job(s)" if ahead else "first in line")
-    why = (evicted or {}).get("message") or reserved.get("message", "")
-    return ", ".join(words) + (f" ({_short(why)})" if why else "")
-
-
-def _condition(workload: Object, kind: str, status: str = "True") -> Object | None:
-    for condition in (workload.get("status") or {}).get("conditions") or []:
-        if condition["type"] == kind and condition["status"] == status:
-            found: Object = condition
-            return found
-    return None
 
 
 def _short(text: str) -> str:

@@ -1,8 +1,8 @@
 """What can be known before a job is created: rights, claims, queues, GPUs."""
 
-from kfp_ddp.components.launch.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.launch import kueue
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core
 from kfp_ddp.components.launch.kinds import KINDS
-from kfp_ddp.components.launch.pending import KUEUE
 from kfp_ddp.components.launch.pod import resources
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
@@ -27,13 +27,9 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
                 f"claim {claim} does not exist in namespace {api.namespace}; create it, or let "
                 "dataset_volume make it"
             )
+    warnings = []
     if spec.scheduler == "kueue" and spec.queue:
-        path = custom(KUEUE, api.namespace, "localqueues", spec.queue)
-        if _missing(api, path):
-            raise InputError(
-                f"queue {spec.queue!r} is no LocalQueue of namespace {api.namespace}; "
-                "use one of `kubectl get localqueues`"
-            )
+        warnings = kueue.check_queue(api, spec.queue)
     if spec.kind == "trainjob":
         runtime = f"/apis/{kind.group_version}/clustertrainingruntimes/{spec.runtime}"
         if _missing(api, runtime):
@@ -41,7 +37,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
                 f"runtime {spec.runtime!r} does not exist; "
                 "use one of `kubectl get clustertrainingruntimes`"
             )
-    return _warnings(api, spec)
+    return warnings + _warnings(api, spec)
 
 
 def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
@@ -92,20 +88,19 @@ def _missing(api: Api, path: str) -> bool:
 
 def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
-    gpus = int(float(limits.get(spec.gpu_resource, 0)))
-    if not gpus:
+    wanted = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    if not any(wanted.values()):
         return []
     try:
         nodes = api.call("GET", "/api/v1/nodes")["items"]
     except ApiError:
         return []
-    most = max(
-        (int(n["status"].get("allocatable", {}).get(spec.gpu_resource, 0)) for n in nodes),
-        default=0,
-    )
-    if most >= gpus:
-        return []
-    return [
-        f"{gpus} {spec.gpu_resource} a node are asked for and no node has more than {most}; "
-        "the job waits unless nodes are added by themselves"
-    ]
+    found = []
+    for name, count in wanted.items():
+        most = max((int(n["status"].get("allocatable", {}).get(name, 0)) for n in nodes), default=0)
+        if most < count:
+            found.append(
+                f"{count} {name} a node are asked for and no node has more than {most}; "
+                "the job waits unless nodes are added by themselves"
+            )
+    return found

@@ -11,7 +11,7 @@ from kfp_ddp.components.launch.ending import Ending
 from kfp_ddp.components.launch.failure import root_cause
 from kfp_ddp.components.launch.follow import Cancelled, Ended, Follower, Limits, ended
 from kfp_ddp.components.launch.identity import find_owner, identify
-from kfp_ddp.components.launch.jobs import Jobs, was_reported
+from kfp_ddp.components.launch.jobs import Jobs, was_preempted, was_reported
 from kfp_ddp.components.launch.kinds import state
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
@@ -55,6 +55,9 @@ def launch(
     if attempt not in attempts:
         for warning in preflight.check(api, spec):
             print(f"warning: {warning}", flush=True)
+        if spec.scheduler == "kueue" and spec.queue:
+            jobs.check_queued(attempt)
+    preempted = {number for number, job in attempts.items() if was_preempted(job)}
     ending = Ending(api, owner, threading.Event())
     with ending.watching():
         while True:
@@ -62,8 +65,17 @@ def launch(
             over = _follow(jobs, attempt, ending, run_dir)
             if over.state.phase == "succeeded":
                 return Finished(over.job, attempt - first + 1)
+            if over.preempted:
+                jobs.mark_preempted(attempt)
+                preempted.add(attempt)
+                name = jobs.identity.job_name(attempt)
+                print(f"{name} could not go on after its preemption; making a new job", flush=True)
+                _wait_for_pods(jobs, attempt, ending)
+                attempt += 1
+                continue
             failure = root_cause(over.pods, over.state.message, over.last_lines, over.lost)
-            left = spec.retries - (attempt - first)
+            used = [number for number in range(first, attempt) if number not in preempted]
+            left = spec.retries - len(used)
             if state(over.job).phase != "failed":
                 ending.delete_job()
             if not failure.retryable or left <= 0:
@@ -87,6 +99,8 @@ def _where_to_start(attempts: dict[int, Object]) -> tuple[int, int]:
     newest = max(attempts)
     told = [number for number, job in attempts.items() if was_reported(job)]
     first = max(told) + 1 if told else min(attempts)
+    if was_preempted(attempts[newest]):
+        return newest + 1, first
     if was_reported(attempts[newest]) and state(attempts[newest]).phase == "failed":
         return newest + 1, newest + 1
     return newest, first

@@ -72,6 +72,21 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
     return _plain(job.to_dict())
 
 
+def spoiled(job: Object) -> str:
+    """What is said of a TrainJob that has lost our patches; '' while it has them.
+
+    Kueue before 0.17 writes back a TrainJob as Trainer 2.0 knew it, without runtimePatches, when
+    it admits one; Trainer cannot make its pods after that.
+    """
+    patches = job["spec"].get("runtimePatches") or []
+    if any(patch["manager"] == MANAGER for patch in patches):
+        return ""
+    return (
+        "has lost its runtimePatches, with volumes and settings, and was deleted; Kueue before "
+        "0.17 takes them away: use a newer one, or backend pytorchjob in this queue"
+    )
+
+
 def _wrapped(resources: Object) -> Object:
     """Quantities as strings, which the models take through from_dict."""
     return {kind: {k: str(v) for k, v in values.items()} for kind, values in resources.items()}

@@ -3,8 +3,10 @@ from typing import Any
 import pytest
 
 from kfp_ddp.components.launch.api import ApiError
-from kfp_ddp.components.launch.kinds import State, state
+from kfp_ddp.components.launch.kinds import KINDS, State, started, state
+from kfp_ddp.components.launch.kueue import check_queue
 from kfp_ddp.components.launch.pending import explain
+from kfp_ddp.training.errors import InputError
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 
@@ -76,20 +78,128 @@ def test_an_unbound_claim_is_named_with_its_class() -> None:
     assert said.endswith("claim images is not bound (StorageClass late)")
 
 
-def test_a_queued_job_knows_its_place() -> None:
-    def workload(uid: str, at: int) -> dict[str, Any]:
-        meta = {"ownerReferences": [{"uid": uid}], "creationTimestamp": f"2026-11-21T10:00:0{at}Z"}
-        reserved = {"type": "QuotaReserved", "status": "False", "message": "no quota for 8 GPUs"}
-        return {
-            "metadata": meta,
-            "spec": {"queueName": "team"},
-            "status": {"conditions": [reserved]},
-        }
+class Kueue:
+    """Answers as an API server with Kueue: the group first, then what is asked for."""
 
-    api: Any = Answers({"items": [workload("other", 1), workload("u", 2), workload("late", 3)]})
-    job = {"metadata": {**JOB["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team"}}}
-    said = explain(job, State("queued"), [], [], api)
-    assert said == "waiting in queue team, behind 1 other job(s) (no quota for 8 GPUs)"
+    namespace = "space"
+
+    def __init__(self, **objects: Any) -> None:
+        self.objects = objects
+
+    def patient(self, request: Any) -> Any:
+        return request()
+
+    def call(self, method: str, path: str) -> dict[str, Any]:
+        if path == "/apis/kueue.x-k8s.io":
+            return {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
+        base = "/apis/kueue.x-k8s.io/v1beta2/namespaces/space/"
+        assert path.startswith(base)
+        name = path.removeprefix(base)
+        if name not in self.objects:
+            raise ApiError(404, "NotFound", "not there")
+        found: dict[str, Any] = self.objects[name]
+        return found
+
+
+def workload(
+    uid: str, at: int, *conditions: dict[str, Any], queue: str = "team", priority: int = 0
+) -> dict[str, Any]:
+    owner = {"uid": uid, "kind": "PyTorchJob", "name": f"job-{uid}"}
+    stamp = f"2026-11-21T10:00:0{at}Z"
+    return {
+        "metadata": {"uid": f"w-{uid}", "ownerReferences": [owner], "creationTimestamp": stamp},
+        "spec": {"queueName": queue, "priority": priority},
+        "status": {"conditions": list(conditions)},
+    }
+
+
+PENDING = {"type": "QuotaReserved", "status": "False", "message": "no quota for 8 GPUs"}
+HOLDING = {"type": "QuotaReserved", "status": "True"}
+QUEUED = {"metadata": {**JOB["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "team"}}}
+
+
+def queued(*workloads: dict[str, Any]) -> str:
+    api: Any = Kueue(workloads={"items": list(workloads)})
+    return explain(QUEUED, State("queued"), [], [], api)
+
+
+def test_a_queued_job_knows_its_place() -> None:
+    said = queued(
+        workload("first", 1, PENDING),
+        workload("u", 2, PENDING),
+        workload("late", 3, PENDING),
+        workload("urgent", 4, PENDING, priority=9),
+        workload("elsewhere", 1, PENDING, queue="other"),
+        workload("running", 1, HOLDING),
+        workload("done", 1, HOLDING, {"type": "Finished", "status": "True"}),
+    )
+    assert said == (
+        "waiting in queue team, behind PyTorchJob job-urgent, PyTorchJob job-first, "
+        "while PyTorchJob job-running holds quota (no quota for 8 GPUs)"
+    )
+
+
+def test_of_many_jobs_ahead_a_few_are_named() -> None:
+    ahead = [workload(str(number), number, PENDING) for number in range(5)]
+    said = queued(workload("u", 9, PENDING), *ahead)
+    assert "behind PyTorchJob job-0, PyTorchJob job-1, PyTorchJob job-2 and 2 more (" in said
+
+
+def test_a_preempted_job_names_what_came_before_it() -> None:
+    message = "Preempted to accommodate a workload (UID: w-urgent, JobUID: urgent) due to priority"
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": message}
+    same = {**PENDING, "message": message}
+    said = queued(workload("u", 1, evicted, same), workload("urgent", 2, HOLDING, priority=9))
+    assert said == (
+        "preempted (Preempted to accommodate PyTorchJob job-urgent due to priority); waiting in "
+        "queue team, first in line, while PyTorchJob job-urgent holds quota"
+    )
+
+
+def test_a_job_that_kueue_has_not_seen_yet_says_no_more_than_that() -> None:
+    assert queued() == "waiting for Kueue to take it into queue team"
+    assert queued(workload("u", 1)) == "waiting for Kueue to take it into queue team"
+
+
+def test_a_suspended_job_without_a_queue_is_somebody_elses() -> None:
+    api: Any = Kueue()
+    assert explain(JOB, State("queued"), [], [], api).startswith("suspended; somebody else")
+
+
+def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
+    stopped = {"type": "Active", "status": "False", "message": "LocalQueue is stopped"}
+    api: Any = Kueue(
+        **{
+            "localqueues/team": {"status": {"conditions": []}},
+            "localqueues/held": {"status": {"conditions": [stopped]}},
+        }
+    )
+    assert check_queue(api, "team") == []
+    assert check_queue(api, "held") == ["queue held admits nothing now: LocalQueue is stopped"]
+    with pytest.raises(InputError, match="'nowhere' is no LocalQueue of namespace space"):
+        check_queue(api, "nowhere")
+    without: Any = Answers()
+    without.patient = api.patient
+    with pytest.raises(InputError, match="this cluster has no Kueue"):
+        check_queue(without, "team")
+
+
+def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
+    def job(*conditions: dict[str, Any]) -> dict[str, Any]:
+        meta = {"creationTimestamp": "2026-11-21T10:00:00Z"}
+        return {"metadata": meta, "status": {"conditions": list(conditions)}}
+
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T10:05:00Z"}
+    assert started(job(resumed)) - started(job()) == 300
+    assert started(job({**resumed, "status": "True"})) == started(job())
+
+
+def test_a_trainjob_that_lost_its_patches_is_told_from_one_with_more() -> None:
+    ours, kueues = {"manager": "kfp-ddp/launcher"}, {"manager": "kueue.x-k8s.io/manager"}
+    spoiled = KINDS["trainjob"].spoiled
+    assert spoiled({"spec": {"runtimePatches": [ours, kueues]}}) == ""
+    assert "has lost its runtimePatches" in spoiled({"spec": {}})
+    assert "has lost its runtimePatches" in spoiled({"spec": {"runtimePatches": [kueues]}})
 
 
 def test_states_of_both_kinds_of_jobs() -> None:

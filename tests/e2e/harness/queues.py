@@ -1,0 +1,164 @@
+"""Queues of the real Kueue: a quota of CPU, a LocalQueue on it, and other workloads in it."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes import client
+
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
+
+GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
+
+
+def served(api: client.ApiClient) -> bool:
+    """Whether the cluster has Kueue."""
+    groups = patiently(lambda: client.ApisApi(api).get_api_versions()).groups
+    return any(group.name == GROUP for group in groups)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A LocalQueue alone on its ClusterQueue; `urgent` names a WorkloadPriorityClass above 0."""
+
+    grounds: Grounds
+    name: str
+    cluster_queue: str
+    urgent: str
+
+    def set_quota(self, cpu: str) -> None:
+        """Give the queue another quota."""
+        body = {"spec": _spec(self.grounds, self.cluster_queue, cpu)}
+        patiently(
+            lambda: self.grounds.custom.patch_cluster_custom_object(
+                GROUP, VERSION, "clusterqueues", self.cluster_queue, body
+            )
+        )
+
+    def stop(self) -> None:
+        """Let the queue admit nothing more."""
+        patiently(
+            lambda: self.grounds.custom.patch_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                self.grounds.namespace,
+                "localqueues",
+                self.name,
+                {"spec": {"stopPolicy": "Hold"}},
+            )
+        )
+
+    @contextmanager
+    def taken(self, cpu: str, *, urgent: bool = False) -> Iterator[str]:
+        """Let another workload hold that much of the quota while the block lasts; its name."""
+        name = f"other-{uuid.uuid4().hex[:5]}"
+        labels = {QUEUE: self.name} | ({PRIORITY: self.urgent} if urgent else {})
+        container = {
+            "name": "main",
+            "image": IMAGE,
+            "command": ["sleep", "600"],
+            "resources": {"requests": {"cpu": cpu}},
+        }
+        pod = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsUser": UID},
+            "containers": [container],
+        }
+        body = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"suspend": True, "template": {"spec": pod}},
+        }
+        batch = client.BatchV1Api(self.grounds.api)
+        patiently(lambda: batch.create_namespaced_job(self.grounds.namespace, body))
+
+        def admitted() -> bool:
+            found = patiently(lambda: batch.read_namespaced_job(name, self.grounds.namespace))
+            return not found.spec.suspend
+
+        try:
+            until(admitted, f"the admission of {name}", 60)
+            yield name
+        finally:
+            with contextlib.suppress(client.ApiException):
+                batch.delete_namespaced_job(
+                    name, self.grounds.namespace, propagation_policy="Background"
+                )
+
+    def waiting(self) -> list[str]:
+        """Names of the workloads that the queue has not let in."""
+        found = patiently(
+            lambda: self.grounds.custom.list_namespaced_custom_object(
+                GROUP, VERSION, self.grounds.namespace, "workloads"
+            )
+        )["items"]
+        own = [each for each in found if each["spec"].get("queueName") == self.name]
+        return [each["metadata"]["name"] for each in own if not _reserved(each)]
+
+
+def _reserved(workload: dict[str, Any]) -> bool:
+    conditions = (workload.get("status") or {}).get("conditions") or []
+    return any(c["type"] == "QuotaReserved" and c["status"] == "True" for c in conditions)
+
+
+@contextmanager
+def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
+    """Make a queue `team-…` with that much CPU; what is more urgent preempts what is less."""
+    mark = uuid.uuid4().hex[:5]
+    made = Queue(grounds, f"team-{mark}", f"{grounds.namespace}-{mark}", f"urgent-{mark}")
+    spec = {"spec": _spec(grounds, made.cluster_queue, cpu)}
+    kinds: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+        ("resourceflavors", "ResourceFlavor", made.cluster_queue, {}),
+        ("clusterqueues", "ClusterQueue", made.cluster_queue, spec),
+        ("workloadpriorityclasses", "WorkloadPriorityClass", made.urgent, {"value": 1000}),
+    )
+    with contextlib.ExitStack() as stack:
+        for plural, kind, name, more in kinds:
+            whole = {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": kind,
+                "metadata": {"name": name},
+                **more,
+            }
+            grounds.custom.create_cluster_custom_object(GROUP, VERSION, plural, whole)
+            stack.callback(
+                grounds.custom.delete_cluster_custom_object, GROUP, VERSION, plural, name
+            )
+        local = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "LocalQueue",
+            "metadata": {"name": made.name},
+            "spec": {"clusterQueue": made.cluster_queue},
+        }
+        grounds.custom.create_namespaced_custom_object(
+            GROUP, VERSION, grounds.namespace, "localqueues", local
+        )
+        stack.callback(
+            grounds.custom.delete_namespaced_custom_object,
+            GROUP,
+            VERSION,
+            grounds.namespace,
+            "localqueues",
+            made.name,
+        )
+        yield made
+
+
+def _spec(grounds: Grounds, flavor: str, cpu: str) -> dict[str, Any]:
+    resources = [
+        {"name": "cpu", "nominalQuota": cpu},
+        {"name": "memory", "nominalQuota": "100Gi"},
+    ]
+    flavors = [{"name": flavor, "resources": resources}]
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": grounds.namespace}},
+        "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+    }

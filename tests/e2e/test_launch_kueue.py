@@ -1,0 +1,214 @@
+"""Jobs in a queue of the real Kueue: waiting, let in, preempted, cancelled, never let in."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import queues, rights
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.grounds import Folder, Grounds, until
+from tests.e2e.harness.queues import Queue
+from tests.e2e.harness.scene import namespace
+from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
+from tests.e2e.test_launch_train_step import TrainStep, grounds, work  # noqa: F401
+
+EPOCHS = 60
+COUNT = """
+import time
+for number in range(10):
+    print("line", number)
+    time.sleep(0.05)
+"""
+# Its end takes longer than what preempted it; let in again, it is done at once.
+SLOW_END = """
+import os, signal, sys, time
+from pathlib import Path
+def end(*_):
+    time.sleep(10)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+mark = Path(f"/work/{os.environ['MARK']}-{os.environ['RANK']}")
+if not mark.exists():
+    mark.touch()
+    print("the first time")
+    time.sleep(600)
+print("again")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kueue(cluster: client.ApiClient) -> None:  # noqa: F811
+    if not queues.served(cluster):
+        pytest.skip("the cluster has no Kueue")
+
+
+@pytest.fixture
+def queue(grounds: Grounds) -> Iterator[Queue]:  # noqa: F811
+    """A queue for two pods of 20m, or for one job of the train step with two ranks."""
+    with queues.queue(grounds, "110m") as made:
+        yield made
+
+
+def in_queue(queue: Queue, code: str = COUNT, **more: Any) -> dict[str, Any]:
+    """The specification of a job of two pods in a queue."""
+    return {"scheduler": "kueue", "queue": queue.name, "nodes": 2, **python(code), **more}
+
+
+def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
+    with queue.taken("80m") as other:
+        step = LaunchStep(queue.grounds, in_queue(queue)).start()
+        step.saw(f"waiting in queue {queue.name}, first in line, while Job {other} holds quota")
+        step.saw("insufficient unused quota for cpu")
+        assert step.workers() == []
+    assert step.wait() == "Succeeded", step.log()
+    (job,) = step.jobs()
+    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
+    for pod in ("master-0", "worker-0"):
+        assert step.log().count(f"[{pod}] line 9") == 1
+
+
+def test_jobs_before_it_in_the_queue_are_named(queue: Queue) -> None:
+    with queue.taken("110m"):
+        first = LaunchStep(queue.grounds, in_queue(queue)).start()
+        first.saw("first in line")
+        second = LaunchStep(queue.grounds, in_queue(queue)).start()
+        (job,) = until(first.jobs, "the first job")
+        second.saw(f"behind PyTorchJob {job['metadata']['name']}")
+    assert first.wait() == "Succeeded", first.log()
+    assert second.wait() == "Succeeded", second.log()
+
+
+def test_a_queue_that_is_too_small_says_so_until_it_is_not(queue: Queue) -> None:
+    """Time in the queue counts for no deadline, and a step that is lost there is succeeded."""
+    queue.set_quota("30m")
+    limits: dict[str, Any] = {"deadline_minutes": 0.5, "pending_minutes": 0.5}
+    step = LaunchStep(queue.grounds, in_queue(queue, **limits), work_claim="work").start()
+    step.saw("request > maximum capacity (40m > 30m)")
+    step.kill()
+    assert step.wait() == "Lost"
+    step.start()
+    step.saw("taking up PyTorchJob")
+    (job,) = step.jobs()
+    until(lambda: age(job) > 32, "an age beyond its deadlines")
+    queue.set_quota("110m")
+    assert step.wait() == "Succeeded", step.log()
+    assert [each["metadata"]["uid"] for each in step.jobs()] == [job["metadata"]["uid"]]
+
+
+def age(job: dict[str, Any]) -> float:
+    """Seconds since the job was made."""
+    return time.time() - datetime.fromisoformat(job["metadata"]["creationTimestamp"]).timestamp()
+
+
+def test_a_preempted_training_goes_on_from_its_checkpoint(
+    queue: Queue,
+    work: Folder,  # noqa: F811
+) -> None:
+    """Without a single retry to spare: preemption is no failure."""
+    step = TrainStep(
+        queue.grounds, nodes=2, epochs=EPOCHS, retries=0, scheduler="kueue", queue=queue.name
+    ).start()
+    step.saw("epoch 4/")
+    (before,) = step.jobs()
+    with queue.taken("80m", urgent=True) as other:
+        step.saw(f"is queued: preempted (Preempted to accommodate Job {other} due to")
+        until(lambda: step.workers() == [], "the end of its pods", 60)
+    assert step.wait() == "Succeeded", step.log()
+    (after,) = step.jobs()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    lines = work.read(f"{step.run_id}/metrics.jsonl")
+    assert lines is not None
+    events = [json.loads(line) for line in lines.splitlines()]
+    starts = [event["resumed_from_step"] for event in events if event["event"] == "start"]
+    ends = [event["status"] for event in events if event["event"] == "end"]
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert starts[0] == 0
+    assert starts[1:] == [steps[steps.index(starts[1])]]
+    assert starts[1] >= 9
+    assert ends == ["preempted", "done"]
+    assert steps == list(range(1, 3 * EPOCHS + 1)), "each step is done once"
+    epochs = [line for line in step.log().splitlines() if f"/{EPOCHS}" in line and "epoch" in line]
+    assert len(epochs) == len(set(epochs))
+
+
+def test_a_job_that_is_let_in_while_it_still_ends_is_made_anew(queue: Queue) -> None:
+    """The Training Operator holds its ending pods against it; that is no retry either."""
+    spec = in_queue(queue, SLOW_END, claims={"/work": "work"}, grace_seconds=30, retries=0)
+    step = LaunchStep(queue.grounds, {**spec, "env": {"MARK": queue.name}}, work_claim="work")
+    step.start()
+    step.saw("[master-0] the first time")
+    step.saw("[worker-0] the first time")
+    with queue.taken("80m", urgent=True):
+        pass  # it is gone as soon as it is let in
+    assert step.wait() == "Succeeded", step.log()
+    assert "retries left" not in step.log()
+    assert step.log().count("[master-0] again") == 1
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind: str) -> None:
+    plural = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}[kind]
+    with queue.taken("80m") as other:
+        step = LaunchStep(queue.grounds, in_queue(queue, kind=kind)).start()
+        step.saw(f"first in line, while Job {other} holds quota")
+        step.terminate()
+        until(lambda: step.jobs(plural) == [], "the job's deletion", 5)
+        assert step.wait() == "Failed"
+        assert "the run was terminated" in step.log().splitlines()[-1]
+        until(lambda: queue.waiting() == [], "the end of its place in the queue", 30)
+
+
+def test_a_queue_that_is_not_there_is_one_line_before_anything_is_made(queue: Queue) -> None:
+    step = LaunchStep(queue.grounds, {**in_queue(queue), "queue": "nowhere"}).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert last.startswith("error: queue 'nowhere' is no LocalQueue of namespace"), step.log()
+    assert step.jobs() == []
+
+
+def test_a_kind_that_kueue_passes_over_is_one_line_before_anything_is_made(queue: Queue) -> None:
+    """Kueue knows the MPIJob of MPI Operator v2, not that of the Training Operator."""
+    step = LaunchStep(queue.grounds, in_queue(queue, kind="mpijob")).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "Kueue here does not manage mpijobs.kubeflow.org/v1" in last, step.log()
+    assert step.jobs(("kubeflow.org", "v1", "mpijobs")) == []
+
+
+def test_without_rights_to_queues_it_waits_and_runs_all_the_same(
+    cluster: client.ApiClient,  # noqa: F811
+) -> None:
+    with namespace(cluster, ours=False) as bare, queues.queue(bare, "110m") as queue:
+        with queue.taken("80m"):
+            step = LaunchStep(bare, in_queue(queue)).start()
+            step.saw(f"is queued: waiting in queue {queue.name}")
+        assert step.wait() == "Succeeded", step.log()
+        assert "first in line" not in step.log()
+
+
+def test_doctor_tells_queues_and_those_that_admit_nothing(queue: Queue) -> None:
+    found = examine(queue.grounds)
+    assert found["queues of Kueue"] == ("ok", queue.name)
+    queue.stop()
+    until(lambda: examine(queue.grounds)["queues of Kueue"][0] == "warn", "the warning", 60)
+    assert "is stopped" in examine(queue.grounds)["queues of Kueue"][1]
+
+
+def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:  # noqa: F811
+    """What the doctor says of each thing: state and words."""
+    command = [sys.executable, "-m", "kfp_ddp.cli", "doctor", "--json"]
+    done = subprocess.run(
+        [*command, "--namespace", grounds.namespace, "--service-account", rights.RUNNER],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = json.loads(done.stdout)["findings"]
+    return {each["what"]: (each["state"], each["said"]) for each in found}
