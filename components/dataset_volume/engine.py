@@ -7,9 +7,9 @@ from kfp_ddp.components.data_sync.engine import check_dataset
 from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Refused, connect
 from kfp_ddp.components.dataset_volume.publish import (
-    STRATEGIES,
     Published,
     Request,
+    check_strategy,
     collect,
     publish,
 )
@@ -68,8 +68,7 @@ def check(request: Request) -> None:
     Raises:
         InputError: naming the option and what it may be.
     """
-    if request.publish not in STRATEGIES:
-        raise InputError(f"publish is {request.publish!r}; give one of {', '.join(STRATEGIES)}")
+    check_strategy(request.publish, request.source)
     if len(request.digest) != 64 or set(request.digest) - set("0123456789abcdef"):
         raise InputError(f"digest is {request.digest!r}; give the digest that data_sync returned")
     if request.keep_claims < 0:

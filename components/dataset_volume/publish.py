@@ -50,6 +50,18 @@ class Published:
     notes: list[str] = field(default_factory=list)
 
 
+def check_strategy(publish: str, source: str) -> None:
+    """Refuse a strategy that is unknown, or that has nothing to copy from.
+
+    Raises:
+        InputError: naming what may be given.
+    """
+    if publish not in STRATEGIES:
+        raise InputError(f"publish is {publish!r}; give one of {', '.join(STRATEGIES)}")
+    if publish == "populator" and not source.startswith("gs://"):
+        raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
+
+
 def publish(cluster: Cluster, request: Request) -> Published:
     """Publish by the strategy asked for; `auto` falls back to in-place, and says so.
 
@@ -152,8 +164,6 @@ def populator(cluster: Cluster, request: Request, staging: Any) -> Published:
     The bucket's prefix becomes the root of the claim; the digest is that of the listing, and
     what the populator copies is not verified.
     """
-    if not request.source.startswith("gs://"):
-        raise InputError(f"source is {request.source!r}; the populator needs gs://bucket/prefix")
     found = _reusable(cluster, request, "populator")
     if found is None:
         spec = {

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,19 @@ from kfp_ddp.training.errors import InputError
 NAME = "bundle"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 _ASIDE = f".{NAME}-"
+
+
+def check_model_name(model_name: str) -> None:
+    """Refuse a name that cannot be a folder of a model server.
+
+    Raises:
+        InputError: saying what a name is made of.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
+        raise InputError(
+            f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
+            "dots, dashes and underscores, a letter or digit first"
+        )
 
 
 def digest(folder: Path) -> str:

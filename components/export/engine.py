@@ -1,7 +1,6 @@
 """The export step: checkpoint and evaluation in, a proven bundle out, on the claim and uploaded."""
 
 import json
-import re
 import shutil
 import time
 from importlib.metadata import version
@@ -39,11 +38,7 @@ def run(
         Folder of the bundle, and the URI it was uploaded to or ''.
     """
     started = time.monotonic()
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
-        raise InputError(
-            f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
-            "dots, dashes and underscores, a letter or digit first"
-        )
+    bundle.check_model_name(model_name)
     target = place(destination) if destination else None
     if target is not None:
         target.prepare()

@@ -60,11 +60,7 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list
         raise InputError(
             f"{needed[0]} is set but evaluation is empty: connect the evaluation output of evaluate"
         )
-    if rules.need_champion and not champion:
-        raise InputError(
-            f"{rules.need_champion[0]} is set but champion is empty: give the champion's "
-            "evaluation.json, its folder or its bundle"
-        )
+    rules.check_champion(champion)
     found = Evaluation.read(Path(evaluation)) if evaluation else None
     if found is not None and abs(found.accuracy - accuracy) > 1e-6:
         raise InputError(
@@ -79,7 +75,7 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list
 
 def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) -> list[Check]:
     """The comparison with the champion at the URI `champion`."""
-    where, names = _locate(champion)
+    where, names = champion_place(champion)
     for name in names:
         text = where.read(name)
         if text is not None:
@@ -102,7 +98,7 @@ def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) 
     return champion_checks(rules, challenger, record, hits)
 
 
-def _locate(champion: str) -> tuple[Place, tuple[str, ...]]:
+def champion_place(champion: str) -> tuple[Place, tuple[str, ...]]:
     """The folder a champion lies in, and the names that its evaluation may have there."""
     if champion.endswith(".json"):
         folder, slash, name = champion.rpartition("/")

@@ -56,6 +56,18 @@ class Rules(BaseModel):
         }
         return [name for name, is_set in asked.items() if is_set]
 
+    def check_champion(self, champion: str) -> None:
+        """Refuse rules that compare with a champion where none is named.
+
+        Raises:
+            InputError: naming the rule.
+        """
+        if self.need_champion and not champion:
+            raise InputError(
+                f"{self.need_champion[0]} is set but champion is empty: give the champion's "
+                "evaluation.json, its folder or its bundle"
+            )
+
 
 @dataclass(frozen=True)
 class Check:
