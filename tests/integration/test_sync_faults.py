@@ -11,6 +11,7 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
+from tests.sync_runs import content
 
 __all__ = ["bucket"]
 
@@ -21,15 +22,6 @@ MENDABLE = (
     *("503", "429", "500", "408", "reset0", "reset", "fin", "shortlen", "corrupt", "stall"),
     "nonsense",
 )
-
-
-def content(version: Path) -> dict[str, bytes]:
-    """Every file below a folder, but for the two of our own."""
-    return {
-        str(path.relative_to(version)): path.read_bytes()
-        for path in version.rglob("*")
-        if path.is_file() and path.name not in ("_SUCCESS", "_MANIFEST.jsonl")
-    }
 
 
 def fill(bucket: Bucket, body: bytes = SMALL_BODY) -> dict[str, bytes]:

@@ -19,16 +19,9 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, serve
+from tests.sync_runs import content
 
 QUICK = Options(concurrency=4, timeout=5, retry=Retry(attempts=3, pause=0.01, longest=0.05))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in ("_SUCCESS", "_MANIFEST.jsonl")
-    }
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""A target that is full, not ours to write, or planted with links."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.data_sync import mirror
+from kfp_ddp.components.data_sync.versions import Store
+from kfp_ddp.training.errors import InputError
+from tests.gcs_server import Bucket, bucket
+from tests.sync_runs import content, fill, run, small_disk
+
+__all__ = ["bucket"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [("size=64k", "free and 120.0 kB are to come"), ("size=8m,nr_inodes=30", "inodes free")],
+)
+def test_full_disk_is_refused_before_a_byte_is_written(
+    bucket: Bucket, tmp_path: Path, options: str, message: str
+) -> None:
+    fill(bucket)
+    with small_disk(tmp_path / "disk", options) as disk:
+        with pytest.raises(InputError, match=message):
+            run(disk)
+        assert bucket.gets == []
+
+
+@pytest.mark.parametrize("options", ["size=64k", "size=8m,nr_inodes=30"])
+def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
+    bucket: Bucket, tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = fill(bucket)
+    monkeypatch.setattr(Store, "preflight", lambda *_: None)  # another writer took the room
+    with small_disk(tmp_path / "disk", options) as disk:
+        with pytest.raises(InputError, match=r"cannot write .*No space left.*free space"):
+            run(disk)
+        assert not (disk / "current").exists()
+        subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=500", str(disk)], check=True)
+        assert content(run(disk).path) == objects
+
+
+@pytest.mark.parametrize("place", [".kfsync", "versions", ".kfsync/building", ".kfsync/lock"])
+def test_planted_link_in_the_target_leads_nowhere(
+    bucket: Bucket, tmp_path: Path, place: str
+) -> None:
+    fill(bucket)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    target = tmp_path / "target"
+    (target / place).parent.mkdir(parents=True)
+    (target / place).symlink_to(outside)
+    with pytest.raises(InputError, match=r"link|cannot write"):
+        run(target)
+    assert list(outside.iterdir()) == []
+
+
+def test_planted_links_in_a_mirror_lead_nowhere(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    target = tmp_path / "target"
+    (target / "train").mkdir(parents=True)
+    (target / "train/c0").symlink_to(outside)
+    with pytest.raises(InputError, match=r"train/c0 is a link or a file where a folder must be"):
+        run(target, mirror=True, delete=False)
+    (target / "train/c0").unlink()
+    (target / "train/c0").mkdir()
+    (target / "train/c0/0000.png").symlink_to(outside / "file")
+    run(target, mirror=True, delete=False)
+    assert content(target) == objects
+    assert (outside / "file").read_text() == "mine"
+
+
+def test_link_planted_after_the_check_is_not_followed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bucket)
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    plan = mirror._Plan.refuse_obstacles
+
+    def plant_afterwards(self: mirror._Plan) -> None:
+        plan(self)
+        (target / "train").mkdir()
+        (target / "train/c0").symlink_to(outside)
+
+    monkeypatch.setattr(mirror._Plan, "refuse_obstacles", plant_afterwards)
+    with pytest.raises(InputError, match="cannot write"):
+        run(target, mirror=True, delete=False)
+    assert list(outside.iterdir()) == []
+
+
+def test_modes_do_not_depend_on_the_umask(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    mask = os.umask(0o077)
+    try:
+        version = run(tmp_path).path
+    finally:
+        os.umask(mask)
+    modes = {path.stat().st_mode & 0o777 for path in version.rglob("*") if path.is_file()}
+    assert modes == {0o644}
+    folders = [version, *(path for path in version.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
+
+
+def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to become another user")
+    fill(bucket, 4)
+    run(tmp_path / "imports-everything")
+    target = tmp_path / "target"
+    target.mkdir(mode=0o555)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    tmp_path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(InputError, match=r"^cannot write .*as uid 65534.*\(fsGroup\)$"):
+            run(target)
+    finally:
+        os.seteuid(0)

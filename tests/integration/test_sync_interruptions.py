@@ -1,0 +1,96 @@
+"""What a sync that was killed, raced or interrupted leaves, and how the next one goes on."""
+
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.data_sync.versions import Store
+from kfp_ddp.training.errors import InputError
+from tests.gcs_server import Bucket, bucket
+from tests.sync_runs import content, fill, run, start, unpacked
+
+__all__ = ["bucket"]
+
+
+@pytest.mark.parametrize("pack", ["none", "tar"])
+def test_kill_at_random_instants_then_a_run_that_completes(
+    bucket: Bucket, tmp_path: Path, pack: str
+) -> None:
+    objects = fill(bucket, 300)
+    bucket.delay = 0.005
+    random.seed(3)
+    for _ in range(4):
+        process = start(tmp_path, "--versions", "--pack", pack, "-j", "4")
+        time.sleep(random.uniform(0.2, 0.9))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for version in (tmp_path / "versions").glob("*"):
+            assert (version / "_SUCCESS").exists()
+    bucket.delay = 0
+    result = run(tmp_path, pack=pack)
+    assert unpacked(result.path, pack) == objects
+    assert result.downloaded + result.resumed == (0 if result.unchanged else 300)
+
+
+def test_interrupted_run_is_continued_by_its_journal(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    last = "train/c3/0039.png"
+    bucket.fault(f"ds/{last}", "403")
+    with pytest.raises(InputError):
+        run(tmp_path)
+    before = len(bucket.gets)
+    result = run(tmp_path)
+    assert result.resumed > 0
+    assert len(bucket.gets) - before == 40 - result.resumed
+    assert content(result.path) == objects
+
+
+def test_file_damaged_between_interruption_and_next_run_is_not_kept(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    bucket.fault("ds/train/c3/0039.png", "403")
+    with pytest.raises(InputError):
+        run(tmp_path)
+    trees = list((tmp_path / ".kfsync" / "building").glob("*/tree"))
+    victims = sorted(trees[0].rglob("*.png"))[:3]
+    victims[0].write_bytes(b"x" * 3000)
+    victims[1].unlink()
+    victims[1].symlink_to("/etc/passwd")
+    assert content(run(tmp_path).path) == objects
+
+
+@pytest.mark.parametrize("versions", [True, False])
+def test_two_runs_at_once_both_succeed(bucket: Bucket, tmp_path: Path, versions: bool) -> None:
+    objects = fill(bucket, 100)
+    bucket.delay = 0.01
+    flags = ["--versions"] if versions else []
+    processes = [start(tmp_path, *flags) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    assert content(tmp_path / "current" if versions else tmp_path) == objects
+    assert len(bucket.gets) == 100
+
+
+def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    store = Store(tmp_path)
+    store.prepare()
+    with (
+        store.lock(0),
+        pytest.raises(InputError, match=r"another sync is writing .* lock_wait"),
+    ):
+        run(tmp_path, lock_wait=0)
+
+
+def test_threads_end_with_the_run(bucket: Bucket, tmp_path: Path) -> None:
+    def threads() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if "process_request" not in t.name}
+
+    fill(bucket)
+    before = threads()
+    run(tmp_path)
+    assert threads() == before

@@ -1,0 +1,74 @@
+"""Damage on the disk is found and mended as `verify` asks, also in packed versions."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.data_sync.pack import TarStage
+from tests.gcs_server import Bucket, bucket
+from tests.sync_runs import content, fill, run, unpacked
+
+__all__ = ["bucket"]
+
+
+@pytest.mark.parametrize("pack", ["none", "tar"])
+def test_verify_finds_and_mends_damage(bucket: Bucket, tmp_path: Path, pack: str) -> None:
+    objects = fill(bucket)
+    first = run(tmp_path, pack=pack)
+    assert run(tmp_path, pack=pack, verify="full").unchanged
+    victim = next(first.path.rglob("*.tar" if pack == "tar" else "0007.png"))
+    damaged = bytearray(victim.read_bytes())
+    damaged[2000] ^= 1
+    times = victim.stat()
+    victim.write_bytes(damaged)
+    os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert run(tmp_path, pack=pack, verify="quick").unchanged, "same size and time: not seen"
+    mended = run(tmp_path, pack=pack, verify="full")
+    assert mended.repaired == 1
+    assert unpacked(mended.path, pack) == objects
+    assert run(tmp_path, pack=pack, verify="full").unchanged
+
+
+def test_verify_quick_sees_another_size_or_time_or_absence(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    first = run(tmp_path)
+    (first.path / "train/c0/0000.png").unlink()
+    (first.path / "train/c1/0001.png").write_bytes(b"short")
+    (first.path / "train/c2/0002.png").write_bytes(b"x" * 3000)
+    os.utime(first.path / "train/c3/0003.png")  # only touched: read, and found good
+    mended = run(tmp_path, verify="quick")
+    assert (mended.repaired, mended.downloaded) == (3, 3)
+    assert content(mended.path) == objects
+
+
+def test_damage_in_the_version_before_does_not_spread(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    first = run(tmp_path)
+    (first.path / "train/c0/0000.png").write_bytes(b"x" * 3000)
+    bucket.put("ds/new", b"new")
+    assert content(run(tmp_path).path) == objects | {"new": b"new"}
+
+
+def test_packed_version_is_deterministic_and_reuses_what_is_unchanged(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    long = "train/" + "d" * 120 + "/ü.png"
+    bucket.put(f"ds/{long}", b"long")
+    first = run(tmp_path / "a", pack="tar")
+    second = run(tmp_path / "b", pack="tar")
+    assert content(first.path) == content(second.path)
+    assert first.digest != run(tmp_path / "a", dry_run=True).digest
+    bucket.put("ds/aaa", b"new")
+    bucket.gets.clear()
+    third = run(tmp_path / "a", pack="tar")
+    assert bucket.gets == ["ds/aaa"]
+    assert unpacked(third.path, "tar") == objects | {long: b"long", "aaa": b"new"}
+
+
+def test_archives_end_at_their_size(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    listing = run(tmp_path, dry_run=True).names.listing
+    stage = TarStage(tmp_path / "stage", listing, shard_bytes=20_000)
+    assert {stage.place(i)[0] for i in range(40)} == {f"shard-{i:05}.tar" for i in range(7)}

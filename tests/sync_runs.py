@@ -1,0 +1,89 @@
+"""How the tests of data_sync fill a bucket, run a sync and look at what it left."""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.sync import sync
+from tests.gcs_server import Bucket
+
+RETRY = Retry(attempts=3, pause=0.01, longest=0.05)
+OWN = {"_SUCCESS", "_MANIFEST.jsonl"}
+
+
+def run(target: Path, **options: object) -> Result:
+    """Sync the bucket's prefix `ds`."""
+    return sync("gs://bucket/ds", target, Options(concurrency=4, retry=RETRY, **options))  # type: ignore[arg-type]
+
+
+def start(target: Path, *flags: str) -> "subprocess.Popen[bytes]":
+    """Start the command line on the bucket's prefix `ds`."""
+    program = "from kfp_ddp.cli import main; main()"
+    command = [sys.executable, "-c", program, "sync", "gs://bucket/ds", str(target)]
+    return subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
+
+
+def fill(bucket: Bucket, count: int = 40, size: int = 3000) -> dict[str, bytes]:
+    """Put that many objects in four classes; returns them by name."""
+    random.seed(count)
+    objects = {f"train/c{i % 4}/{i:04}.png": random.randbytes(size) for i in range(count)}
+    for name, data in objects.items():
+        bucket.put(f"ds/{name}", data)
+    return objects
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder by its relative name, but for our own."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in OWN and ".kfsync" not in path.parts
+    }
+
+
+def unpacked(version: Path, pack: str) -> dict[str, bytes]:
+    """The files of a version, out of its archives if it is packed."""
+    if pack == "none":
+        return content(version)
+    found = {}
+    for path in sorted(version.glob("*.tar")):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile():
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    found[member.name] = file.read()
+    return found
+
+
+def damage(path: Path) -> None:
+    """Flip a bit, and leave size and mtime as they are."""
+    times = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[Path]:
+    """A real file system that is too small."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"mounting a small disk needs root: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
