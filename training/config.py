@@ -5,7 +5,7 @@ import difflib
 import json
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -194,11 +194,17 @@ class TrainConfig(BaseModel):
         """All fields as an indented JSON object."""
         return self.model_dump_json(indent=2)
 
-    def to_argv(self) -> list[str]:
-        """The command line flags that `parse` turns into this configuration again."""
+    def to_argv(self, short: bool = False) -> list[str]:
+        """The command line flags that `parse` turns into this configuration again.
+
+        Args:
+            short: Leave out what has its default.
+        """
         argv = []
         for name, value in self.model_dump().items():
             flag = name.replace("_", "-")
+            if short and value == type(self).model_fields[name].default:
+                continue
             if isinstance(value, bool):
                 argv.append(f"--{flag}" if value else f"--no-{flag}")
             else:
@@ -206,8 +212,17 @@ class TrainConfig(BaseModel):
         return argv
 
 
-def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
-    """The configuration of command line flags (`sys.argv` without a value).
+def parse(
+    argv: Sequence[str] | None = None,
+    prog: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """The configuration of command line flags.
+
+    Args:
+        argv: The flags; `sys.argv` without a value.
+        prog: How the usage names the program.
+        defaults: Values that stand where no flag says otherwise, over the fields' own.
 
     Raises:
         InputError: a value that a field does not take, in one line.
@@ -216,7 +231,11 @@ def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainCo
     import tyro
 
     fields = [
-        (name, Annotated[info.annotation, tyro.conf.arg(help=info.description)], _default(info))
+        (
+            name,
+            Annotated[info.annotation, tyro.conf.arg(help=info.description)],
+            (defaults or {}).get(name, _default(info)),
+        )
         for name, info in TrainConfig.model_fields.items()
     ]
     flags = dataclasses.make_dataclass("Flags", fields, kw_only=True)

@@ -1,6 +1,9 @@
 """What is settled before the first step: batches, devices, rates, recipes."""
 
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from kfp_ddp.training import checkpoint, distributed, model, optim, resume
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.launch import _root_cause
@@ -139,11 +142,30 @@ def test_recipes_are_whole_configurations(capsys: pytest.CaptureFixture[str]) ->
         recipe("mnist", data="/d", output_dir="/o")
     with pytest.raises(InputError, match="needs init_from"):
         recipe("finetune", data="/d", output_dir="/o")
-    flags = ["digits", "--data", "/d", "--output-dir", "/o", "--epochs", "90", "--no-compile"]
-    assert recipes_main(flags) == 0
-    said = capsys.readouterr().out
-    assert "--model cifar_resnet8" in said
-    assert "--epochs 90" in said
+    flags = ["--data", "/a folder", "--output-dir", "/o"]
+    assert recipes_main(["digits", *flags]) == 2
+    assert "'/a folder' does not pass through a shell" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        ("digits", {}),
+        ("digits --epochs 4", {"epochs": 4}),  # fewer than the warm-up of no recipe
+        ("imagenet-fast --no-blur-pool --epochs 90", {"blur_pool": False, "epochs": 90}),
+        ("finetune --init-from=/c", {"init_from": "/c"}),
+    ],
+)
+def test_a_shell_puts_the_flags_of_a_recipe_in(
+    flags: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    module = f"{sys.executable} -m kfp_ddp.training.recipes {flags} --data /d --output-dir /o"
+    show = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+    shell = subprocess.run(
+        ["sh", "-euc", f"{show} $({module})"], check=True, capture_output=True, cwd=tmp_path
+    )
+    wanted = recipe(flags.split()[0], data="/d", output_dir="/o", **fields)
+    assert parse(json.loads(shell.stdout)) == wanted
 
 
 class _Failure:

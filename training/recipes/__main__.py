@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import parse
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.recipes import RECIPES, recipe
 
@@ -17,24 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, *flags = arguments
     try:
-        merged = recipe(name, **_given(flags))
+        run = parse(flags, prog=f"recipes {name}", defaults=RECIPES[name])
+        print(" ".join(_words(recipe(name, **run.model_dump()).to_argv(short=True))))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(shlex.join(merged.to_argv()))
     return 0
 
 
-def _given(flags: list[str]) -> dict[str, object]:
-    """The fields that the flags set, also where to the default."""
-    run = parse(flags, prog="recipes")
-    defaults = TrainConfig.create(data=run.data, output_dir=run.output_dir)
-    named = {flag.removeprefix("--").removeprefix("no-").partition("=")[0] for flag in flags}
-    return {
-        name: value
-        for name, value in run.model_dump().items()
-        if name.replace("_", "-") in named or value != getattr(defaults, name)
-    }
+def _words(argv: list[str]) -> list[str]:
+    """`argv`, if a shell that puts in what we print takes it apart again as it is.
+
+    Raises:
+        InputError: a value that needs quotes, which $(...) would keep.
+    """
+    for word in argv:
+        if shlex.quote(word) != word:
+            raise InputError(
+                f"{word!r} does not pass through a shell's $(...) as it is: "
+                "use names without spaces and special characters"
+            )
+    return argv
 
 
 if __name__ == "__main__":
