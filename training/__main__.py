@@ -1,6 +1,7 @@
 """`python -m kfp_ddp.training`: one rank, alone or under torchrun."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -19,8 +20,9 @@ def leave(code: int) -> NoReturn:
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()  # a save that was begun
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # files on a volume that may be full
+            stream.flush()
     os._exit(code)
 
 

@@ -208,16 +208,11 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     directory.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    with (aside / STATE).open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
-    with (aside / MANIFEST).open("w") as text:
-        json.dump({"step": step, **manifest, "files": files}, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
-    _sync(aside)
+    try:
+        _fill(aside, state, {"step": step, **manifest})
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # what it took of a full volume is needed
+        raise
     if final.exists():  # the same step again, after a fall back to an older one
         old = directory / f".{final.name}.old.tmp"
         os.replace(final, old)
@@ -227,6 +222,19 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
         os.replace(aside, final)
     _sync(directory)
     return final
+
+
+def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+    with (aside / STATE).open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
+    with (aside / MANIFEST).open("w") as text:
+        json.dump({**manifest, "files": files}, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    _sync(aside)
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:

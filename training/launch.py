@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.errors import FULL, InputError, full
 from kfp_ddp.training.watch import PARENT, Parent
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -116,9 +116,9 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     if least and least != most:
         os.environ["KFP_DDP_ELASTIC"] = "1"
         args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
-    args.redirects = args.tee = "3"
     args.role = "rank"
     launch, command, command_args = run.config_from_args(args)
+    launch.logs_specs = _logs(args.log_dir)
     launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
     launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     os.environ[PARENT] = str(os.getpid())
@@ -141,7 +141,29 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
         return _report(Failure(128 + error.sigval, -1, line, True), file)
     except ChildFailedError as error:
         return _report(_root_cause(error), file)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _report(Failure(2, -1, full(error, log_dir), False), file)
     return 0
+
+
+def _logs(folder: str) -> Any:
+    """Ranks write to files in `folder`, and so to our output, but tell their errors elsewhere.
+
+    A volume that is full would otherwise hide why they ended.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
+
+    class Logs(DefaultLogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            files = super().reify(envs)
+            own = tempfile.mkdtemp(prefix="kfp-ddp-errors-")
+            for rank in files.error_files:
+                files.error_files[rank] = envs[rank]["TORCHELASTIC_ERROR_FILE"] = f"{own}/{rank}"
+            return files
+
+    return Logs(log_dir=folder, redirects=Std.ALL, tee=Std.ALL)
 
 
 def _end_when_deaf(heard: threading.Event, file: Path) -> None:

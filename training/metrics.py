@@ -1,13 +1,15 @@
 """What a run reports while it goes on: one JSON object a line, flushed at once, and more sinks."""
 
+import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.errors import InputError, full
 from kfp_ddp.training.sinks import Sink
 
 
@@ -20,10 +22,9 @@ class Metrics:
         if path is None:
             return
         try:
-            torn = path.exists() and not path.read_bytes().endswith(b"\n")
-            self._file = path.open("a", encoding="utf-8")
-            if torn:  # the last line of a process that was killed
-                self._file.write("\n")
+            self._file = path.open("ab", buffering=0)
+            whole = path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(whole)  # the last line of a process that was killed
         except OSError as error:
             raise InputError(
                 f"cannot write {path}: {error.strerror}; give the run an output folder it may write"
@@ -39,15 +40,23 @@ class Metrics:
             return
         line = {"event": event, "time": time.time(), **fields}
         try:
-            self._file.write(json.dumps({k: _plain(v) for k, v in line.items()}) + "\n")
-            self._file.flush()
+            self._append(json.dumps({k: _plain(v) for k, v in line.items()}).encode() + b"\n")
         except OSError as error:
-            raise InputError(
-                f"cannot write {self._file.name}: {error.strerror}; "
-                "make room or repair the volume and start again to resume"
-            ) from None
+            raise InputError(full(error, self._file.name)) from None
         for sink in self._sinks:
             sink(event, fields)
+
+    def _append(self, line: bytes) -> None:
+        """Write the whole line or, on a volume without room for it, nothing."""
+        assert self._file is not None
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(before)
+            raise
 
     def close(self) -> None:
         """Close the file."""

@@ -1,5 +1,6 @@
 """A rank's life: read the flags, join the others, check the data, train, say how it ended."""
 
+import contextlib
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.errors import FULL, InputError, full
 from kfp_ddp.training.watch import Heartbeat, Parent
 
 if TYPE_CHECKING:
@@ -31,12 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse(argv, prog="python -m kfp_ddp.training")
         return 0 if run(config, parent) else PREEMPTED
     except InputError as error:
+        return _refuse(error)
+    except OSError as error:
+        if error.errno in FULL:
+            return _refuse(InputError(full(error, config.output_dir)))
         _record(error)
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return USAGE
+        raise
     except Exception as error:
         _record(error)
         raise
+
+
+def _refuse(error: InputError) -> int:
+    _record(error)
+    with contextlib.suppress(OSError):  # the log may lie on the volume that is full
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    return USAGE
 
 
 def run(config: TrainConfig, parent: Parent | None = None) -> bool:

@@ -1,7 +1,9 @@
 """The train step on a cluster: real ranks of a real job, followed, retried, and its outputs."""
 
+import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -97,8 +99,8 @@ def work(grounds: Grounds) -> Iterator[Folder]:
 class TrainStep(LaunchStep):
     """The component itself in its pod, with both claims mounted as mount_pvc does."""
 
-    def __init__(self, grounds: Grounds, **given: Any) -> None:
-        super().__init__(grounds, {"command": ["true"]}, work_claim="work")
+    def __init__(self, grounds: Grounds, work_claim: str = "work", **given: Any) -> None:
+        super().__init__(grounds, {"command": ["true"]}, work_claim=work_claim)
         step_pod.mount(self.pod, "data", "/data")
         settings = {
             "run_id": self.run_id,
@@ -182,6 +184,67 @@ def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
     assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
+
+
+def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds: Grounds) -> None:
+    claim(grounds, "tight", "small", "8Mi")
+    with lands.opened(grounds, "tight") as tight, _filler(grounds, "tight") as filler:
+        step = TrainStep(grounds, "tight", nodes=2, epochs=60, checkpoint_epochs=2).start()
+        step.saw("epoch 7/")
+        run_in(grounds, filler, ["dd", "if=/dev/zero", "of=/work/filler", "bs=4k"])
+        assert step.wait() == "Failed"
+        last = step.log().splitlines()[-1]
+        assert "No space left on device" in last, step.log()
+        assert "make room or repair the volume and start again to resume" in last
+        assert "retries left" not in step.log()
+        folder = f"{step.run_id}/checkpoints"
+        kept = tight.names(folder)
+        assert kept
+        for name in kept:
+            _verify(tight, f"{folder}/{name}")
+
+        run_in(grounds, filler, ["rm", "/work/filler"])
+        step.kill()
+        assert step.start().wait() == "Succeeded", step.log()
+        lines = tight.read(f"{step.run_id}/metrics.jsonl")
+        assert lines is not None
+        events = [json.loads(line) for line in lines.splitlines()]
+        begun = [each["resumed_from_step"] for each in events if each["event"] == "start"]
+        assert begun == [0, max(int(name.strip("/")[5:]) for name in kept)]
+        assert events[-1]["status"] == "done"
+
+
+def _verify(folder: Folder, path: str) -> None:
+    manifest, state = folder.read(f"{path}manifest.json"), folder.read(f"{path}state.pt")
+    assert manifest is not None, path
+    assert state is not None, path
+    told = json.loads(manifest)["files"]["state.pt"]
+    assert (told["size"], told["sha256"]) == (len(state), hashlib.sha256(state).hexdigest())
+
+
+@contextmanager
+def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
+    """A pod that can write to a claim; its name."""
+    pod = step_pod.manifest(
+        name="filler",
+        image=lands.IMAGE,
+        command=["sleep", "600"],
+        environment={},
+        resources={},
+        platform={},
+        resolve=str,
+    )
+    step_pod.mount(pod, claim_name, "/work")
+    pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+    grounds.core.create_namespaced_pod(grounds.namespace, pod)
+
+    def runs() -> bool:
+        found = grounds.core.read_namespaced_pod("filler", grounds.namespace)
+        return bool(found.status.phase == "Running")
+
+    until(runs, "the pod that fills the claim")
+    yield "filler"
+    grounds.core.delete_namespaced_pod("filler", grounds.namespace, grace_period_seconds=0)
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
