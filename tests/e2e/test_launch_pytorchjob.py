@@ -55,7 +55,7 @@ def test_a_cancelled_run_loses_its_job_before_any_signal(grounds: Grounds) -> No
     step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
     step.saw("line 1")
     step.terminate()
-    until(lambda: step.jobs() == [], "the job's deletion", 5)
+    until(lambda: step.jobs() == [], "the job's deletion", 2)
     assert step.wait() == "Failed"
     assert "error: the run was terminated; PyTorchJob" in step.log()
     until(lambda: step.workers() == [], "the pods' end", 60)

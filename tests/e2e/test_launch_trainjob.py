@@ -56,7 +56,7 @@ def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     step = LaunchStep(grounds, trainjob(COUNT.format(count=1000, pause=0.1))).start()
     step.saw("line 1")
     step.terminate()
-    until(lambda: step.jobs(TRAINJOB) == [], "the job's deletion", 5)
+    until(lambda: step.jobs(TRAINJOB) == [], "the job's deletion", 2)
     assert step.wait() == "Failed"
     until(lambda: step.workers() == [], "the pods' end", 60)
 
