@@ -69,7 +69,6 @@ def repair(source: Source, store: Store, options: Options, result: Result, watch
         result.unchanged = True
         return True
     if options.pack == "tar":  # an archive is made again as a whole
-        store.discard(version)
         result.repaired = len(bad)
         return build(source, store, options, result, watch)
     stage = FileStage(store.building(result.digest), listing)

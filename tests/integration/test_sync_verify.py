@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync.pack import TarStage
+from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
-from tests.sync_runs import content, fill, run, unpacked
+from tests.sync_runs import content, damage, fill, run, unpacked
 
 __all__ = ["bucket"]
 
@@ -18,16 +19,31 @@ def test_verify_finds_and_mends_damage(bucket: Bucket, tmp_path: Path, pack: str
     first = run(tmp_path, pack=pack)
     assert run(tmp_path, pack=pack, verify="full").unchanged
     victim = next(first.path.rglob("*.tar" if pack == "tar" else "0007.png"))
-    damaged = bytearray(victim.read_bytes())
-    damaged[2000] ^= 1
-    times = victim.stat()
-    victim.write_bytes(damaged)
-    os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+    damage(victim)
     assert run(tmp_path, pack=pack, verify="quick").unchanged, "same size and time: not seen"
     mended = run(tmp_path, pack=pack, verify="full")
     assert mended.repaired == 1
     assert unpacked(mended.path, pack) == objects
     assert run(tmp_path, pack=pack, verify="full").unchanged
+
+
+def test_packed_version_stays_until_its_replacement_is_whole(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    first = run(tmp_path, pack="tar")
+    damage(next(first.path.glob("*.tar")))
+    for name in objects:
+        bucket.fault(f"ds/{name}", "403")
+    with pytest.raises(InputError, match="cannot read"):
+        run(tmp_path, pack="tar", verify="full")
+    assert (tmp_path / "current").resolve() == first.path
+    assert len(unpacked(first.path, "tar")) == 40
+    bucket.faults.clear()
+    bucket.gets.clear()
+    mended = run(tmp_path, pack="tar", verify="full")
+    assert len(bucket.gets) == 1, "the sound members come from the damaged archive"
+    assert unpacked(mended.path, "tar") == objects
 
 
 def test_verify_quick_sees_another_size_or_time_or_absence(bucket: Bucket, tmp_path: Path) -> None:
