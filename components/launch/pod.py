@@ -89,6 +89,9 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     """Env of the container; what the user set wins over what a preset sets."""
     preset: dict[str, str] = {}
+    if spec.kind != "pytorchjob":
+        # Or a log that is followed shows its lines at the end; only that operator sets it itself.
+        preset["PYTHONUNBUFFERED"] = "1"
     if spec.nccl_debug:
         preset["NCCL_DEBUG"] = spec.nccl_debug
     if spec.nccl_socket_interface:
