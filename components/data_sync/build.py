@@ -11,7 +11,7 @@ from kfp_ddp.components.data_sync.pack import TarStage, member_checksum
 from kfp_ddp.components.data_sync.sources import Source
 from kfp_ddp.components.data_sync.stage import FileStage, checksum
 from kfp_ddp.components.data_sync.transfer import Transfer
-from kfp_ddp.components.data_sync.versions import Store
+from kfp_ddp.components.data_sync.versions import Store, sync_filesystem
 from kfp_ddp.training.errors import InputError
 
 
@@ -80,12 +80,14 @@ def repair(source: Source, store: Store, options: Options, result: Result, watch
             return False
     finally:
         stage.close()
+    sync_filesystem(stage.tree)  # before a file stands in a version that is marked as whole
     for index in bad:
         place = version / listing.names[index]
         place.parent.mkdir(parents=True, exist_ok=True)
         stage.path(index).rename(place)
         mtimes[index] = place.lstat().st_mtime_ns
     manifest.write(path, header(result, options), listing, array("q", mtimes))
+    sync_filesystem(version)
     store.building("")
     result.repaired = len(bad)
     return True

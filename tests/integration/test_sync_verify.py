@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.components.data_sync import build, versions
 from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -44,6 +45,24 @@ def test_packed_version_stays_until_its_replacement_is_whole(
     mended = run(tmp_path, pack="tar", verify="full")
     assert len(bucket.gets) == 1, "the sound members come from the damaged archive"
     assert unpacked(mended.path, "tar") == objects
+
+
+def test_mended_files_are_on_disk_before_they_stand_in_the_version(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = fill(bucket)
+    victim = run(tmp_path).path / "train/c3/0007.png"
+    victim.write_bytes(b"damaged")
+    flushed: list[bytes] = []
+    flush = versions.sync_filesystem
+
+    def note(path: Path) -> None:  # a loss of power cannot be had on demand
+        flush(path)
+        flushed.append(victim.read_bytes())
+
+    monkeypatch.setattr(build, "sync_filesystem", note)
+    run(tmp_path, verify="quick")
+    assert flushed == [b"damaged", objects["train/c3/0007.png"]]
 
 
 def test_verify_quick_sees_another_size_or_time_or_absence(bucket: Bucket, tmp_path: Path) -> None:
