@@ -10,17 +10,22 @@ from kfp import compiler
 
 from kfp_ddp.pipelines import NAMES, picture
 
+REGISTRY = "ghcr.io/kfp-ddp"
 SUFFIXES = (".yaml", ".yml", ".svg")
 
 
-def write(directory: Path) -> list[Path]:
-    """Compile every pipeline to `<directory>/<name>.yaml`, its picture beside it; the paths."""
+def write(directory: Path, registry: str = REGISTRY) -> list[Path]:
+    """Compile every pipeline to `<directory>/<name>.yaml`, its picture beside it; the paths.
+
+    `registry` is where the images of the steps are pulled from.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name in NAMES:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         path = directory / f"{name}.yaml"
         compiler.Compiler().compile(pipeline, package_path=str(path))
+        path.write_text(path.read_text().replace(f"{REGISTRY}/", f"{registry.rstrip('/')}/"))
         path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
     return written

@@ -7,8 +7,25 @@ from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
+
+# Keys of the bucket's secret that become environment variables: S3 and what speaks like it.
+SECRET_ENV = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
+)
+
+
+def _bucket(task: dsl.PipelineTask, credentials: object) -> dsl.PipelineTask:
+    """Give a step the bucket's credentials, if such a secret is there."""
+    kubernetes.use_secret_as_volume(
+        task, secret_name=credentials, mount_path="/var/run/secrets/kfp-ddp", optional=True
+    )
+    return kubernetes.use_secret_as_env(
+        task, secret_name=credentials, secret_key_to_env={k: k for k in SECRET_ENV}, optional=True
+    )
 
 
 def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> dsl.PipelineTask:
@@ -47,6 +64,7 @@ def train_resnet(
     gpus_per_node: int = 0,
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
     cluster: dict = {},  # noqa: B006
+    training: dict = {},  # noqa: B006
     min_accuracy: float = 0.7,
     champion: str = "",
     min_improvement: float = 0.0,
@@ -54,13 +72,15 @@ def train_resnet(
     destination: str = "",
     data_claim: str = "kfp-ddp-data",
     work_claim: str = "kfp-ddp-work",
+    credentials: str = "kfp-ddp-bucket",
     data_dir: str = "/data",
     work_dir: str = "/work",
 ) -> None:
-    """Sync a bucket, train with DDP, evaluate, gate and export.
+    """Check, sync a bucket, train with DDP, evaluate, gate and export.
 
     Args:
-        source: Prefix with train/<class>/ and val/<class>/ image folders: gs://bucket/prefix.
+        source: Prefix with train/<class>/ and val/<class>/ image folders: gs://bucket/prefix, or
+            s3://, or a manifest's https:// address.
         dataset: Name of the dataset, for labels and the names of its claims.
         model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
         image_size: Height and width of the images that the network sees, in pixels.
@@ -80,7 +100,10 @@ def train_resnet(
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one on a CPU.
         gpus_per_node: GPUs of a node.
         image: Image of the job's pods.
-        cluster: Further settings of the job by name, such as {"priority_class": "low"}.
+        cluster: Further settings of the job by name, such as {"priority_class": "low"}; the
+            component train_job or `kfp-ddp manifest` lists them.
+        training: Further settings of the training by name, such as {"precision": "bf16"}; the
+            component train lists them.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
         champion: Model to beat: the gs:// folder of an exported bundle; empty for none.
         min_improvement: Accuracy that the model must gain on the champion, -1 to 1.
@@ -88,16 +111,54 @@ def train_resnet(
         destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.
         data_claim: Claim that holds the versions of the dataset.
         work_claim: Claim that holds checkpoints, evaluations and bundles.
+        credentials: Secret with the bucket's credentials, where pods have none of their own:
+            key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
         data_dir: Where the data claim is mounted; change it for local runs only.
         work_dir: Where the work claim is mounted; change it for local runs only.
     """
     last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, work_dir=work_dir, backend=backend)
     _mount(last, work=work_claim)
     with dsl.ExitHandler(last, name="training"):
+        checked = _bucket(
+            preflight(
+                source=source,
+                data_dir=data_dir,
+                work_dir=work_dir,
+                data_claim=data_claim,
+                work_claim=work_claim,
+                publish=publish,
+                backend=backend,
+                image=image,
+                nodes=nodes,
+                nproc_per_node=nproc_per_node,
+                gpus_per_node=gpus_per_node,
+                cluster=cluster,
+                model=model,
+                image_size=image_size,
+                epochs=epochs,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                weight_decay=weight_decay,
+                warmup_epochs=warmup_epochs,
+                label_smoothing=label_smoothing,
+                seed=seed,
+                workers=workers,
+                checkpoint_epochs=checkpoint_epochs,
+                checkpoint_minutes=checkpoint_minutes,
+                training=training,
+                min_accuracy=min_accuracy,
+                champion=champion,
+                min_improvement=min_improvement,
+                model_name=model_name,
+                destination=destination,
+            ).set_caching_options(False),
+            credentials,
+        )
         synced = _mount(
             data_sync(source=source, data_dir=data_dir, dataset=dataset),
             data=data_claim,
         )
+        _bucket(synced, credentials).after(checked)
         volume = _mount(
             dataset_volume(
                 dataset=dataset,
@@ -105,6 +166,7 @@ def train_resnet(
                 path=synced.outputs["path"],
                 claim=data_claim,
                 publish=publish,
+                source=source,
             )
         )
         trained = _mount(
@@ -120,6 +182,7 @@ def train_resnet(
                 gpus_per_node=gpus_per_node,
                 image=image,
                 cluster=cluster,
+                training=training,
                 model=model,
                 image_size=image_size,
                 epochs=epochs,
@@ -155,8 +218,9 @@ def train_resnet(
             ),
             work=work_claim,
         )
+        _bucket(verdict, credentials)
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
-            _mount(
+            exported = _mount(
                 export(
                     checkpoint=trained.outputs["checkpoint"],
                     run_dir=trained.outputs["run_dir"],
@@ -168,3 +232,4 @@ def train_resnet(
                 data=volume.outputs["claim"],
                 work=work_claim,
             )
+            _bucket(exported, credentials)

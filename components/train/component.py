@@ -43,6 +43,7 @@ def train(
     pending_minutes: float = 0.0,
     heartbeat_minutes: float = 15.0,
     cluster: dict = {},  # noqa: B006
+    training: dict = {},  # noqa: B006
     model: str = "resnet50",
     image_size: int = 224,
     epochs: int = 90,
@@ -115,6 +116,8 @@ def train(
         pending_minutes: The step gives up on pods that cannot start for so long; 0 for never.
         heartbeat_minutes: The job stops itself when this step is silent for so long; 0 for never.
         cluster: Any other setting of a job by name, for example {"shm_size": "8Gi"}.
+        training: Settings of the training by name, over those below, for pipelines that pass
+            them on as one parameter, for example {"precision": "bf16"}.
         model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
         image_size: Height and width of the images that the network sees, in pixels.
         epochs: Passes over the training split.
@@ -218,6 +221,7 @@ def train(
             "profile_steps": profile_steps,
             "peak_tflops": peak_tflops,
         },
+        more_training=training,
         cluster={
             "image": image,
             "nodes": nodes,
@@ -230,8 +234,8 @@ def train(
             "retries": retries,
             "deadline_minutes": deadline_minutes,
             "pending_minutes": pending_minutes,
-            **cluster,
         },
+        more_cluster=cluster,
         task_config=task_config,
         artifacts=Artifacts(trained_model, metrics, loss_curve, job),
     )

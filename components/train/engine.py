@@ -14,16 +14,15 @@ from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.components.launch.task_config import (
     claim_of,
     covering,
-    own_claims,
     overlaid,
+    own_claims,
     read_only,
     with_claims,
 )
 from kfp_ddp.components.step import step
+from kfp_ddp.components.train import settings
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
-
-BACKENDS = ("pytorchjob", "trainjob", "local")
 
 
 class Trained(NamedTuple):
@@ -52,7 +51,9 @@ def run(
     nproc_per_node: int,
     heartbeat_minutes: float,
     training: dict[str, Any],
+    more_training: dict[str, Any],
     cluster: dict[str, Any],
+    more_cluster: dict[str, Any],
     task_config: Any,
     artifacts: Artifacts,
 ) -> Trained:
@@ -63,11 +64,13 @@ def run(
         task_name: Name of the task in the pipeline.
         task_id: Tells iterations of a loop apart.
         work_dir: Folder that holds the folder of the run.
-        backend: One of BACKENDS.
+        backend: pytorchjob, trainjob or local.
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one.
         heartbeat_minutes: Silence of this step after which a job stops itself; 0 for never.
-        training: Fields of TrainConfig.
-        cluster: Fields of LaunchSpec.
+        training: Fields of TrainConfig, the step's inputs.
+        more_training: Further ones by name.
+        cluster: Fields of LaunchSpec, the step's inputs.
+        more_cluster: Further ones by name.
         task_config: What was set on the KFP task.
         artifacts: Where outputs go.
 
@@ -75,15 +78,14 @@ def run(
         InputError: for input that cannot be used, before any rank starts, and for a training
             that failed or was stopped, with the rank and its exception.
     """
-    if backend not in BACKENDS:
-        raise InputError(f"backend {backend!r} is not known; use one of {', '.join(BACKENDS)}")
-    if nproc_per_node < 0:
-        raise InputError(f"nproc_per_node={nproc_per_node}: use 0 (one for each GPU) or more")
+    cluster = settings.of_job(cluster, more_cluster)
+    settings.check_backend(backend, nproc_per_node, int(cluster["nodes"]))
     run_dir = open_run_dir(work_dir, run_id)
+    training = settings.of_training(training, more_training)
     config = TrainConfig.create(**training, output_dir=str(run_dir))
     if backend == "local":
         claim = ""
-        _train_here(config, task_name, nproc_per_node, int(cluster.get("nodes", 1)), run_dir)
+        _train_here(config, task_name, nproc_per_node, run_dir)
         write_job(artifacts.job, {"backend": "local", "config": config.model_dump()})
     else:
         api = Api.connect()
@@ -129,12 +131,8 @@ def _fields(
     return read_only(fields, config.data, str(run_dir))
 
 
-def _train_here(
-    config: TrainConfig, task_name: str, nproc_per_node: int, nodes: int, run_dir: Path
-) -> None:
+def _train_here(config: TrainConfig, task_name: str, nproc_per_node: int, run_dir: Path) -> None:
     """Train with processes of this step."""
-    if nodes != 1:
-        raise InputError(f"nodes={nodes}: backend local has one node; use pytorchjob or trainjob")
     ranks = nproc_per_node or _local_gpus()
     left = processes.recorded(run_dir)
     if left is not None:

@@ -1,5 +1,6 @@
 """`kfp-ddp compile`: write the YAML that users upload, or check the committed copy."""
 
+import re
 from pathlib import Path
 
 import click
@@ -16,12 +17,20 @@ from kfp_ddp.training.errors import InputError
     show_default=True,
     help="Folder of the YAML files.",
 )
-def command(check: bool, directory: Path) -> None:
+@click.option(
+    "--registry",
+    default="ghcr.io/kfp-ddp",
+    show_default=True,
+    help="Where the images launcher:0.1.0 and trainer:0.1.0 are pulled from.",
+)
+def command(check: bool, directory: Path, registry: str) -> None:
     """Compile every pipeline to a YAML file for upload to Kubeflow Pipelines."""
     from kfp_ddp.pipelines import compiled
 
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.:/_-]*", registry):
+        raise InputError(f"registry {registry!r} is none: give host/path, without a scheme")
     if not check:
-        for path in compiled.write(directory):
+        for path in compiled.write(directory, registry):
             click.echo(path)
         return
     found = compiled.differences(directory)

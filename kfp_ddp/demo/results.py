@@ -30,6 +30,8 @@ def detail(output: Path, step: str) -> str:
     """What a step that ended well says for itself, from the outputs it wrote."""
     found = outputs(output, step)
     match step:
+        case "preflight" | "teardown":
+            return str(found["Output"])
         case "data-sync":
             copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
             return f"{found['files']:,} files verified, {copied}, version {found['digest'][:12]}"
@@ -44,8 +46,6 @@ def detail(output: Path, step: str) -> str:
             return str(found["reason"])
         case "export":
             return "safetensors, ONNX and .pt2 agree with the checkpoint"
-        case "teardown":
-            return str(found["Output"])
     return ""
 
 

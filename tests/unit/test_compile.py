@@ -43,3 +43,11 @@ def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> Non
         f"{path}: missing",
         f"{committed / 'old.yaml'}: has no pipeline",
     ]
+
+
+def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
+    (path,) = compiled.write(tmp_path, "registry.example.com/team/")
+    text = path.read_text()
+    assert "ghcr.io" not in text
+    assert text.count("image: registry.example.com/team/") == text.count("image: ")
+    assert "defaultValue: registry.example.com/team/trainer:0.1.0" in text

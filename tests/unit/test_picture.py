@@ -8,7 +8,7 @@ COMPILED = Path(__file__).parents[2] / "compiled" / "train_resnet.yaml"
 
 def test_the_steps_stand_in_the_order_of_their_dependencies() -> None:
     found = {step.name: step for step in picture.steps(COMPILED)}
-    chain = ["data-sync", "dataset-volume", "train", "evaluate", "gate", "export"]
+    chain = ["preflight", "data-sync", "dataset-volume", "train", "evaluate", "gate", "export"]
     assert [name for name in found if not found[name].on_exit] == chain
     assert [found[name].after for name in chain] == [(), *((name,) for name in chain[:-1])]
     assert found["export"].condition == "blessed"

@@ -55,6 +55,8 @@ def manifest(
             _empty_dirs(spec, value)
         elif setting == "secretAsEnv":
             _secrets(container, value, resolve)
+        elif setting == "secretAsVolume":
+            _secret_volumes(spec, value, resolve)
         elif setting == "fieldPathAsEnv":
             container["env"] += [_field(item["name"], item["fieldPath"]) for item in value]
         elif setting == "podMetadata":
@@ -114,6 +116,18 @@ def _secrets(
             container["env"].append(
                 {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
             )
+
+
+def _secret_volumes(
+    spec: dict[str, Any], secrets: list[dict[str, Any]], resolve: Callable[[dict[str, Any]], str]
+) -> None:
+    for item in secrets:
+        secret = resolve(item["secretNameParameter"])
+        source = {"secretName": secret, "optional": item.get("optional", False)}
+        spec["volumes"].append({"name": f"secret-{secret}", "secret": source})
+        spec["containers"][0]["volumeMounts"].append(
+            {"name": f"secret-{secret}", "mountPath": item["mountPath"], "readOnly": True}
+        )
 
 
 def _affinity(terms: list[dict[str, Any]]) -> dict[str, Any]:

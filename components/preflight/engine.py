@@ -1,0 +1,90 @@
+"""The `preflight` step: the checks of the steps that follow, all at once and first."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.components.data_sync.sources import open_source
+from kfp_ddp.components.dataset_volume.publish import check_strategy
+from kfp_ddp.components.export.bundle import check_model_name
+from kfp_ddp.components.gate.engine import champion_place
+from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.launch import preflight
+from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.places import Bucket, Place, place
+from kfp_ddp.components.step import step
+from kfp_ddp.components.train import settings
+from kfp_ddp.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from kfp import dsl
+
+
+@step
+def run(
+    *,
+    summary: "dsl.Markdown",
+    source: str,
+    claims: Mapping[str, str],
+    publish: str,
+    backend: str,
+    nproc_per_node: int,
+    cluster: Mapping[str, Any],
+    more_cluster: Mapping[str, Any],
+    training: Mapping[str, Any],
+    more_training: Mapping[str, Any],
+    rules: Mapping[str, float],
+    champion: str,
+    model_name: str,
+    destination: str,
+) -> str:
+    """Check all, write what will run, and return it in one line.
+
+    Raises:
+        InputError: the first parameter that cannot be used, in the order of the steps.
+    """
+    open_source(source)
+    check_strategy(publish, source)
+    job = settings.of_job(cluster, more_cluster)
+    settings.check_backend(backend, nproc_per_node, int(job["nodes"]))
+    config = TrainConfig.create(**settings.of_training(training, more_training))
+    Rules.checked(**rules).check_champion(champion)
+    check_model_name(model_name)
+    for where in (champion_place(champion)[0] if champion else None, _place(destination)):
+        if isinstance(where, Bucket):  # a folder lies on a claim that is not mounted here
+            where.prepare()
+    warnings = [] if backend == "local" else _on_cluster(backend, nproc_per_node, job, claims)
+    what = _in_words(config, backend, job)
+    for warning in warnings:
+        print(f"warning: {warning}", flush=True)
+    text = [f"**{what}**", "", *(f"- warning: {warning}" for warning in warnings)]
+    Path(summary.path).write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(what, flush=True)
+    return what
+
+
+def _place(destination: str) -> Place | None:
+    return place(destination) if destination else None
+
+
+def _on_cluster(
+    backend: str, nproc_per_node: int, job: Mapping[str, Any], claims: Mapping[str, str]
+) -> list[str]:
+    """Warnings about the job; it is the one that `train` creates, but for its command."""
+    given = {path: claim for path, claim in claims.items() if claim}
+    fields = {**job, "kind": backend, "nproc_per_node": nproc_per_node, "command": ["true"]}
+    fields["claims"] = {**given, **job.get("claims", {})}
+    return preflight.check(Api.connect(), LaunchSpec.create(**fields))
+
+
+def _in_words(config: TrainConfig, backend: str, job: Mapping[str, Any]) -> str:
+    """What will run, in one line."""
+    batch = f"batch {config.batch_size}"
+    if config.batch_size_per_rank:
+        batch = f"batch {config.batch_size_per_rank} a rank"
+    where = backend
+    if backend != "local":
+        gpus = int(job["gpus_per_node"])
+        where += f" of {int(job['nodes'])} pod(s), {gpus or 'no'} GPU(s) each"
+    return f"{config.model} at {config.image_size} px, {config.epochs} epochs, {batch}, {where}"
