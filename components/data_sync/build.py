@@ -28,7 +28,7 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
             listing, manifest.rows(before / manifest.NAME) if before else iter(())
         )
         if before is not None:
-            done |= _take(stage, before, result, done)
+            done |= _take(stage, before, result, done, options.verify == "full")
         missing = [i for i in stage.files(range(len(listing))) if i not in done]
         # What the source no longer has can only come from the version before.
         store.preflight(sum(listing.sizes[i] for i in missing), len(missing) + len(stage.folders()))
@@ -166,8 +166,11 @@ def refuse_deletion(removed: int, files: int, source: str, options: Options) -> 
         )
 
 
-def _take(stage: FileStage, before: Path, result: Result, done: set[int]) -> set[int]:
-    """Take what is unchanged from the version before; the indices taken."""
+def _take(stage: FileStage, before: Path, result: Result, done: set[int], read: bool) -> set[int]:
+    """Take what is unchanged from the version before; the indices taken.
+
+    `read` files that are only linked, too; what is copied is always checked.
+    """
     taken = set()
     same = result.changes
     for at, index in enumerate(same.same):
@@ -180,7 +183,7 @@ def _take(stage: FileStage, before: Path, result: Result, done: set[int]) -> set
         elif same.packs[at]:
             good = False
         else:
-            good = stage.link(index, before / name, same.mtimes[at], same.crcs[at])
+            good = stage.link(index, before / name, same.mtimes[at], same.crcs[at], read)
         if good:
             taken.add(index)
     result.linked = len(taken)

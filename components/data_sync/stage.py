@@ -124,10 +124,11 @@ class FileStage:
         os.close(descriptor)
         (self._parts / str(index)).unlink(missing_ok=True)
 
-    def link(self, index: int, source: Path, mtime_ns: int, crc: int) -> bool:
+    def link(self, index: int, source: Path, mtime_ns: int, crc: int, read: bool) -> bool:
         """Take an unchanged file of the version before, by hard link or else by copy.
 
-        False when it is not what the manifest says, and has to be downloaded.
+        False when it is not what the manifest says, and has to be downloaded; `read` to look at
+        its bytes too, not at size and mtime alone.
         """
         path = self.path(index)
         try:
@@ -137,6 +138,8 @@ class FileStage:
                 or found.st_size != self.listing.sizes[index]
                 or found.st_mtime_ns != mtime_ns
             ):
+                return False
+            if read and checksum(source) != crc:
                 return False
             os.link(source, path, follow_symlinks=False)
         except FileExistsError:

@@ -77,6 +77,15 @@ def test_verify_quick_sees_another_size_or_time_or_absence(bucket: Bucket, tmp_p
     assert content(mended.path) == objects
 
 
+def test_full_reads_what_it_links_into_a_new_version(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    damage(run(tmp_path).path / "train/c3/0007.png")
+    bucket.put("ds/new", b"new")
+    result = run(tmp_path, verify="full")
+    assert (result.downloaded, result.linked) == (2, 39)
+    assert content(result.path) == objects | {"new": b"new"}
+
+
 def test_damage_in_the_version_before_does_not_spread(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     first = run(tmp_path)
