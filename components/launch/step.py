@@ -6,6 +6,7 @@ from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.outputs import write_job
 from kfp_ddp.components.launch.run import launch
 from kfp_ddp.components.launch.run_dir import open_run_dir
+from kfp_ddp.components.launch.script import unpacked
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.components.launch.task_config import overlaid
 from kfp_ddp.components.step import step
@@ -27,6 +28,7 @@ def run(
     Raises:
         InputError: for input that cannot be used, and for a job that failed or was cancelled.
     """
+    fields = {**fields, "script": unpacked(fields["script"])}
     spec = LaunchSpec.create(**overlaid(task_config, fields), kind=kind)
     run_dir = open_run_dir(work_dir, run_id) if work_dir else None
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)

@@ -1,12 +1,13 @@
 from typing import Any
 
 import pytest
+from kfp import dsl
 
 from kfp_ddp.components.launch import pod
 from kfp_ddp.components.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.launch.kinds import KINDS
 from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.launch.task_config import claim_of, read_only, with_claims
+from kfp_ddp.components.launch.task_config import claim_of, overlaid, read_only, with_claims
 from kfp_ddp.training.errors import InputError
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
@@ -104,3 +105,49 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
     assert read_only(volumes, "/data/v1", "/work")["volume_mounts"][0]["readOnly"] is True
     assert claim_of(volumes, "/data/v1") == "images"
     assert claim_of(volumes, "/database") == ""
+
+
+@pytest.mark.parametrize("gpu", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"])
+def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
+    given = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
+    jobs = {
+        kind: KINDS[kind].manifest(
+            LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=given),
+            {"name": "job", "labels": {}},
+            "",
+        )["spec"]
+        for kind in ("pytorchjob", "trainjob", "mpijob")
+    }
+    assert jobs["pytorchjob"]["nprocPerNode"] == "8"
+    assert jobs["trainjob"]["trainer"]["numProcPerNode"] == 8
+    assert jobs["mpijob"]["slotsPerWorker"] == 8
+    limits = {
+        role: replica["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for role, replica in jobs["mpijob"]["mpiReplicaSpecs"].items()
+    }
+    assert limits["Worker"][gpu] == "8"
+    assert gpu not in limits["Launcher"]
+    assert limits["Launcher"]["cpu"] == "1"
+
+
+def test_what_is_set_on_the_task_and_on_the_component_is_joined() -> None:
+    task = dsl.TaskConfig(
+        node_selector={"zone": "a", "disk": "ssd"},
+        tolerations=[{"key": "gpu"}],
+        resources={"limits": {"cpu": "2"}},
+    )
+    own = {"node_selector": {"zone": "b"}, "tolerations": [{"key": "spot"}], "nodes": 2}
+    assert overlaid(task, own) == {
+        "node_selector": {"zone": "b", "disk": "ssd"},
+        "tolerations": [{"key": "gpu"}, {"key": "spot"}],
+        "resources": {"limits": {"cpu": "2"}},
+        "nodes": 2,
+    }
+    assert overlaid(task, {"node_selector": {}})["node_selector"]["zone"] == "a"
+
+
+def test_non_root_is_asked_of_our_container_and_not_of_an_operators() -> None:
+    template = pod.template(LaunchSpec.create(**SPEC), {}, "pytorch")
+    assert "runAsNonRoot" not in template["spec"].get("securityContext", {})
+    (container,) = template["spec"]["containers"]
+    assert container["securityContext"]["runAsNonRoot"] is True

@@ -1,0 +1,231 @@
+"""The components that launch anything, as steps of a pipeline: an own command, and a file."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+from kubernetes import client
+
+from kfp_ddp.components.launch.script import packed
+from kfp_ddp.components.mpi_job.component import mpi_job
+from kfp_ddp.components.pytorch_job.component import pytorch_job
+from kfp_ddp.components.tf_job.component import tf_job
+from kfp_ddp.components.train_job.component import train_job
+from tests.e2e.harness import rights
+from tests.e2e.harness.delivery import delivered, skip_without_mpi
+from tests.e2e.harness.gpus import GPU, advertised
+from tests.e2e.harness.grounds import IMAGE, UID, patiently
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import WORK, Scene, staged
+
+COMPONENTS = {
+    "pytorchjob": pytorch_job,
+    "trainjob": train_job,
+    "tfjob": tf_job,
+    "mpijob": mpi_job,
+}
+# The title of each of two workers' log lines; an MPIJob's ranks write through its launcher.
+SPEAKERS = {
+    "pytorchjob": {"master-0", "worker-0"},
+    "trainjob": {"node-0", "node-1"},
+    "tfjob": {"chief-0", "worker-0"},
+    "mpijob": {"launcher-0"},
+}
+# A job is over with its first pod, so no pod leaves before both are there.
+MEET = """
+import os, time
+from pathlib import Path
+place = Path("/work", os.environ["PLACE"])
+place.mkdir(exist_ok=True)
+(place / os.environ["HOSTNAME"]).touch()
+while len(list(place.iterdir())) < 2:
+    time.sleep(0.1)
+"""
+SAY = f"""{MEET}
+import json
+names = ("A", "TOKEN", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_SIZE", "TF_CONFIG")
+said = {{name: os.environ[name] for name in names if name in os.environ}}
+print("SAID", json.dumps(said | {{"host": os.environ["HOSTNAME"]}}), flush=True)
+"""
+# Everything that a shell, a template, Kubernetes or YAML would change on the way.
+FILE = (
+    r'''"""
+Ünïcode ∑ 模型, 'quotes', "double", back\slash, tab	, `id`, $(id), $HOME, ${A}, $$, $(A) $$(A)."""'''
+    + MEET
+    + r"""
+import hashlib
+EOM = "\n\\n\"'$A"
+whole = open(__file__, "rb").read() if "__file__" in globals() else None
+whole = whole if whole is not None else os.environ["KFP_DDP_SCRIPT"].encode()
+print("FILE", hashlib.sha256(whole).hexdigest(), os.environ["HOSTNAME"], __name__, flush=True)
+# no newline at the end: {{inputs.parameters.x}} %s \u00e9 #"""
+)
+
+
+@pytest.fixture(scope="module")
+def stock(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A namespace with KFP's stock rights, which may not create ConfigMaps, and TrainJobs."""
+    folder = tmp_path_factory.mktemp("stock")
+    with staged(cluster, folder, {}, ours=False) as staging:
+        jobs = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["*"]}
+        rights.bind(cluster, staging.grounds.namespace, "trainjobs", [jobs])
+        with delivered(staging.grounds):
+            yield staging
+
+
+@pytest.fixture(scope="module")
+def full(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A namespace with the rights in deploy/."""
+    with (
+        staged(cluster, tmp_path_factory.mktemp("full"), {}) as staging,
+        delivered(staging.grounds),
+    ):
+        yield staging
+
+
+@pytest.mark.parametrize("kind", list(COMPONENTS))
+def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
+    full: Scene, tmp_path: Path, cluster: client.ApiClient, kind: str
+) -> None:
+    """The node has GPUs for the workers alone: a step or a launcher that took one would wait."""
+    if kind == "mpijob":
+        skip_without_mpi()
+    secret = {"metadata": {"name": f"token-{kind}"}, "stringData": {"key": "s3cr$t"}}
+    full.grounds.core.create_namespaced_secret(full.grounds.namespace, secret)
+
+    @dsl.pipeline(name=f"own-command-{kind}")  # type: ignore[untyped-decorator]
+    def pipeline(work_claim: str) -> None:
+        start = ["mpirun"] if kind == "mpijob" else []
+        task = _task(
+            kind,
+            command=[*start, "python3", "-c", SAY],
+            env={"PLACE": kind},
+            node_selector={"x/y": ""},
+        )
+        task.set_accelerator_type(GPU).set_accelerator_limit(2)
+        task.set_cpu_request("20m").set_memory_limit("2G").set_env_variable("A", "b")
+        kubernetes.mount_pvc(task, pvc_name=work_claim, mount_path="/work")
+        kubernetes.add_toleration(task, key="gpu", operator="Exists", effect="NoSchedule")
+        kubernetes.add_node_selector(task, "kubernetes.io/os", "linux")
+        kubernetes.use_secret_as_env(
+            task, secret_name=f"token-{kind}", secret_key_to_env={"key": "TOKEN"}
+        )
+
+    node = client.CoreV1Api(cluster).list_node().items[0].metadata.name
+    label = [{"op": "add", "path": "/metadata/labels/x~1y", "value": ""}]
+    client.CoreV1Api(cluster).patch_node(node, label)
+    with advertised(cluster, 4):
+        run = full.run(_compiled(pipeline, tmp_path), work_claim=WORK).play()
+
+    assert run.succeeded, run.explain()
+    pods = _pods(full, run)
+    workers = [pod for pod in pods if "launcher" not in pod.metadata.name]
+    assert len(workers) == 2
+    for pod in workers:
+        assert pod.spec.containers[0].resources.limits[GPU] == "2"
+        assert pod.spec.containers[0].resources.limits["memory"] == "2G"
+        assert pod.spec.node_selector == {"kubernetes.io/os": "linux", "x/y": ""}
+        assert "gpu" in [toleration.key for toleration in pod.spec.tolerations]
+    for pod in (*(p for p in pods if p not in workers), _step(full, run)):
+        assert GPU not in (pod.spec.containers[0].resources.limits or {})
+    said = _said(run, "SAID")
+    assert {who for who, _ in said} == SPEAKERS[kind]
+    found = [json.loads(text) for _, text in said]
+    assert {each["host"] for each in found} == {pod.metadata.name for pod in workers} or (
+        kind == "trainjob" and len({each["host"] for each in found}) == 2
+    )
+    for each in found:
+        assert (each["A"], each["TOKEN"]) == ("b", "s3cr$t")
+        assert full.work.read(f"{kind}/{each['host']}") == b""
+    if kind in ("pytorchjob", "trainjob"):
+        assert {each["PET_NPROC_PER_NODE"] for each in found} == {"2"}  # one for each GPU
+    if kind == "mpijob":
+        assert [each["OMPI_COMM_WORLD_SIZE"] for each in found] == ["4"] * 4
+    job = json.loads(run.artifact(next(iter(run.steps)), "job"))
+    assert job["metadata"]["name"] == run.steps[_name(kind)].outputs["Output"]
+
+
+@pytest.mark.parametrize("kind", list(COMPONENTS))
+@pytest.mark.parametrize("may_make_config_maps", [True, False])
+def test_a_file_arrives_to_the_byte(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
+) -> None:
+    if kind == "mpijob":
+        skip_without_mpi()
+    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
+
+    @dsl.pipeline(name=f"own-file-{kind}")  # type: ignore[untyped-decorator]
+    def pipeline(script: str) -> None:
+        env = {"A": "expanded", "PLACE": f"file-{kind}"}
+        _task(kind, script=script, env=env, claims={"/work": WORK}, cpu_request="20m")
+
+    file = tmp_path / "train.py"
+    file.write_text(FILE)
+    text = packed(file)
+    if kind in ("trainjob", "tfjob"):
+        file.write_text(FILE.replace("$$", "").replace("$(A)", ""))  # what KFP itself changes
+        text = file.read_text()
+    run = scene.run(_compiled(pipeline, tmp_path), script=text).play()
+
+    assert run.succeeded, run.explain()
+    found = [text.split() for _, text in _said(run, "FILE")]
+    assert len({host for _, host, _ in found}) == 2, run.explain()
+    assert {digest for digest, _, _ in found} == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert {name for _, _, name in found} == {"__main__"}
+    maps = {
+        volume.config_map.name
+        for pod in _pods(scene, run)
+        for volume in pod.spec.volumes or []
+        if volume.config_map and volume.name == "script"
+    }
+    assert len(maps) == may_make_config_maps
+
+
+def _task(kind: str, **settings: Any) -> Any:
+    given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, **settings}
+    if kind in ("tfjob", "mpijob", "pytorchjob"):
+        given["clean_pod_policy"] = "None"
+    return COMPONENTS[kind](
+        run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+        task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+        image=IMAGE,
+        nodes=2,
+        **given,
+    ).set_caching_options(False)
+
+
+def _name(kind: str) -> str:
+    return str(COMPONENTS[kind].name)
+
+
+def _said(run: Run, mark: str) -> list[tuple[str, str]]:
+    """Who wrote each line that begins with `mark`, and what follows it."""
+    (step,) = run.steps.values()
+    return re.findall(rf"^\[([\w-]+)\] {mark} (.*)$", step.log, re.MULTILINE)
+
+
+def _pods(scene: Scene, run: Run) -> list[Any]:
+    listed = patiently(
+        lambda: scene.grounds.core.list_namespaced_pod(
+            scene.grounds.namespace, label_selector=f"kfp-ddp/run-id={run.id}"
+        )
+    )
+    pods: list[Any] = listed.items
+    return pods
+
+
+def _step(scene: Scene, run: Run) -> Any:
+    (step,) = run.steps.values()
+    return scene.grounds.core.read_namespaced_pod(step.pod, scene.grounds.namespace)
+
+
+def _compiled(pipeline: Any, folder: Path) -> Path:
+    path = folder / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    return path
