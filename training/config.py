@@ -151,6 +151,8 @@ class TrainConfig(BaseModel):
             )
         if self.strategy == "fsdp" and self.ema_decay:
             raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
+        if self.strategy == "fsdp" and self.compile:
+            raise ValueError("compile needs strategy=ddp or single: shards are not compiled")
         return self
 
     @staticmethod

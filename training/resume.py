@@ -12,8 +12,14 @@ from kfp_ddp.training.data import Index
 from kfp_ddp.training.errors import InputError
 
 
-def choose(directory: Path, config: TrainConfig, training: Index) -> Path | None:
+def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
     """The checkpoint to go on from; None to begin. What does not verify is set aside.
+
+    Args:
+        directory: The `checkpoints` folder.
+        config: The run as it is now.
+        training: The training split as it is now.
+        form: The strategy's `form`.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.
@@ -35,7 +41,7 @@ def choose(directory: Path, config: TrainConfig, training: Index) -> Path | None
         ("image_size", config.image_size, before["image_size"]),
         ("batch_size", config.batch_size, before["config"]["batch_size"]),
         ("seed", config.seed, before["config"]["seed"]),
-        ("strategy", _kind(config.strategy), _kind(before["config"]["strategy"])),
+        ("strategy", form, before["form"]),
         ("the number of training images", len(training), before["samples"]),
     ):
         if now != then:
@@ -44,10 +50,6 @@ def choose(directory: Path, config: TrainConfig, training: Index) -> Path | None
                 "use another output_dir, or resume=never to begin anew"
             )
     return found.path
-
-
-def _kind(strategy: str) -> str:
-    return "fsdp" if strategy == "fsdp" else "ddp or single"
 
 
 def _move_away(directory: Path) -> None:

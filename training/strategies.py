@@ -22,6 +22,8 @@ class Strategy(ABC):
         self.world = world
         self.replicas: nn.Module = network
 
+    form = "ddp, single or one rank"
+    """Which strategies read the state that this one saves."""
     collective_state = False
     """Whether all ranks must take part in `state`, and in each forward pass."""
 
@@ -75,10 +77,12 @@ class Ddp(Single):
 class Fsdp(Strategy):
     """Each rank holds a share of the weights and gathers a block when it computes it.
 
+    A block moves to the device when it is sharded, so the device never holds the whole network.
     Checkpoints hold the whole state, so `load_model` reads them as any other; gathering it takes
     part of every rank and blocks the step. They resume with fsdp only.
     """
 
+    form = "fsdp over several ranks"
     collective_state = True
 
     def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:
@@ -120,7 +124,10 @@ class Fsdp(Strategy):
 
 
 def spread(network: nn.Module, config: TrainConfig, world: World, accumulates: bool) -> Strategy:
-    """The strategy of `config`, around `network` on its device; one rank needs none."""
+    """The strategy of `config`; one rank needs none.
+
+    `network` is on its device, but for fsdp over several ranks, which moves it there itself.
+    """
     if world.size == 1:
         alone = Single(network, config, world)
         alone.replicas = _compiled(network, config)

@@ -138,7 +138,9 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
         micro = micro or before[1]
     if samples < batch:
         raise InputError(f"batch_size={batch} but only {samples} training images: lower batch_size")
-    config.check_dealt(batch, micro, ranks, uneven="KFP_DDP_ELASTIC" in os.environ)
+    # With unequal numbers sharded ranks would gather unequally often, and hang.
+    uneven = "KFP_DDP_ELASTIC" in os.environ and config.strategy != "fsdp"
+    config.check_dealt(batch, micro, ranks, uneven)
     precision = config.precision
     if precision == "auto":
         bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported()

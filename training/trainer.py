@@ -60,12 +60,16 @@ class Trainer:
 
         torch.manual_seed(config.seed)
         bf16 = config.precision == "bf16"
-        whole = config.strategy != "fsdp"  # shards have to lie as they are indexed
-        self.layout = torch.channels_last if whole else torch.contiguous_format
+        sharded = config.strategy == "fsdp" and world.size > 1
+        # Shards have to lie as they are indexed.
+        self.layout = torch.contiguous_format if sharded else torch.channels_last
         network = model.build(config.model, len(self.classes), config.blur_pool)
         if config.init_from:
             resume.initialise(network, config, self.classes, say=world.first)
-        self.network = network.to(world.device).to(memory_format=self.layout)
+        # The strategy moves shards to the device block by block: the whole may not fit there.
+        self.network = (
+            network if sharded else network.to(world.device).to(memory_format=self.layout)
+        )
         self.ema = optim.Ema(self.network, config.ema_decay) if config.ema_decay else None
         self.strategy = spread(
             self.network, config, world, accumulates=self.sampler.per_step > world.size
@@ -310,6 +314,7 @@ class Trainer:
             world_size=self.world.size,
             samples=len(self.training.index),
             metrics=self.latest,
+            form=self.strategy.form,
         )
         self.writer.save(self.step, state, manifest)
         self.metrics.write(
@@ -322,7 +327,9 @@ class Trainer:
     def _resume(self) -> None:
         """Take over the newest checkpoint that verifies; rank 0 chooses, all load the same."""
         directory, index = self.writer.directory, self.training.index
-        path = self.world.from_first(lambda: resume.choose(directory, self.config, index))
+        path = self.world.from_first(
+            lambda: resume.choose(directory, self.config, index, self.strategy.form)
+        )
         if path is None:
             return
         found = checkpoint.verify(path)

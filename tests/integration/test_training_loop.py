@@ -117,7 +117,17 @@ def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path)
     assert drift < 0.02, drift
     refused = Ranks(config(data, tmp_path / "ddp", **plain, strategy="fsdp"), 2)
     assert refused.wait() == [2, 2]
-    assert "strategy was ddp or single and is now fsdp" in refused.output()
+    assert "strategy was ddp, single or one rank and is now fsdp" in refused.output()
+
+
+def test_fsdp_on_one_rank_is_not_resumed_on_two(data: Path, tmp_path: Path) -> None:
+    run = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp", epochs=2)
+    assert train(run, 1) == [0]
+    longer = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp")
+    refused = Ranks(longer, 2)
+    assert refused.wait() == [2, 2], refused.output()
+    assert "strategy was ddp, single or one rank and is now fsdp" in refused.output()
+    assert train(longer, 1) == [0]
 
 
 @pytest.mark.soak

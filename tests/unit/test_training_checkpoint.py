@@ -15,6 +15,9 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.model import build
+from kfp_ddp.training.strategies import Ddp, Fsdp
+
+WHOLE = Ddp.form
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:
@@ -23,7 +26,8 @@ def run(output: Path, **fields: Any) -> TrainConfig:
 
 
 def manifest(config: TrainConfig, classes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
-    return checkpoint.manifest_of(config, classes, epoch=1.0, world_size=1, samples=4, metrics={})
+    more = {"epoch": 1.0, "world_size": 1, "samples": 4, "metrics": {}, "form": WHOLE}
+    return checkpoint.manifest_of(config, classes, **more)
 
 
 def save(output: Path, step: int, value: float = 1.0, **fields: Any) -> Path:
@@ -155,7 +159,6 @@ def test_load_model_takes_the_averaged_weights(tmp_path: Path) -> None:
         ({}, ("a", "z"), "list of classes"),
         ({"batch_size": 64}, ("a", "b"), "batch_size was 256 and is now 64"),
         ({"seed": 1}, ("a", "b"), "seed was 0"),
-        ({"strategy": "fsdp"}, ("a", "b"), "strategy"),
         ({"image_size": 32}, ("a", "b"), "image_size"),
     ],
 )
@@ -165,13 +168,23 @@ def test_a_checkpoint_of_another_run_is_refused(
     save(tmp_path, 10)
     index = Index(tmp_path, classes, ("x",) * 4, (0, 1, 0, 1))
     with pytest.raises(InputError, match=word):
-        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index)
+        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index, WHOLE)
+
+
+def test_a_state_of_another_form_is_refused(tmp_path: Path) -> None:
+    """fsdp on one rank saves as ddp does: what counts is how it was saved."""
+    save(tmp_path, 10, strategy="fsdp")
+    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    directory, config = tmp_path / "checkpoints", run(tmp_path, strategy="fsdp")
+    assert resume.choose(directory, config, index, WHOLE) == directory / "step-00000010"
+    with pytest.raises(InputError, match="strategy was ddp, single or one rank and is now fsdp"):
+        resume.choose(directory, config, index, Fsdp.form)
 
 
 def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
     save(tmp_path, 10)
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
     config = run(tmp_path, resume="never")
-    assert resume.choose(tmp_path / "checkpoints", config, index) is None
+    assert resume.choose(tmp_path / "checkpoints", config, index, WHOLE) is None
     assert newest_valid(tmp_path / "checkpoints") is None
     assert newest_valid(tmp_path / "checkpoints.old-0") is not None

@@ -25,6 +25,7 @@ REQUIRED = {"data": "/d", "output_dir": "/o"}
         ({"batch_size": 10, "micro_batch_size": 3}, ("batch_size=10", "micro_batch_size=3")),
         ({"start_image_size": 300}, ("start_image_size=300", "224")),
         ({"strategy": "fsdp", "ema_decay": 0.9}, ("ema_decay", "strategy=ddp")),
+        ({"strategy": "fsdp", "compile": True}, ("compile", "strategy=ddp")),
         ({"data": None}, ("data=None",)),
     ],
 )

@@ -68,6 +68,8 @@ def test_an_elastic_run_deals_unequal_numbers(
         _resolve(config, world(3), 96)
     monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
     assert _resolve(config, world(3), 96).micro_batch_size == 8
+    with pytest.raises(InputError, match="micro_batch_size=8 x 3 ranks evenly"):
+        _resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
