@@ -2,6 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kfp_ddp.pipelines import NAMES, compiled
 
@@ -47,7 +48,12 @@ def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> Non
 
 def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
     (path,) = compiled.write(tmp_path, "registry.example.com/team/")
-    text = path.read_text()
-    assert "ghcr.io" not in text
-    assert text.count("image: registry.example.com/team/") == text.count("image: ")
-    assert "defaultValue: registry.example.com/team/trainer:0.1.0" in text
+    assert "ghcr.io" not in path.read_text()
+    document = next(yaml.safe_load_all(path.read_text()))
+    executors = document["deploymentSpec"]["executors"].values()
+    assert {executor["container"]["image"] for executor in executors} == {
+        "registry.example.com/team/launcher:0.1.0",
+        "registry.example.com/team/trainer:0.1.0",
+    }
+    workers = document["root"]["inputDefinitions"]["parameters"]["image"]
+    assert workers["defaultValue"] == "registry.example.com/team/trainer:0.1.0"
