@@ -24,6 +24,11 @@ RIGHTS = (
     ("", "events", "list watch", False),
     ("", "configmaps", "create", False),
 )
+# And with Kueue, to say what a job waits for.
+KUEUE_RIGHTS = (
+    (kueue.GROUP, "localqueues", "get", False),
+    (kueue.GROUP, "workloads", "list", False),
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,11 @@ def _rights(api: Api, service_account: str) -> list[Finding]:
     """One finding for each resource, with the verbs that lack."""
     who = f"system:serviceaccount:{api.namespace}:{service_account}" if service_account else ""
     found = []
-    for group, resource, verbs, needed in RIGHTS:
+    try:
+        rights = (*RIGHTS, *KUEUE_RIGHTS) if kueue.group_version(api) else RIGHTS
+    except ApiError:
+        rights = RIGHTS
+    for group, resource, verbs, needed in rights:
         plural, _, sub = resource.partition("/")
         try:
             lacking = [v for v in verbs.split() if not review(api, v, group, plural, sub, who)]

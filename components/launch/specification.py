@@ -108,7 +108,9 @@ class LaunchSpec(BaseModel):
         "Running", description="Pods that are removed when the job is over."
     )
     ttl_seconds: int = Field(86400, ge=-1, description="Life of a job that is over; -1 for ever.")
-    deadline_minutes: float = Field(0, ge=0, description="The job's time in all; 0 for no end.")
+    deadline_minutes: float = Field(
+        0, ge=0, description="The job's time, without its wait in a queue; 0 for no end."
+    )
     pending_minutes: float = Field(
         0, ge=0, description="Wait for pods that cannot start; 0 for no end."
     )

@@ -99,7 +99,7 @@ def train_job(
         fs_group: Group that owns the claims; -1 for none.
         non_root: Refuse to run as root.
         grace_seconds: From SIGTERM to SIGKILL.
-        deadline_minutes: The job's time in all; 0 for no end.
+        deadline_minutes: The job's time, without its wait in a queue; 0 for no end.
         pending_minutes: Wait for pods that cannot start; 0 for no end.
         retries: Whole-job retries after a lost node.
 

@@ -19,7 +19,7 @@ from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
 from tests.e2e.test_launch_train_step import TrainStep, grounds, work  # noqa: F401
 
-EPOCHS = 60
+EPOCHS = 100
 COUNT = """
 import time
 for number in range(10):
@@ -115,7 +115,7 @@ def test_a_preempted_training_goes_on_from_its_checkpoint(
     step = TrainStep(
         queue.grounds, nodes=2, epochs=EPOCHS, retries=0, scheduler="kueue", queue=queue.name
     ).start()
-    step.saw("epoch 4/")
+    until(lambda: trained(step, work) >= 9, "the third epoch")
     (before,) = step.jobs()
     with queue.taken("80m", urgent=True) as other:
         step.saw(f"is queued: preempted (Preempted to accommodate Job {other} due to")
@@ -123,9 +123,25 @@ def test_a_preempted_training_goes_on_from_its_checkpoint(
     assert step.wait() == "Succeeded", step.log()
     (after,) = step.jobs()
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    lines = work.read(f"{step.run_id}/metrics.jsonl")
-    assert lines is not None
-    events = [json.loads(line) for line in lines.splitlines()]
+    assert_went_on(step, work)
+
+
+def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:  # noqa: F811
+    """What training has written of itself so far."""
+    lines = work.read(f"{step.run_id}/metrics.jsonl") or b""
+    return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def trained(step: LaunchStep, work: Folder) -> int:  # noqa: F811
+    """The last step of training that is done."""
+    return max(
+        (event["step"] for event in recorded(step, work) if event["event"] == "step"), default=0
+    )
+
+
+def assert_went_on(step: LaunchStep, work: Folder) -> None:  # noqa: F811
+    """Stopped once with a checkpoint, gone on from it, each step and line once."""
+    events = recorded(step, work)
     starts = [event["resumed_from_step"] for event in events if event["event"] == "start"]
     ends = [event["status"] for event in events if event["event"] == "end"]
     steps = [event["step"] for event in events if event["event"] == "step"]
@@ -150,6 +166,50 @@ def test_a_job_that_is_let_in_while_it_still_ends_is_made_anew(queue: Queue) -> 
     assert step.wait() == "Succeeded", step.log()
     assert "retries left" not in step.log()
     assert step.log().count("[master-0] again") == 1
+
+
+def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) -> None:
+    """Kueue before 0.17 strips a TrainJob as it lets it in, and Trainer then makes no pods."""
+    with queue.taken("80m"):
+        step = LaunchStep(queue.grounds, in_queue(queue, kind="trainjob")).start()
+        step.saw("insufficient unused quota for cpu")
+        assert step.workers() == []
+    ended = step.wait()
+    if "has lost its runtimePatches" in step.log():
+        assert ended == "Failed"
+        assert "and was deleted; Kueue before 0.17" in step.log().splitlines()[-1]
+        until(lambda: step.jobs(TRAINJOB) == [], "the job's deletion", 5)
+        assert "[node-" not in step.log()
+    else:
+        assert ended == "Succeeded", step.log()
+        assert step.log().count("line 9") == 2
+        assert len(step.jobs(TRAINJOB)) == 1
+
+
+def test_a_trainjob_that_is_taken_back_goes_on_from_its_checkpoint(
+    grounds: Grounds,  # noqa: F811
+    work: Folder,  # noqa: F811
+) -> None:
+    """Suspended and resumed as a queue does it, where Kueue itself may be too old for TrainJobs."""
+    step = TrainStep(grounds, backend="trainjob", nodes=2, epochs=EPOCHS, retries=0).start()
+    until(lambda: trained(step, work) >= 9, "the third epoch")
+    (job,) = step.jobs(TRAINJOB)
+    suspend(grounds, job, True)
+    step.saw("is queued: suspended; somebody else must resume it")
+    until(lambda: step.workers() == [], "the end of its pods", 60)
+    suspend(grounds, job, False)
+    assert step.wait() == "Succeeded", step.log()
+    assert [each["metadata"]["uid"] for each in step.jobs(TRAINJOB)] == [job["metadata"]["uid"]]
+    assert_went_on(step, work)
+
+
+def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:  # noqa: F811
+    """Do what Kueue does when it takes a TrainJob back or lets it in."""
+    body = {"spec": {"suspend": value}}
+    name = job["metadata"]["name"]
+    grounds.custom.patch_namespaced_custom_object(
+        *TRAINJOB[:2], grounds.namespace, TRAINJOB[2], name, body
+    )
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from kubernetes import client
 
+from tests.e2e.harness import queues
 from tests.e2e.harness.rights import RUNNER
 from tests.e2e.harness.scene import namespace
 
@@ -29,10 +30,12 @@ def test_without_them_each_missing_right_is_a_line_with_its_remedy(
         code, found = _examine(ground.namespace)
     lacking = [each for each in found if "no right" in each["said"]]
     assert code == 0
+    of_queues = {"localqueues", "workloads"} if queues.served(cluster) else set()
     assert {each["what"].rpartition(" ")[2] for each in lacking} == {
         "trainjobs",
         "events",
         "configmaps",
+        *of_queues,
     }
     for each in lacking:
         assert "\n" not in each["said"]
