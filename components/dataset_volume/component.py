@@ -44,7 +44,7 @@ def dataset_volume(
         populator_account: Kubernetes service account that the populator reads the bucket with.
     """
     from kfp_ddp.components.dataset_volume.engine import run
-    from kfp_ddp.components.dataset_volume.publish import Request
+    from kfp_ddp.components.dataset_volume.request import Request
 
     return run(
         report,

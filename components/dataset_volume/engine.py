@@ -6,13 +6,8 @@ from typing import NamedTuple, Protocol
 from kfp_ddp.components.data_sync.engine import check_dataset
 from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Refused, connect
-from kfp_ddp.components.dataset_volume.publish import (
-    Published,
-    Request,
-    check_strategy,
-    collect,
-    publish,
-)
+from kfp_ddp.components.dataset_volume.publish import check_strategy, collect, publish
+from kfp_ddp.components.dataset_volume.request import Published, Request
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
 

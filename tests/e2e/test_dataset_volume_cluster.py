@@ -12,7 +12,8 @@ import yaml
 from kubernetes import client
 
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
-from kfp_ddp.components.dataset_volume.publish import Published, Request, collect, publish
+from kfp_ddp.components.dataset_volume.publish import collect, publish
+from kfp_ddp.components.dataset_volume.request import Published, Request
 from kfp_ddp.training.errors import InputError
 from tests.e2e.harness import rights
 from tests.e2e.harness.grounds import IMAGE, UID, until
@@ -46,7 +47,7 @@ except OSError as error:
 STEP = """
 import os
 from kfp_ddp.components.dataset_volume.engine import run
-from kfp_ddp.components.dataset_volume.publish import Request
+from kfp_ddp.components.dataset_volume.request import Request
 class Report: path = "/tmp/report.md"
 print(run(Report(), Request(**{request})).claim)
 """

@@ -1,0 +1,205 @@
+"""ReadOnlyMany claims: copied by the storage from the staging claim, or filled from the bucket."""
+
+import time
+from pathlib import PurePosixPath
+from typing import Any
+
+from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
+from kfp_ddp.components.dataset_volume.request import DOMAIN, Published, Request
+from kfp_ddp.training.errors import InputError
+
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+_POLL = 1.0
+_LASTING = 30.0
+
+
+def copy(cluster: Cluster, request: Request, staging: Any, strategy: str) -> Published:
+    """A ReadOnlyMany claim restored from a snapshot, or cloned, of the staging claim."""
+    notes = []
+    found = _reusable(cluster, request, strategy)
+    if found is None:
+        _writers_gone(cluster, request)
+        if strategy == "snapshot":
+            _snapshot(cluster, request)
+            source = {"apiGroup": SNAPSHOTS[0], "kind": "VolumeSnapshot", "name": request.name}
+        else:
+            source = {"kind": "PersistentVolumeClaim", "name": request.claim}
+        found = cluster.create_claim(_claim(request, staging, {"dataSource": source}, strategy))
+        notes.append(f"made {request.name} as a {strategy} of {request.claim}")
+    else:
+        notes.append(f"{request.name} was there already, of this digest: used again")
+    notes.append(_bound(cluster, request, staging, found))
+    return Published(request.name, request.path, strategy, notes)
+
+
+def populator(cluster: Cluster, request: Request, staging: Any) -> Published:
+    """A claim that GKE's volume populator fills straight from the bucket.
+
+    The bucket's prefix becomes the root of the claim; the digest is that of the listing, and
+    what the populator copies is not verified.
+    """
+    found = _reusable(cluster, request, "populator")
+    if found is None:
+        spec = {
+            "cloudStorage": {
+                "uri": request.source.rstrip("/") + "/",
+                "serviceAccountName": request.populator_account or "default",
+            }
+        }
+        cluster.create_custom(
+            GCP_SOURCES,
+            {
+                "apiVersion": f"{GCP_SOURCES[0]}/{GCP_SOURCES[1]}",
+                "kind": "GCPDataSource",
+                "metadata": {"name": request.name, "labels": request.labels},
+                "spec": spec,
+            },
+        )
+        source = {"apiGroup": GCP_SOURCES[0], "kind": "GCPDataSource", "name": request.name}
+        cluster.create_claim(_claim(request, staging, {"dataSourceRef": source}, "populator"))
+    root = str(PurePosixPath(request.path).parents[1])
+    note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
+    return Published(request.name, root, "populator", [note])
+
+
+def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
+    """The published claim if it is there and right; waits for one that is being deleted."""
+    deadline = time.monotonic() + request.wait
+    while (found := cluster.claim(request.name)) is not None:
+        if found.status.phase == "Lost" and not found.metadata.deletion_timestamp:
+            cluster.delete_claim(request.name)
+        elif not found.metadata.deletion_timestamp:
+            break
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.name} is being deleted and {request.wait:.0f} s were not enough; "
+                f"end the pods that use it: {', '.join(cluster.users(request.name)) or 'none seen'}"
+            )
+        time.sleep(_POLL)
+    if found is None:
+        return None
+    notes = found.metadata.annotations or {}
+    if notes.get(f"{DOMAIN}/digest") != request.digest or found.spec.access_modes != [
+        "ReadOnlyMany"
+    ]:
+        raise InputError(
+            f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
+        )
+    return found
+
+
+def _writers_gone(cluster: Cluster, request: Request) -> None:
+    """Wait until nobody has the staging claim mounted for writing.
+
+    A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
+    """
+    deadline = time.monotonic() + request.wait
+    told: list[str] = []
+    while users := cluster.users(request.claim, writing=True):
+        if users != told:
+            print(f"claim {request.claim} is mounted by {', '.join(users)}; waiting", flush=True)
+            told = users
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.claim} is still mounted by {', '.join(users)} after "
+                f"{request.wait:.0f} s; end them, or use publish=in-place"
+            )
+        time.sleep(_POLL)
+
+
+def _snapshot(cluster: Cluster, request: Request) -> None:
+    """Get or make the snapshot, and wait until it can be restored."""
+    spec: dict[str, Any] = {"source": {"persistentVolumeClaimName": request.claim}}
+    if request.snapshot_class:
+        spec["volumeSnapshotClassName"] = request.snapshot_class
+    body = {
+        "apiVersion": f"{SNAPSHOTS[0]}/{SNAPSHOTS[1]}",
+        "kind": "VolumeSnapshot",
+        "metadata": {
+            "name": request.name,
+            "labels": request.labels,
+            "annotations": {f"{DOMAIN}/digest": request.digest},
+        },
+        "spec": spec,
+    }
+    deadline = time.monotonic() + request.wait
+    cluster.create_custom(SNAPSHOTS, body)
+    well = time.monotonic()
+    while True:
+        found = cluster.custom(SNAPSHOTS, request.name)
+        status = (found or {}).get("status") or {}
+        if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
+            return
+        problem = (status.get("error") or {}).get("message", "")
+        now = time.monotonic()
+        # The controller also notes what it mends by itself, so an error has to last.
+        well = well if problem else now
+        if now - well > _LASTING or now > deadline:
+            cluster.delete_custom(SNAPSHOTS, request.name)
+            reason = problem or f"not ready after {request.wait:.0f} s"
+            raise InputError(
+                f"the snapshot of claim {request.claim} failed: {reason}; "
+                "check its VolumeSnapshotClass"
+            )
+        time.sleep(_POLL)
+
+
+def _claim(request: Request, staging: Any, source: dict[str, Any], strategy: str) -> dict[str, Any]:
+    """The published claim: exactly [ReadOnlyMany], the same size, pinned to the same zone."""
+    annotations = {f"{DOMAIN}/digest": request.digest, f"{DOMAIN}/strategy": strategy}
+    if request.source:
+        annotations[f"{DOMAIN}/source"] = request.source
+    node = (staging.metadata.annotations or {}).get(SELECTED_NODE)
+    if node and strategy != "populator":
+        # A late-binding class would follow the first reader's zone, away from the copy's source.
+        annotations[SELECTED_NODE] = node
+    capacity = (staging.status.capacity or {}).get("storage")
+    spec: dict[str, Any] = {
+        "accessModes": ["ReadOnlyMany"],
+        "resources": {
+            "requests": {"storage": capacity or staging.spec.resources.requests["storage"]}
+        },
+        "volumeMode": staging.spec.volume_mode or "Filesystem",
+        **source,
+    }
+    name = request.storage_class or staging.spec.storage_class_name
+    if name:
+        spec["storageClassName"] = name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": request.name,
+            "labels": request.labels,
+            "annotations": annotations,
+        },
+        "spec": spec,
+    }
+
+
+def _bound(cluster: Cluster, request: Request, staging: Any, claim: Any) -> str:
+    """Wait for the claim to be bound, unless it will only be when a pod uses it."""
+    if _binds_late(cluster, request, staging):
+        return "it is bound when a pod first uses it"
+    deadline = time.monotonic() + request.wait
+    while claim is None or claim.status.phase != "Bound":
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"claim {request.name} is not bound after {request.wait:.0f} s; see "
+                f"kubectl describe pvc {request.name}, or use publish=in-place"
+            )
+        time.sleep(_POLL)
+        claim = cluster.claim(request.name)
+    return "it is bound"
+
+
+def _binds_late(cluster: Cluster, request: Request, staging: Any) -> bool:
+    """Whether the class waits for a consumer; without a view of classes, by the staging claim."""
+    name = request.storage_class or staging.spec.storage_class_name
+    try:
+        found = cluster.storage_class(name) if name else None
+    except Refused:
+        if request.storage_class and request.storage_class != staging.spec.storage_class_name:
+            return True  # unknown: a claim that waits for its pod must not be waited for
+        return SELECTED_NODE in (staging.metadata.annotations or {})
+    return found is not None and found.volume_binding_mode == "WaitForFirstConsumer"
