@@ -20,6 +20,7 @@ LOST_PEER = (
     "rendezvous",
     "remote process exited",
     "connection was likely closed",
+    "lost communication with a remote daemon",
     "got signal: 15",
 )
 # What NCCL says when a node or a link is gone.

@@ -55,7 +55,8 @@ print("SAID", json.dumps(said | {{"host": os.environ["HOSTNAME"]}}), flush=True)
 # Everything that a shell, a template, Kubernetes or YAML would change on the way.
 FILE = (
     r'''"""
-Ünïcode ∑ 模型, 'quotes', "double", back\slash, tab	, `id`, $(id), $HOME, ${A}, $$, $(A) $$(A)."""'''
+Ünïcode ∑ 模型, 'quotes', "double", back\slash, tab	, `id`, $(id), $HOME, ${A},
+$$, $(A) $$(A)."""'''
     + MEET
     + r"""
 import hashlib

@@ -83,3 +83,37 @@ def test_a_program_that_only_prints_before_it_leaves() -> None:
 def test_another_program_s_last_line_that_is_no_rule() -> None:
     assert last_words(["ValueError: x", "", "====="]) == Words("ValueError: x")
     assert last_words([]) == Words("")
+
+
+MPIRUN = """\
+epoch 1
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    raise ValueError("no such layer")
+ValueError: no such layer
+--------------------------------------------------------------------------
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+--------------------------------------------------------------------------
+--------------------------------------------------------------------------
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[10415,1],1]
+  Exit code:    1
+--------------------------------------------------------------------------
+"""
+
+
+def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -> None:
+    """As Open MPI 4.1 wrote them."""
+    assert last_words(MPIRUN.splitlines()) == Words("ValueError: no such layer", 1)
+    killed = "mpirun noticed that process rank 3 with PID 0 on node a exited on signal 9 (Killed)."
+    assert last_words(["epoch 1", "-" * 74, killed, "-" * 74]) == Words("signal 9 (Killed)", 3)
+    lost = ["ORTE has lost communication with a remote daemon.", "", "  HNP daemon: x", "the job."]
+    assert last_words(lost) == Words(lost[0])
+
+
+def test_mpirun_of_a_program_that_only_exits_gives_what_it_said_last() -> None:
+    said = ["bad flag --x", *MPIRUN.splitlines()[5:]]
+    assert last_words(said) == Words("bad flag --x", 1)

@@ -1,0 +1,97 @@
+"""MPIJobs that really run: mpirun starts ranks in worker pods, and what is told when one fails."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import workflow
+from tests.e2e.harness.delivery import delivered, skip_without_mpi
+from tests.e2e.harness.gpus import GPU, advertised
+from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
+from tests.e2e.harness.scene import namespace
+from tests.e2e.launch_step import LaunchStep
+
+MPIJOB = ("kubeflow.org", "v1", "mpijobs")
+RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
+FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    skip_without_mpi()
+    workflow.define(cluster)
+    with namespace(cluster) as space, delivered(space):
+        yield space
+
+
+def mpijob(script: str, **more: Any) -> dict[str, Any]:
+    given = {"nodes": 2, "grace_seconds": 90, "retries": 0}
+    return {"kind": "mpijob", "image": IMAGE, "script": script, **given, **more}
+
+
+def test_each_worker_gets_its_slots_of_ranks(grounds: Grounds) -> None:
+    said = RANK + 'print("rank", rank, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
+    step = LaunchStep(grounds, mpijob(said, nproc_per_node=2)).start()
+    assert step.wait() == "Succeeded", step.log()
+    for rank in range(4):
+        assert f"[launcher-0] rank {rank} of 4" in step.log(), step.log()
+    (job,) = step.jobs(MPIJOB)
+    name = job["metadata"]["name"]
+    config = grounds.core.read_namespaced_config_map(f"{name}-config", grounds.namespace)
+    assert config.data["hostfile"] == f"{name}-worker-0 slots=2\n{name}-worker-1 slots=2\n"
+
+
+def test_the_rank_that_failed_is_named_and_no_worker_outlives_it(grounds: Grounds) -> None:
+    """Workers do nothing but wait, so they hold no GPU for the 90 s that ranks may take to save."""
+    script = FOREVER.replace(
+        "time.sleep(600)",
+        'time.sleep(2)\nif rank == 1: raise ValueError("no such layer")\ntime.sleep(600)',
+    )
+    step = LaunchStep(grounds, mpijob(script)).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "launcher-0: rank 1: ValueError: no such layer" in last, step.log()
+    until(lambda: _running(step) == [], "the workers' end", 60)
+
+
+def test_a_cancelled_run_leaves_no_rank(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, mpijob(FOREVER)).start()
+    step.saw("rank 1 runs")
+    step.terminate()
+    until(lambda: step.jobs(MPIJOB) == [], "the job's deletion", 5)
+    assert step.wait() == "Failed"
+    until(lambda: _running(step) == [], "the pods' end", 60)
+
+
+def test_a_lost_worker_is_tried_again(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, mpijob(FOREVER, retries=1)).start()
+    step.saw("rank 1 runs")
+    (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
+    grounds.core.delete_namespaced_pod(lost, grounds.namespace, grace_period_seconds=0)
+    step.saw("trying again, 1 of 1 retries left")
+    until(lambda: len(step.jobs(MPIJOB)) == 2, "the second job", 60)
+    step.terminate()
+    assert step.wait() == "Failed"
+
+
+def test_ranks_wait_for_workers_that_are_late(grounds: Grounds) -> None:
+    """The operator starts the launcher at once, and mpirun does not wait."""
+    spec = mpijob("print('both here', flush=True)\n", gpus_per_node=1, gpu_resource=GPU)
+    step = LaunchStep(grounds, spec).start()
+    step.saw(f"no node has enough {GPU} free")
+    until(lambda: "Running" in _phases(step).values(), "the launcher", 60)
+    assert set(_phases(step).values()) == {"Running", "Pending"}
+    with advertised(grounds.api, 2):
+        assert step.wait() == "Succeeded", step.log()
+    assert step.log().count("[launcher-0] both here") == 2
+
+
+def _phases(step: LaunchStep) -> dict[str, str]:
+    """The phase of each pod of the job."""
+    return {pod.metadata.name: pod.status.phase for pod in patiently(step.workers)}
+
+
+def _running(step: LaunchStep) -> list[str]:
+    return [name for name, phase in _phases(step).items() if phase in ("Pending", "Running")]
