@@ -105,7 +105,8 @@ def train_resnet(
         training: Further settings of the training by name, such as {"precision": "bf16"}; the
             component train lists them.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
-        champion: Model to beat: the gs:// folder of an exported bundle; empty for none.
+        champion: Model to beat: <destination>/<model_name> for the last that was exported there,
+            or the folder of a bundle; empty for none.
         min_improvement: Accuracy that the model must gain on the champion, -1 to 1.
         model_name: Name of the exported model in its bundle and serving layout.
         destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.

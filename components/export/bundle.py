@@ -16,6 +16,8 @@ from kfp_ddp.training.errors import InputError
 
 NAME = "bundle"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
+CHAMPION = "CHAMPION"
+"""Beside the versions of a model: the one that was exported last, which a next one has to beat."""
 _ASIDE = f".{NAME}-"
 
 
@@ -111,7 +113,7 @@ def upload(folder: Path, name: str, where: Place) -> str:
     """Copy a bundle to `<where>/<name>/<digest12>/`, `_SUCCESS` last; returns that URI.
 
     The folder is named by content, so a complete one is never changed, and a second upload
-    only finds that all is there.
+    only finds that all is there. Last of all `<where>/<name>/CHAMPION` is made to name it.
 
     Raises:
         InputError: if a file cannot be written or arrives different.
@@ -120,6 +122,10 @@ def upload(folder: Path, name: str, where: Place) -> str:
     names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]
     for file in (*names, MANIFEST, SUCCESS):
         where.put(folder / file, f"{version}/{file}")
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as pointer:
+        pointer.write(digest(folder)[:12] + "\n")
+        pointer.flush()
+        where.put(Path(pointer.name), f"{name}/{CHAMPION}")
     return f"{where.uri}/{version}"
 
 

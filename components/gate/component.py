@@ -26,8 +26,9 @@ def gate(
         use_lower_bound: Hold min_accuracy against the lower end of the 95 % interval instead.
         min_class_recall: Recall that every class must have, 0 to 1.
         max_calibration_error: Expected calibration error a model may have, 0 to 1.
-        champion: Model to beat: its evaluation.json, folder or bundle, as path, file:// or gs://;
-            empty for none. While nothing is there yet, every challenger passes.
+        champion: Model to beat: <destination>/<model_name> of an export for the last one there,
+            a bundle, or an evaluation.json; as path, file:// or gs://; empty for none. While
+            nothing is there yet, every challenger passes.
         min_improvement: Accuracy that the challenger must gain on the champion, -1 to 1.
         max_p_value: Chance that the gain is luck, by McNemar's exact test on the same samples;
             1 to not ask.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.components.evaluate.record import FILE, Evaluation, hits_by_path
+from kfp_ddp.components.export.bundle import CHAMPION
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict
 from kfp_ddp.components.places import Place, place
 from kfp_ddp.components.step import step
@@ -99,11 +100,18 @@ def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) 
 
 
 def champion_place(champion: str) -> tuple[Place, tuple[str, ...]]:
-    """The folder a champion lies in, and the names that its evaluation may have there."""
+    """The folder a champion lies in, and the names that its evaluation may have there.
+
+    The folder of a model's exports stands for the one that was exported last.
+    """
     if champion.endswith(".json"):
         folder, slash, name = champion.rpartition("/")
         return place(folder if slash else "."), (name,)
-    return place(champion), _CHAMPION_FILES
+    where = place(champion)
+    version = where.read(CHAMPION)
+    if version is not None:
+        where = place(f"{where.uri}/{version.decode(errors='replace').strip()}")
+    return where, _CHAMPION_FILES
 
 
 def markdown(blessed: bool, checks: list[Check]) -> str:

@@ -61,9 +61,11 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
 
     first = there()
     prefix = uri.removeprefix("gs://models/") + "/"
+    pointer = f"{bundle.digest(sealed)[:12]}\n".encode()
+    assert first["exports/squares/CHAMPION"][0] == pointer
     assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
         name: (sealed / name).read_bytes() for name in bundle.files(sealed)
-    }
+    } | {"exports/squares/CHAMPION": pointer}
     assert bundle.upload(sealed, "squares", where) == uri
     assert there() == first
 
@@ -200,7 +202,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
     bundle.upload(sealed, "squares", place("gs://models"))
-    assert strict.order[-1].endswith("/_SUCCESS")
+    assert [name.rpartition("/")[2] for name in strict.order[-2:]] == ["_SUCCESS", "CHAMPION"]
     assert strict.order[-2].endswith("/MANIFEST.sha256")
     assert len(strict.order) == len(bundle.files(sealed))
 

@@ -181,6 +181,20 @@ def test_a_bundle_is_a_champion_too(tmp_path: Path) -> None:
     assert "improvement on the champion 0.0200 >= 0" in reason
 
 
+def test_the_exports_of_a_model_stand_for_the_last_of_them(tmp_path: Path) -> None:
+    exports = tmp_path / "models" / "digits"
+    for version, hit in (("aaaaaaaaaaaa", 8), ("bbbbbbbbbbbb", 5)):
+        champion = Path(evaluation(exports / version, hits(hit)))
+        champion.rename(champion.with_name("metrics.json"))
+    (exports / "CHAMPION").write_text("bbbbbbbbbbbb\n")
+    path = evaluation(tmp_path / "run", hits(3))
+    _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
+    assert "improvement on the champion 0.0200 >= 0" in reason
+    (exports / "CHAMPION").write_text("aaaaaaaaaaaa\n")
+    _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
+    assert "improvement on the champion 0.0500 >= 0" in reason
+
+
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
