@@ -122,24 +122,32 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
         },
         "spec": spec,
     }
-    deadline = time.monotonic() + request.wait
-    cluster.create_custom(SNAPSHOTS, body)
     well = time.monotonic()
+    deadline = well + request.wait
     while True:
         found = cluster.custom(SNAPSHOTS, request.name)
-        status = (found or {}).get("status") or {}
+        if found is None:
+            cluster.create_custom(SNAPSHOTS, body)
+        leaving = found is not None and "deletionTimestamp" in found["metadata"]
+        status = {} if leaving else (found or {}).get("status") or {}
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
             return
         problem = (status.get("error") or {}).get("message", "")
         now = time.monotonic()
         # The controller also notes what it mends by itself, so an error has to last.
         well = well if problem else now
-        if now - well > _LASTING or now > deadline:
+        if now - well > _LASTING:
             cluster.delete_custom(SNAPSHOTS, request.name)
-            reason = problem or f"not ready after {request.wait:.0f} s"
             raise InputError(
-                f"the snapshot of claim {request.claim} failed: {reason}; "
+                f"the snapshot of claim {request.claim} failed: {problem}; "
                 "check its VolumeSnapshotClass"
+            )
+        if now > deadline:  # a slow one is left to go on
+            state = "still being deleted" if leaving else "not ready"
+            raise InputError(
+                f"snapshot {request.name} of claim {request.claim} is {state} after "
+                f"{request.wait:.0f} s{problem and f' ({problem})'}; run this step again later, "
+                "or give wait_seconds more"
             )
         time.sleep(_POLL)
 

@@ -1,9 +1,6 @@
 """Publishing on a real cluster, with the rights of KFP's stock account and no more."""
 
-import contextlib
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +10,14 @@ from kubernetes import client
 
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
-from kfp_ddp.components.dataset_volume.request import Published, Request
+from kfp_ddp.components.dataset_volume.request import Published
 from kfp_ddp.training.errors import InputError
-from tests.e2e.harness import rights
-from tests.e2e.harness.grounds import IMAGE, UID, until
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.volumes import SIZE, Ground, ground, request
+
+__all__ = ["ground"]
 
 STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
-SIZE = "64Mi"
 SYNC = """
 import sys
 from pathlib import Path
@@ -51,109 +49,6 @@ from kfp_ddp.components.dataset_volume.request import Request
 class Report: path = "/tmp/report.md"
 print(run(Report(), Request(**{request})).claim)
 """
-
-
-class Ground:
-    """A namespace, its stock account, and pods that run to their end."""
-
-    def __init__(self, api: Any, namespace: str) -> None:
-        self.api, self.namespace = api, namespace
-        self.core = client.CoreV1Api(api)
-        self.account = rights.grant(api, namespace, ours=False)
-        self.stock = Cluster(self._as_account(), namespace)
-
-    def _as_account(self) -> Any:
-        """A client with the account's own token."""
-        body = client.AuthenticationV1TokenRequest(
-            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
-        )
-        token = self.core.create_namespaced_service_account_token(
-            self.account, self.namespace, body
-        ).status.token
-        configuration = client.Configuration()
-        configuration.host = self.api.configuration.host
-        configuration.ssl_ca_cert = self.api.configuration.ssl_ca_cert
-        configuration.api_key = {"authorization": f"Bearer {token}"}
-        return client.ApiClient(configuration)
-
-    def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
-        """A claim to sync to."""
-        name = f"staging-{uuid.uuid4().hex[:6]}"
-        spec = {
-            "accessModes": [mode],
-            "storageClassName": storage_class,
-            "resources": {"requests": {"storage": SIZE}},
-        }
-        body = {"metadata": {"name": name}, "spec": spec}
-        self.core.create_namespaced_persistent_volume_claim(self.namespace, body)
-        return name
-
-    @contextlib.contextmanager
-    def pod(self, code: str, claim: str = "", read_only: bool = False) -> Iterator[str]:
-        """A pod that runs a program, with a claim at /data."""
-        name = f"pod-{uuid.uuid4().hex[:6]}"
-        source = {"claimName": claim, "readOnly": read_only}
-        mount = {"name": "data", "mountPath": "/data", "readOnly": read_only}
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "command": ["python3", "-c", code],
-            "volumeMounts": [mount] if claim else [],
-        }
-        spec = {
-            "restartPolicy": "Never",
-            "serviceAccountName": self.account,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": UID, "fsGroup": UID},
-            "volumes": [{"name": "data", "persistentVolumeClaim": source}] if claim else [],
-            "containers": [container],
-        }
-        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": spec})
-        try:
-            yield name
-        finally:
-            self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
-
-    def run(self, code: str, claim: str = "", read_only: bool = False) -> str:
-        """The program's output, once it has ended well."""
-        with self.pod(code, claim, read_only) as name:
-
-            def ended() -> Any:
-                pod = self.core.read_namespaced_pod(name, self.namespace)
-                return pod.status.phase in ("Succeeded", "Failed") and pod.status.phase
-
-            phase = until(ended, f"the end of {name}")
-            log = str(self.core.read_namespaced_pod_log(name, self.namespace))
-            assert phase == "Succeeded", log
-        return log.strip()
-
-    def claim(self, name: str) -> Any:
-        return self.core.read_namespaced_persistent_volume_claim(name, self.namespace)
-
-    def gone(self, name: str) -> bool:
-        """Whether a claim is deleted, or about to be."""
-        try:
-            return self.claim(name).metadata.deletion_timestamp is not None
-        except client.ApiException as error:
-            return bool(error.status == 404)
-
-
-@pytest.fixture(scope="module")
-def ground(cluster: Any) -> Iterator[Ground]:
-    name = f"volume-{uuid.uuid4().hex[:6]}"
-    core = client.CoreV1Api(cluster)
-    core.create_namespace({"metadata": {"name": name}})
-    try:
-        yield Ground(cluster, name)
-    finally:
-        core.delete_namespace(name)
-
-
-def request(claim: str, digest: str, **more: Any) -> Request:
-    path = f"/data/versions/{digest[:12]}"
-    more.setdefault("dataset", "digits")
-    more.setdefault("wait", 60.0)
-    return Request(digest=digest, path=path, claim=claim, **more)
 
 
 @pytest.mark.parametrize("storage_class", ["standard", "late", "small"])
@@ -254,14 +149,9 @@ def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
         publish(ground.stock, request(staging, "4" * 64, publish="clone"))
 
 
-def test_missing_claim_and_failing_snapshot_are_one_line(ground: Ground) -> None:
+def test_missing_claim_is_one_line(ground: Ground) -> None:
     with pytest.raises(InputError, match=r"claim none is not in namespace .*create it"):
         publish(ground.stock, request("none", "6" * 64))
-    staging = ground.staging("standard")
-    wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope", wait=5.0)
-    with pytest.raises(InputError, match=rf"the snapshot of claim {staging} failed"):
-        publish(ground.stock, wanted)
-    assert ground.stock.custom(SNAPSHOTS, wanted.name) is None
 
 
 def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:

@@ -1,0 +1,100 @@
+"""Snapshots that fail, that take long, and that are on their way out."""
+
+import threading
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.components.dataset_volume import copies
+from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
+from kfp_ddp.components.dataset_volume.publish import publish
+from kfp_ddp.training.errors import InputError
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.volumes import Ground, ground, request
+
+__all__ = ["ground"]
+
+
+def test_failing_snapshot_is_one_line_and_goes(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = ground.staging("standard")
+    wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
+    monkeypatch.setattr(copies, "_LASTING", 3.0)
+    with pytest.raises(InputError, match=rf"the snapshot of claim {staging} failed"):
+        publish(ground.stock, wanted)
+    assert ground.stock.custom(SNAPSHOTS, wanted.name) is None
+
+
+def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
+    """A class of a driver that is not there yet: its snapshot stays pending, without an error."""
+    staging = ground.staging("standard")
+    wanted = request(staging, "8" * 64, publish="snapshot", snapshot_class=ground.namespace)
+    wanted.wait = 3.0
+    classes = client.CustomObjectsApi(ground.api)
+    body = {
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotClass",
+        "metadata": {"name": ground.namespace},
+        "driver": "slow.example.com",
+        "deletionPolicy": "Delete",
+    }
+    classes.create_cluster_custom_object(*SNAPSHOTS[:2], "volumesnapshotclasses", body)
+    try:
+        uids = []
+        for _ in range(2):
+            with pytest.raises(InputError, match=rf"{wanted.name} of .* not ready after 3 s"):
+                publish(ground.stock, wanted)
+            found = ground.stock.custom(SNAPSHOTS, wanted.name)
+            assert found is not None
+            assert "deletionTimestamp" not in found["metadata"]
+            uids.append(found["metadata"]["uid"])
+        assert uids[0] == uids[1]
+    finally:
+        ground.stock.delete_custom(SNAPSHOTS, wanted.name)
+        classes.delete_cluster_custom_object(
+            *SNAPSHOTS[:2], "volumesnapshotclasses", ground.namespace
+        )
+
+
+def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    wanted = request(staging, "9" * 64, publish="snapshot", wait=3.0)
+    admin = Cluster(ground.api, ground.namespace)
+    admin.create_custom(
+        SNAPSHOTS,
+        {
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshot",
+            "metadata": {"name": wanted.name, "finalizers": ["kfp-ddp.dev/test"]},
+            "spec": {"source": {"persistentVolumeClaimName": staging}},
+        },
+    )
+    until(lambda: _ready(admin, wanted.name), "the first snapshot")
+    admin.delete_custom(SNAPSHOTS, wanted.name)
+    with pytest.raises(InputError, match="is still being deleted after 3 s"):
+        publish(ground.stock, wanted)
+    wanted.wait = 60.0
+    release = threading.Timer(3, _release, [ground, wanted.name])
+    release.start()
+    done = publish(ground.stock, wanted)
+    release.join()
+    assert done.strategy == "snapshot"
+    assert _ready(admin, wanted.name)
+    assert ground.claim(wanted.name).status.phase == "Bound"
+
+
+def _ready(cluster: Cluster, name: str) -> bool:
+    found = cluster.custom(SNAPSHOTS, name)
+    assert found is not None
+    leaving = "deletionTimestamp" in found["metadata"]
+    return not leaving and bool(found.get("status", {}).get("readyToUse"))
+
+
+def _release(ground: Ground, name: str) -> None:
+    """Take the test's own finalizer away, and no other."""
+    api = client.CustomObjectsApi(ground.api)
+    where = (*SNAPSHOTS[:2], ground.namespace, SNAPSHOTS[2], name)
+    found = api.get_namespaced_custom_object(*where)
+    left = [item for item in found["metadata"]["finalizers"] if item != "kfp-ddp.dev/test"]
+    api.patch_namespaced_custom_object(*where, {"metadata": {"finalizers": left}})
