@@ -5,7 +5,6 @@ import time
 
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import until
-from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin, Seen, attempts, jobs, log, starts, workers
 
@@ -47,7 +46,7 @@ def test_a_terminated_run_loses_its_job_without_any_signal(scene: Scene, begin: 
 
 
 def test_a_killed_worker_costs_only_what_came_after_the_checkpoint(
-    scene: Scene, begin: Begin, local_run: Run
+    scene: Scene, begin: Begin
 ) -> None:
     run = begin()
     until(lambda: "epoch 7/" in log(run), "a checkpoint")

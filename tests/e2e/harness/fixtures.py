@@ -8,7 +8,7 @@ import pytest
 import urllib3
 from kubernetes import client, config
 
-from tests.e2e.harness import bucket
+from tests.e2e.harness import bucket, sync_only
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import DATA, WORK, Scene, staged
 from tests.e2e.harness.train_only import WORKERS, compiled
@@ -56,14 +56,17 @@ def local_run(scene: Scene) -> Run:
 
 
 @pytest.fixture(scope="session")
-def begin(scene: Scene, local_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Begin:
-    """Begin a run of the train step alone, on the dataset that the whole pipeline has synced."""
-    document = compiled(tmp_path_factory.mktemp("train-only"))
-    assert local_run.succeeded, local_run.explain()
+def begin(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Begin a run of the train step alone, on the dataset that the step before it has synced."""
+    folder = tmp_path_factory.mktemp("train-only")
+    document = compiled(folder)
+    named = {name: TRAINING[name] for name in ("source", "dataset")}
+    synced = scene.run(sync_only.compiled(folder), data_claim=DATA, **named).play()
+    assert synced.succeeded, synced.explain()
 
     def start(**arguments: Any) -> Run:
         given = {
-            "dataset_path": local_run.steps["data-sync"].outputs["path"],
+            "dataset_path": synced.steps["data-sync"].outputs["path"],
             "data_claim": DATA,
             "work_claim": WORK,
             "cluster": WORKERS,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kfp_ddp.components.launch.kinds import KINDS
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
@@ -33,13 +34,15 @@ class Seen:
         return self._uids
 
 
-def jobs(scene: Scene, run: Run) -> list[dict[str, Any]]:
+def jobs(scene: Scene, run: Run, backend: str = "pytorchjob") -> list[dict[str, Any]]:
+    kind = KINDS[backend]
+    group, version = kind.group_version.split("/")
     found = patiently(
         lambda: scene.grounds.custom.list_namespaced_custom_object(
-            "kubeflow.org",
-            "v1",
+            group,
+            version,
             scene.grounds.namespace,
-            "pytorchjobs",
+            kind.plural,
             label_selector=f"kfp-ddp/run-id={run.id}",
         )
     )

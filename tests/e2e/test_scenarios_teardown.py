@@ -1,0 +1,57 @@
+"""The exit handler ends what a run left behind, of that run alone."""
+
+import pytest
+
+from kfp_ddp.components.launch.kinds import KINDS
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.play import LOST_PODS, Run
+from tests.e2e.harness.scene import Scene
+from tests.e2e.harness.trainings import Begin, attempts, jobs, log, workers
+from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
+
+GROUP = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}
+
+
+def runs(run: Run) -> int:
+    return log(run).count(" is running")
+
+
+def over(run: Run) -> bool:
+    return run.steps["train"].succeeded is not None
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_a_step_that_is_lost_for_good_leaves_no_job(
+    scene: Scene, begin: Begin, backend: str
+) -> None:
+    """Its pod is lost once more than Argo bears, so nobody follows the job any more."""
+    sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}
+    other = LaunchStep(scene.grounds, sleep).start()
+    run = begin(epochs=4000, backend=backend, nodes=1)
+    other.saw("here")
+    kept = other.jobs(GROUP[backend])
+    for lost in range(LOST_PODS + 1):
+        until(lambda lost=lost: attempts(run) > lost, "the step")  # type: ignore[misc]
+        until(lambda lost=lost: over(run) or runs(run) > lost, "the job")  # type: ignore[misc]
+        assert not over(run), run.explain()
+        scene.grounds.core.delete_namespaced_pod(
+            run.steps["train"].pod, scene.grounds.namespace, grace_period_seconds=0
+        )
+    left = jobs(scene, run, backend)
+    run.wait()
+    still = other.jobs(GROUP[backend])
+    other.terminate()
+
+    assert {name: step.succeeded for name, step in run.steps.items()} == {
+        "train": False,
+        "teardown": True,
+    }
+    (job,) = left
+    said = f"deleted {KINDS[backend].title} {job['metadata']['name']}"
+    assert said in run.steps["teardown"].log, run.explain()
+    assert run.steps["teardown"].outputs["Output"] == said
+    assert jobs(scene, run, backend) == []
+    until(lambda: not workers(scene, run), "the end of the workers")
+    assert [each["metadata"]["uid"] for each in still] == [kept[0]["metadata"]["uid"]]
+    assert "deletionTimestamp" not in still[0]["metadata"]
+    assert other.wait() == "Failed"
