@@ -72,6 +72,7 @@ def train_resnet(
     destination: str = "",
     data_claim: str = "kfp-ddp-data",
     work_claim: str = "kfp-ddp-work",
+    keep_runs: int = 0,
     credentials: str = "kfp-ddp-bucket",
     data_dir: str = "/data",
     work_dir: str = "/work",
@@ -112,12 +113,18 @@ def train_resnet(
         destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.
         data_claim: Claim that holds the versions of the dataset.
         work_claim: Claim that holds checkpoints, evaluations and bundles.
+        keep_runs: Folders of runs to keep on the work claim; 0 for all. A recurring run fills it.
         credentials: Secret with the bucket's credentials, where pods have none of their own:
             key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
         data_dir: Where the data claim is mounted; change it for local runs only.
         work_dir: Where the work claim is mounted; change it for local runs only.
     """
-    last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, work_dir=work_dir, backend=backend)
+    last = teardown(
+        run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        work_dir=work_dir,
+        backend=backend,
+        keep_runs=keep_runs,
+    )
     _mount(last, work=work_claim)
     with dsl.ExitHandler(last, name="training"):
         checked = _bucket(

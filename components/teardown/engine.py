@@ -1,5 +1,7 @@
 """The `teardown` step: end the processes and jobs that a run left behind."""
 
+import shutil
+import time
 from pathlib import Path
 
 from kfp_ddp.components.launch import processes
@@ -11,12 +13,16 @@ from kfp_ddp.components.launch.local import GRACE_SECONDS
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
 
+QUIET_SECONDS = 86400.0
+"""A run whose folder nobody wrote to for a day is over: heartbeats come each minute."""
+
 
 @step
-def run(run_id: str, work_dir: str, backend: str) -> str:
+def run(run_id: str, work_dir: str, backend: str, keep_runs: int = 0) -> str:
     """End what the run left and say so in one line; nothing to do is fine.
 
-    Jobs that are over stay, for their logs, until their time to live has passed.
+    Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
+    before the newest `keep_runs` are deleted, 0 for none.
 
     Raises:
         InputError: when something is left that could not be ended.
@@ -24,6 +30,8 @@ def run(run_id: str, work_dir: str, backend: str) -> str:
     ended = _processes(Path(work_dir) / run_id)
     if backend != "local":
         ended += _jobs(run_id)
+    if keep_runs:
+        ended += _old_runs(Path(work_dir), run_id, keep_runs)
     said = "; ".join(ended) or "nothing was left to end"
     print(said, flush=True)
     return said
@@ -36,6 +44,28 @@ def _processes(run_dir: Path) -> list[str]:
     processes.end(pid, GRACE_SECONDS)
     processes.forget(run_dir)
     return [f"ended process group {pid}"]
+
+
+def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
+    """Delete folders of runs that are over, but for the newest `keep`; this run counts as one."""
+    if keep < 0:
+        raise InputError(f"keep_runs is {keep}; give 0 (all) or more")
+    last = {folder: _last_written(folder) for folder in work_dir.iterdir() if _is_run(folder)}
+    newest = sorted(last, key=lambda folder: (folder.name == run_id, last[folder]), reverse=True)
+    over = [folder for folder in newest[keep:] if time.time() - last[folder] > QUIET_SECONDS]
+    for folder in over:
+        shutil.rmtree(folder, ignore_errors=True)
+    left = sum(folder.exists() for folder in over)
+    said = [f"deleted {len(over) - left} older run(s)"] if over else []
+    return said + ([f"could not delete {left}"] if left else [])
+
+
+def _is_run(folder: Path) -> bool:
+    return not folder.is_symlink() and (folder / "metrics.jsonl").is_file()
+
+
+def _last_written(folder: Path) -> float:
+    return max(path.lstat().st_mtime for path in (folder, *folder.iterdir()))
 
 
 def _jobs(run_id: str) -> list[str]:

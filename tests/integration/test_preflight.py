@@ -81,5 +81,5 @@ def test_its_inputs_are_those_of_the_steps_that_it_speaks_for() -> None:
     assert {n: own[n].default for n in shared - {"work_dir"}} == {
         n: trained[n].default for n in shared - {"work_dir"}
     }
-    unchecked = {"dataset", "credentials"}
+    unchecked = {"dataset", "credentials", "keep_runs"}
     assert set(train_resnet.pipeline_spec.root.input_definitions.parameters) - set(own) == unchecked
