@@ -6,6 +6,7 @@ from kfp_ddp.components.launch.api import Object
 from kfp_ddp.components.launch.specification import SPOT, LaunchSpec
 
 SHM = "shm"
+METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
 SCRIPT = "script"
 SCRIPT_DIR = "/etc/kfp-ddp"
 SCRIPT_FILE = "script.py"
@@ -33,6 +34,7 @@ def template(
     if spec.metrics_port:
         annotations["prometheus.io/scrape"] = "true"
         annotations["prometheus.io/port"] = str(spec.metrics_port)
+        pod_labels[METRICS] = "true"
     return {
         "metadata": {"labels": pod_labels, "annotations": annotations},
         "spec": _clean(

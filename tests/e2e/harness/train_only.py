@@ -24,6 +24,7 @@ def train_only(
     pending_minutes: float = 0.0,
     epochs: int = 20,
     checkpoint_epochs: int = 5,
+    prometheus_port: int = 0,
     cluster: dict = {},  # type: ignore[type-arg]  # noqa: B006
 ) -> None:
     """Train as the digits tests do."""
@@ -53,6 +54,7 @@ def train_only(
             workers=0,
             checkpoint_epochs=checkpoint_epochs,
             checkpoint_minutes=0.0,
+            prometheus_port=prometheus_port,
         ).set_caching_options(False)
         kubernetes.mount_pvc(task, pvc_name=data_claim, mount_path="/data")
         kubernetes.mount_pvc(task, pvc_name=work_claim, mount_path="/work")

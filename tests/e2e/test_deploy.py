@@ -1,0 +1,139 @@
+"""The manifests in deploy/: the API server takes each, and the metrics Services find the jobs."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from tests.e2e.harness import workflow
+from tests.e2e.harness.grounds import Grounds, patiently, until
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.rights import DEPLOY
+from tests.e2e.harness.scene import Scene, namespace
+from tests.e2e.harness.trainings import Begin
+
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+LOOSE = sorted(
+    path
+    for path in DEPLOY.rglob("*.yaml")
+    if not any((parent / "kustomization.yaml").exists() for parent in path.parents)
+)
+# What the Prometheus Operator defines; a cluster without it cannot check them.
+FOREIGN = "monitoring.coreos.com"
+SERVICES = {"pytorchjob": "kfp-ddp-metrics", "trainjob": "kfp-ddp-metrics-trainjob"}
+
+
+@pytest.mark.parametrize("path", [*FOLDERS, *LOOSE], ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_every_manifest_is_one_that_the_server_takes(cluster: client.ApiClient, path: Path) -> None:
+    documents = _built(path)
+    assert documents
+    with namespace(cluster) as grounds:
+        for document in documents:
+            if document["apiVersion"].startswith(FOREIGN) and not _served(grounds):
+                continue
+            text = yaml.safe_dump(document)
+            _kubectl("apply", "-n", grounds.namespace, "--dry-run=server", "-f", "-", text=text)
+
+
+def test_the_monitors_look_where_the_services_and_pods_are() -> None:
+    """What ties the objects together is only text: labels and the name of a port."""
+    built = _built(DEPLOY / "monitoring" / "service")
+    (monitor,) = (each for each in built if each["kind"] == "ServiceMonitor")
+    services = [each for each in built if each["kind"] == "Service"]
+    assert {each["metadata"]["name"] for each in services} == set(SERVICES.values())
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    for service in services:
+        assert wanted <= service["metadata"]["labels"].items()
+        assert [port["name"] for port in service["spec"]["ports"]] == [endpoint["port"]]
+
+
+@pytest.mark.parametrize("backend", list(SERVICES))
+def test_a_metrics_service_leads_to_rank_0_and_its_figures(
+    scene: Scene, begin: Begin, backend: str
+) -> None:
+    grounds = scene.grounds
+    services = [each for each in _built(DEPLOY / "monitoring" / "service") if _is_service(each)]
+    for service in services:
+        _kubectl("apply", "-n", grounds.namespace, "-f", "-", text=yaml.safe_dump(service))
+    run = begin(backend=backend, epochs=1000, prometheus_port=8000)
+    try:
+        found = until(lambda: _figures(grounds, SERVICES[backend]), "figures of a step", 180)
+        known = {
+            (event["step"], round(event["loss"], 9))
+            for event in scene.events(run)
+            if event["event"] == "step"
+        }
+        (pod,) = _endpoints(grounds, SERVICES[backend])
+        others = [_endpoints(grounds, name) for name in SERVICES.values()]
+    finally:
+        _end(scene, run)
+    assert (found["kfp_ddp_step_step"], round(found["kfp_ddp_step_loss"], 9)) in known
+    assert found["kfp_ddp_start_world_size"] == 2
+    assert re.search(r"-master-0$|-node-0-0-\w+$", pod), pod
+    assert sum(map(len, others)) == 1  # of two pods, and of two Services
+
+
+def _end(scene: Scene, run: Run) -> None:
+    workflow.terminate(scene.grounds, run.workflow["metadata"]["name"])
+    run.wait()
+    grounds = scene.grounds
+    for name in SERVICES.values():
+        patiently(lambda name=name: grounds.core.delete_namespaced_service(name, grounds.namespace))  # type: ignore[misc]
+
+
+def _figures(grounds: Grounds, service: str) -> dict[str, float] | None:
+    """The samples that the Service's endpoint serves; None while there is no step among them."""
+    path = f"/api/v1/namespaces/{grounds.namespace}/services/http:{service}:metrics/proxy/metrics"
+    try:
+        text = grounds.api.call_api(
+            path, "GET", auth_settings=["BearerToken"], response_type="str"
+        )[0]
+    except client.ApiException as error:
+        if error.status in (500, 502, 503):  # no endpoint yet, or nobody listens yet
+            return None
+        raise
+    samples = re.findall(r"^(kfp_ddp_\w+) (\S+)$", text, re.MULTILINE)
+    figures = {name: float(value) for name, value in samples}
+    return figures if "kfp_ddp_step_loss" in figures else None
+
+
+def _endpoints(grounds: Grounds, service: str) -> list[str]:
+    """The pods that a Service leads to."""
+    slices = grounds.custom.list_namespaced_custom_object(
+        "discovery.k8s.io",
+        "v1",
+        grounds.namespace,
+        "endpointslices",
+        label_selector=f"kubernetes.io/service-name={service}",
+    )
+    found = [each for part in slices["items"] for each in part["endpoints"] or []]
+    return [each["targetRef"]["name"] for each in found if each["conditions"]["ready"]]
+
+
+def _is_service(document: dict[str, Any]) -> bool:
+    return bool(document["kind"] == "Service")
+
+
+def _served(grounds: Grounds) -> bool:
+    groups = client.ApisApi(grounds.api).get_api_versions().groups
+    return any(group.name == FOREIGN for group in groups)
+
+
+def _built(path: Path) -> list[dict[str, Any]]:
+    """The documents of a file, or of a folder as kustomize builds it."""
+    text = _kubectl("kustomize", str(path)) if path.is_dir() else path.read_text()
+    return [json.loads(json.dumps(each)) for each in yaml.safe_load_all(text) if each]
+
+
+def _kubectl(*arguments: str, text: str = "") -> str:
+    done = subprocess.run(
+        ["kubectl", *arguments], input=text, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}\n{text}"
+    return done.stdout
