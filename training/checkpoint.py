@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,17 @@ from kfp_ddp.training.errors import InputError
 STATE = "state.pt"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_PAUSES_S = (0.5, 2.0)
+_DAMAGE = (
+    *(FileNotFoundError, NotADirectoryError),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
+
+T = TypeVar("T")
+
+
+class UnreadableError(InputError):
+    """The volume did not give what was asked for: it may be whole, so nothing may replace it."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,10 @@ def verify(path: Path) -> Checkpoint:
 
     Raises:
         InputError: no manifest, a missing, torn or altered file.
+        UnreadableError: the volume fails in another way.
     """
-    try:
+
+    def check() -> Checkpoint:
         manifest = json.loads((path / MANIFEST).read_text())
         for name, expected in manifest["files"].items():
             if (path / name).stat().st_size != expected["size"]:
@@ -66,32 +80,66 @@ def verify(path: Path) -> Checkpoint:
                 raise InputError(f"{path / name} was altered: use an older checkpoint")
         digest = manifest["files"][STATE]["sha256"]
         return Checkpoint(path, int(manifest["step"]), digest, manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path} is no whole checkpoint: {error}") from None
+
+    return _read(path, check)
 
 
 def newest_valid(directory: Path) -> Checkpoint | None:
     """The newest checkpoint in a `checkpoints` folder that verifies; None if there is none.
 
     Newest by step, not by a clock.
+
+    Raises:
+        UnreadableError: the volume fails before one is found.
     """
     for path in steps(directory):
         try:
             return verify(path)
+        except UnreadableError:
+            raise
         except InputError:
             continue
     return None
 
 
 def steps(directory: Path) -> list[Path]:
-    """Step directories, newest first, verified or not."""
+    """Step directories, newest first, verified or not; raises UnreadableError."""
+
+    def found() -> list[Path]:
+        try:
+            return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    return sorted(_read(directory, found), key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step that a step directory's name tells."""
+    return int(path.name.removeprefix("step-"))
+
+
+def _read(path: Path, what: Callable[[], T], pauses: Sequence[float] = _PAUSES_S) -> T:
+    """`what()`, tried again after `pauses` where the volume fails: a network file system hiccups.
+
+    Raises:
+        InputError: what is there is not whole.
+        UnreadableError: the volume failed each time, so nothing is known of what is there.
+    """
     try:
-        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-    except OSError:
-        return []
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+        return what()
+    except InputError:
+        raise
+    except _DAMAGE as error:
+        raise InputError(f"{path} is no whole checkpoint: {error}") from None
+    except OSError as error:
+        if not pauses:
+            raise UnreadableError(
+                f"cannot read {path}: {error.strerror}; it was left as it is: "
+                "repair the volume and start again to resume"
+            ) from None
+    time.sleep(pauses[0])
+    return _read(path, what, pauses[1:])
 
 
 def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
@@ -157,8 +205,13 @@ class Writer:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            last = newest_valid(self.directory)
-            kept = f"step {last.step} is kept" if last else "none was saved before"
+            if isinstance(error, InputError):
+                raise error
+            try:
+                last = newest_valid(self.directory)
+                kept = f"step {last.step} is kept" if last else "none was saved before"
+            except UnreadableError:
+                kept = "those saved before cannot be read now"
             raise InputError(
                 f"cannot save a checkpoint in {self.directory}: {_reason(error)}; {kept}; "
                 "make room or repair the volume and start again to resume"
@@ -181,11 +234,24 @@ class Writer:
 
     def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
         try:
+            _refuse_not_finite(step, state)
             write(self.directory, step, state, manifest)
             for old in steps(self.directory)[self.keep :]:
                 shutil.rmtree(old)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
+
+
+def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:
+    """Raise InputError for weights or averages that no run could go on from."""
+    for part in ("model", "ema"):
+        for name, value in (state.get(part) or {}).items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise InputError(
+                    f"after step {step} {name} is NaN or infinite, so no checkpoint was kept: "
+                    "lower learning_rate or lengthen warmup_epochs and start again to resume "
+                    "from the one before"
+                )
 
 
 def _reason(error: BaseException) -> str:
@@ -205,7 +271,9 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     """
     final = directory / f"step-{step:08d}"
     aside = directory / f".{final.name}.tmp"
-    directory.mkdir(parents=True, exist_ok=True)
+    if not directory.is_dir():
+        directory.mkdir(parents=True)
+        _sync(directory.parent)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -242,7 +310,8 @@ def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
 
     Otherwise they would count among the checkpoints to keep. Returns them.
     """
-    shunned = [path for path in steps(directory) if newest is None or path > newest.path]
+    least = newest.step if newest else -1
+    shunned = [path for path in steps(directory) if step_of(path) > least]
     for path in shunned:
         target = path.with_name(f"corrupt-{path.name}")
         shutil.rmtree(target, ignore_errors=True)

@@ -1,8 +1,6 @@
 """What a run begins with: a checkpoint of its own, or the weights of another run."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -13,7 +11,7 @@ from kfp_ddp.training.errors import InputError
 
 
 def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
-    """The checkpoint to go on from; None to begin. What does not verify is set aside.
+    """The checkpoint to go on from; None to begin. One that does not verify is set aside.
 
     Args:
         directory: The `checkpoints` folder.
@@ -22,12 +20,18 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         form: The strategy's `form`.
 
     Raises:
-        InputError: it belongs to another model, other classes or another order of the data.
+        InputError: it belongs to another model, other classes or another order of the data; or
+            there are some and none verifies, or the volume does not let them be read.
     """
     if config.resume == "never":
         _move_away(directory)
         return None
     found = checkpoint.newest_valid(directory)
+    if found is None and (there := checkpoint.steps(directory)):
+        raise InputError(
+            f"none of the {len(there)} checkpoints in {directory} verifies: "
+            "copy a whole one there, or set resume=never to begin anew"
+        )
     for path in checkpoint.set_aside(directory, found):
         print(f"warning: {path} does not verify and was set aside", flush=True)
     if found is None:
@@ -66,13 +70,11 @@ def earlier_batches(config: TrainConfig) -> tuple[int, int] | None:
     """
     if config.resume == "never":
         return None
-    for path in checkpoint.steps(Path(config.output_dir) / "checkpoints"):
-        try:
-            before: dict[str, Any] = json.loads((path / checkpoint.MANIFEST).read_text())["config"]
-            return int(before["batch_size"]), int(before["micro_batch_size"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return None
+    found = checkpoint.newest_valid(Path(config.output_dir) / "checkpoints")
+    if found is None:
+        return None
+    before = found.manifest["config"]
+    return int(before["batch_size"]), int(before["micro_batch_size"])
 
 
 def initialise(

@@ -142,18 +142,26 @@ def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path) 
     checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000012")
 
 
-def test_a_diverging_run_stops_with_step_rate_and_files(data: Path, tmp_path: Path) -> None:
-    run = config(data, tmp_path / "run", learning_rate=1e9, warmup_epochs=0, augment="none")
-    ranks = Ranks(run, 2)
-    assert ranks.wait() == [2, 2], ranks.output()
+@pytest.mark.parametrize("weight_decay", [0.0, 1e38])
+def test_a_diverging_run_stops_and_can_go_on_from_before(
+    data: Path, tmp_path: Path, weight_decay: float
+) -> None:
+    """With the decay the weights overflow in an update before any loss does, and at a save."""
+    output, more = tmp_path / "run", {"warmup_epochs": 0, "checkpoint_steps": 1}
+    good = config(data, output, epochs=1, **more)
+    assert train(good, 2) == [0, 0]
+    wild = {"learning_rate": 1e12, "weight_decay": weight_decay, "log_steps": 5}
+    ranks = Ranks(config(data, output, **more, **wild), 2)
+    assert 2 in ranks.wait(), ranks.output()
     said = ranks.output()
     assert "the loss became NaN or infinite at step" in said
     assert "learning rate" in said
     assert ".png" in said
-    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
-    if newest is not None:
-        state = newest.state()["model"]
-        assert all(bool(torch.isfinite(value).all()) for value in state.values())
+    newest = checkpoint.newest_valid(output / "checkpoints")
+    assert newest is not None
+    assert newest.step >= 12
+    state = newest.state()["model"]
+    assert all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
 @pytest.mark.parametrize("cache_gb", [0.0, 0.1])
@@ -236,6 +244,25 @@ def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_
     assert "step-00000036 does not verify and was set aside" in ranks.output()
     assert "resumed from" in ranks.output()
     assert state_hash(run) == reference
+
+
+def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> None:
+    """A link to itself (ELOOP) stands for a network file system that answers ESTALE."""
+    run = config(data, tmp_path / "run", epochs=2)
+    assert train(run, 2) == [0, 0]
+    found = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert len(found) == 2
+    for path in found:
+        (path / "state.pt").rename(path / "kept")
+        (path / "state.pt").symlink_to("state.pt")
+    ranks = Ranks(config(data, tmp_path / "run"), 2)
+    assert ranks.wait() == [2, 2], ranks.output()
+    assert "Too many levels of symbolic links; it was left as it is" in ranks.output()
+    for path in found:
+        (path / "kept").replace(path / "state.pt")
+    again = Ranks(config(data, tmp_path / "run"), 2)
+    assert again.wait() == [0, 0], again.output()
+    assert f"resumed from {found[0]}" in again.output()
 
 
 def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:

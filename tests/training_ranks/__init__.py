@@ -175,7 +175,7 @@ def _die_at(point: str) -> None:
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] == (6 if point == "os.fsync" else 2):
+        if calls[0] == (7 if point == "os.fsync" else 2):
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kwargs)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,101 @@ def test_what_does_not_verify_is_set_aside_and_not_counted_among_those_kept(tmp_
     directory = tmp_path / "checkpoints"
     save(tmp_path, 10)
     (save(tmp_path, 20) / STATE).write_bytes(b"torn")
+    (save(tmp_path, 100_000_000) / STATE).write_bytes(b"torn")
     (directory / ".step-00000030.tmp").mkdir()
     shunned = checkpoint.set_aside(directory, newest_valid(directory))
-    assert [path.name for path in shunned] == ["step-00000020"]
+    assert [path.name for path in shunned] == ["step-100000000", "step-00000020"]
     assert sorted(path.name for path in directory.iterdir()) == [
         "corrupt-step-00000020",
+        "corrupt-step-100000000",
         "step-00000010",
     ]
+
+
+def test_a_newer_step_of_more_digits_is_newer(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    save(tmp_path, 99_999_999)
+    save(tmp_path, 100_000_000)
+    assert checkpoint.set_aside(directory, newest_valid(directory)) == []
+    (directory / "step-100000000" / STATE).write_bytes(b"torn")
+    shunned = checkpoint.set_aside(directory, newest_valid(directory))
+    assert [path.name for path in shunned] == ["step-100000000"]
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_volume_that_fails_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
+) -> None:
+    """A link to itself (ELOOP) stands for ESTALE and EIO, which no real part gives on demand."""
+    directory = tmp_path / "checkpoints"
+    save(tmp_path, 10)
+    state = save(tmp_path, 20) / STATE
+    kept = state.rename(tmp_path / STATE)
+    state.symlink_to(state.name)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if recovers:
+            kept.rename(state)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    if recovers:
+        found = resume.choose(directory, run(tmp_path), index, WHOLE)
+        assert found == directory / "step-00000020"
+        assert len(pauses) == 1
+        return
+    with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
+        resume.choose(directory, run(tmp_path), index, WHOLE)
+    assert "\n" not in str(caught.value)
+    assert pauses
+    assert [path.name for path in steps(directory)] == ["step-00000020", "step-00000010"]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.symlink_to(directory.name)
+    with pytest.raises(checkpoint.UnreadableError):
+        newest_valid(directory)
+
+
+def test_without_a_whole_one_nothing_is_begun_anew(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    for step in (10, 20):
+        (save(tmp_path, step) / STATE).write_bytes(b"torn")
+    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    with pytest.raises(InputError, match=r"none of the 2 checkpoints in .* verifies"):
+        resume.choose(directory, run(tmp_path), index, WHOLE)
+    assert len(steps(directory)) == 2
+
+
+@pytest.mark.parametrize("part", ["model", "ema"])
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, part: str) -> None:
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    state = {"model": {"w": torch.ones(3)}, "ema": {"w": torch.ones(3)}}
+    writer.save(1, state, manifest(run(tmp_path)))
+    state[part]["w"][1] = float("inf")
+    writer.save(2, state, manifest(run(tmp_path)))
+    with pytest.raises(InputError, match="after step 2 w is NaN or infinite"):
+        writer.wait()
+    assert [path.name for path in steps(writer.directory)] == ["step-00000001"]
+
+
+def test_the_first_save_makes_the_folder_itself_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    original = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    save(tmp_path, 1)
+    assert str(tmp_path) in synced
+    assert str(tmp_path / "checkpoints") in synced
 
 
 def test_the_writer_keeps_k_and_the_state_of_the_moment(tmp_path: Path) -> None:
