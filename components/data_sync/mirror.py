@@ -16,7 +16,7 @@ from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.names import Names
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source
-from kfp_ddp.components.data_sync.stage import FileStage, checksum, unwritable
+from kfp_ddp.components.data_sync.stage import FileStage, checksum, unwritable, writing
 from kfp_ddp.components.data_sync.versions import Store, sync_filesystem
 from kfp_ddp.training.errors import InputError
 
@@ -36,7 +36,7 @@ def run(source: Source, root: Path, judged: Names, options: Options, watch: Watc
         return result
     store = Store(root)
     store.prepare(versions=False)
-    with store.lock(options.lock_wait):
+    with store.lock(options.lock_wait), writing(root):
         return _update(source, store, result, options, watch)
 
 

@@ -1,5 +1,6 @@
 """A version under construction: files, journal, and what an interrupted run left of them."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -259,6 +260,19 @@ def unwritable(path: Path, error: OSError) -> InputError:
         f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space on the "
         "claim, or make its folder writable for this uid (fsGroup)"
     )
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Tell in one line what a full or failing disk refuses; a source tells its own faults.
+
+    Raises:
+        InputError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(Path(error.filename or target), error) from error
 
 
 def plain_folder(path: Path) -> None:

@@ -8,6 +8,7 @@ from kfp_ddp.components.data_sync.build import build, refuse_deletion, repair
 from kfp_ddp.components.data_sync.listing import Listing, select
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source, open_source
+from kfp_ddp.components.data_sync.stage import writing
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
 
@@ -56,7 +57,7 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
     if not store.complete(digest):
         _guard(before, listing, source.url, options)
     store.prepare()
-    with store.lock(options.lock_wait):
+    with store.lock(options.lock_wait), writing(target):
         if not store.complete(digest):
             finished = build(source, store, options, result, watch)
         else:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest, names
-from kfp_ddp.components.data_sync.stage import plain_folder, unwritable
+from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
 from kfp_ddp.training.errors import InputError
 
 MARGIN = 1.02
@@ -68,7 +68,8 @@ class Store:
             plain_folder(self.versions)
         if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
             raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
-        (self.work / names.PROBE).touch()
+        with writing(self.work):
+            (self.work / names.PROBE).touch()
 
     @contextlib.contextmanager
     def lock(self, wait: float) -> Iterator[None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync import mirror
+from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -29,11 +30,15 @@ def test_full_disk_is_refused_before_a_byte_is_written(
         assert bucket.gets == []
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("options", ["size=64k", "size=8m,nr_inodes=30"])
 def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
-    bucket: Bucket, tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, options: str, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = fill(bucket)
+    if large:
+        objects["large"] = bytes(SMALL + 1)
+        bucket.put("ds/large", objects["large"])
     monkeypatch.setattr(Store, "preflight", lambda *_: None)  # another writer took the room
     with small_disk(tmp_path / "disk", options) as disk:
         with pytest.raises(InputError, match=r"cannot write .*No space left.*free space"):
@@ -41,6 +46,31 @@ def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
         assert not (disk / "current").exists()
         subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=500", str(disk)], check=True)
         assert content(run(disk).path) == objects
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_disk_is_one_line_whatever_does_not_fit(
+    bucket: Bucket, tmp_path: Path, mirror: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one inode more each time, another step of the protocol is the one that fails."""
+    objects = fill(bucket, 4)
+    monkeypatch.setattr(Store, "preflight", lambda *_: None)
+    refused = set()
+    for inodes in range(2, 40):
+        folder = tmp_path / str(inodes)
+        with small_disk(folder, f"size=8m,nr_inodes={inodes}") as disk:
+            try:
+                run(disk, mirror=mirror)
+            except InputError as error:
+                refused.add(str(error).split()[2].rpartition("/")[2])
+            else:
+                assert content(disk if mirror else disk / "current") == objects
+                break
+            subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(disk)], check=True)
+            assert content(run(disk, mirror=mirror).path) == objects
+    wanted = {"building", "journal", "0000.png"}
+    wanted |= {"manifest.jsonl.tmp"} if mirror else {"_MANIFEST.jsonl.tmp", "_SUCCESS.tmp"}
+    assert wanted <= refused
 
 
 @pytest.mark.parametrize("place", [".kfsync", "versions", ".kfsync/building", ".kfsync/lock"])

@@ -1,5 +1,6 @@
 """A folder as a source: file:///path or a plain path."""
 
+import io
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -121,11 +122,28 @@ class FolderReader:
         except OSError as error:
             raise _unreadable(self._root / name, error) from error
         file.seek(offset)
-        return file
+        return _FileBody(self._root / name, file)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
 
+class _FileBody:
+    """An open file; see `Body`."""
+
+    def __init__(self, path: Path, file: io.FileIO) -> None:
+        self._path, self._file = path, file
+        self.close = file.close
+
+    def read(self, size: int = -1, /) -> bytes:
+        """See `Body.read`; a disk that fails is an `InputError`."""
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            raise _unreadable(self._path, error) from error
+
+
 def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot read source {path}: {error.strerror}; check its permissions")
+    return InputError(
+        f"cannot read source {path}: {error.strerror}; check its permissions, and the disk it is on"
+    )
