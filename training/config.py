@@ -1,7 +1,6 @@
 """The one typed description of a run, shared by pipeline, launcher and loop; free of torch."""
 
 import dataclasses
-import difflib
 import json
 import sys
 import typing
@@ -9,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.settings import Settings
 
 ModelName = Literal[
     "cifar_resnet8", "cifar_resnet14", "cifar_resnet20", "resnet18", "resnet34", "resnet50"
@@ -19,10 +19,8 @@ ModelName = Literal[
 MODELS: tuple[str, ...] = typing.get_args(ModelName)
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Settings):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     data: str = Field(description="Folder with train/<class>/ and val/<class>/ images.")
     output_dir: str = Field(description="Folder for checkpoints, metrics and logs.")
@@ -170,18 +168,6 @@ class TrainConfig(BaseModel):
             )
 
     @classmethod
-    def create(cls, **fields: Any) -> Self:
-        """Validate `fields`.
-
-        Raises:
-            InputError: one line that names the first field at fault.
-        """
-        try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise InputError(_one_line(error)) from None
-
-    @classmethod
     def from_json(cls, text: str) -> Self:
         """The configuration that `to_json` wrote; raises InputError as `create` does."""
         try:
@@ -256,24 +242,3 @@ def load(path: Path) -> TrainConfig:
 
 def _default(info: Any) -> Any:
     return dataclasses.MISSING if info.is_required() else info.default
-
-
-def _one_line(error: ValidationError) -> str:
-    """The first problem of a pydantic error, in the words of somebody who sets the field."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"])
-    value = first["input"]
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, TrainConfig.model_fields, n=1)
-        return f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    if first["type"] == "missing":
-        return f"{name} is missing: {TrainConfig.model_fields[name].description}"
-    if first["type"] == "literal_error":
-        known = typing.get_args(TrainConfig.model_fields[name].annotation)
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"{name}={value!r} is unknown: it is one of {', '.join(known)}{hint}"
-    message = first["msg"].removeprefix("Value error, ")
-    if not name:
-        return message
-    return f"{name}={value!r} cannot be used: {message[0].lower()}{message[1:]}"

@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kfp_ddp.components.evaluate.record import Evaluation
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.settings import Settings
 
 
-class Rules(BaseModel):
+class Rules(Settings):
     """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     min_accuracy: float = Field(0.0, ge=0, le=1)
     use_lower_bound: bool = False

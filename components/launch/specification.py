@@ -1,12 +1,10 @@
 """The one typed description of a distributed job, from which every kind of job is written."""
 
-import difflib
-import re
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.settings import Settings
 
 Kind = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
@@ -22,10 +20,8 @@ SPOT: dict[str, tuple[str, str]] = {
 }
 
 
-class LaunchSpec(BaseModel):
+class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Kind = Field("pytorchjob", description="Kind of job.")
     image: str = Field(min_length=1, description="Image of the workers.")
@@ -157,18 +153,6 @@ class LaunchSpec(BaseModel):
                     f"{self.runtime!r}, or use a PyTorchJob"
                 )
 
-    @classmethod
-    def create(cls, **fields: Any) -> Self:
-        """Validate `fields`.
-
-        Raises:
-            InputError: one line that names the first field at fault.
-        """
-        try:
-            return cls(**fields)
-        except ValidationError as error:
-            raise InputError(_one_line(error)) from None
-
     def node_range(self) -> tuple[int, int]:
         """Least and most nodes."""
         if not self.elastic:
@@ -199,20 +183,3 @@ class LaunchSpec(BaseModel):
 def is_gpu(resource: str) -> bool:
     """Whether a resource's name is one that device plugins give to GPUs or to parts of them."""
     return resource.endswith("/gpu") or ".com/gpu" in resource or "/mig-" in resource
-
-
-def _one_line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    name = path[0] if path else ""
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, LaunchSpec.model_fields, n=1)
-        return f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    what = LaunchSpec.model_fields[name].description if name in LaunchSpec.model_fields else ""
-    if first["type"] == "missing":
-        return f"{name} is missing: {what}"
-    message = first["msg"].removeprefix("Value error, ")
-    if not name:
-        return message
-    reason = re.sub(r"^(Input|String|Value) ", "it ", message)
-    return f"{'.'.join(path)}={first['input']!r} cannot be used: {reason} ({what})"

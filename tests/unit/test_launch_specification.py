@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"script": "print()"}, "give command and args, or script, not both"),
         ({"queue": "q"}, "queue='q' without scheduler"),
         ({"kind": "trainjob", "host_network": True}, "host_network cannot be set on a TrainJob"),
-        ({"spot": "moon"}, "spot='moon' cannot be used"),
+        ({"spot": "gek"}, "karpenter, eks; did you mean 'gke'?"),
     ],
 )
 def test_bad_settings_are_one_line(fields: dict[str, Any], says: str) -> None:
