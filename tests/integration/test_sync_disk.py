@@ -30,14 +30,21 @@ def test_full_disk_is_refused_before_a_byte_is_written(
         assert bucket.gets == []
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("options", ["size=64k", "size=8m,nr_inodes=30"])
+@pytest.mark.parametrize(
+    ("options", "count", "large"),
+    [("size=64k", 40, 0), ("size=8m,nr_inodes=30", 40, 0), ("size=64k", 4, SMALL + 1)],
+)
 def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
-    bucket: Bucket, tmp_path: Path, options: str, large: bool, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket,
+    tmp_path: Path,
+    options: str,
+    count: int,
+    large: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    objects = fill(bucket)
+    objects = fill(bucket, count)
     if large:
-        objects["large"] = bytes(SMALL + 1)
+        objects["large"] = bytes(large)
         bucket.put("ds/large", objects["large"])
     monkeypatch.setattr(Store, "preflight", lambda *_: None)  # another writer took the room
     with small_disk(tmp_path / "disk", options) as disk:
