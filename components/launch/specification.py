@@ -133,6 +133,8 @@ class LaunchSpec(Settings):
             )
         if self.kind == "trainjob":
             self._fits_trainjob()
+        elif self.runtime != "torch-distributed":
+            raise ValueError(f"runtime={self.runtime!r}: a {self.kind} has none, a trainjob has")
         return self
 
     def _fits_trainjob(self) -> None:
@@ -145,6 +147,8 @@ class LaunchSpec(Settings):
             "backoff_limit": self.backoff_limit >= 0,
             "scheduler": self.scheduler in ("volcano", "coscheduling", "runai"),
             "env_from_secrets": bool(self.env_from_secrets),
+            "clean_pod_policy": self.clean_pod_policy != "Running",
+            "ttl_seconds": self.ttl_seconds != 86400,
         }
         for name, is_set in unfit.items():
             if is_set:

@@ -26,6 +26,9 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"script": "print()"}, "give command and args, or script, not both"),
         ({"queue": "q"}, "queue='q' without scheduler"),
         ({"kind": "trainjob", "host_network": True}, "host_network cannot be set on a TrainJob"),
+        ({"kind": "trainjob", "ttl_seconds": 5}, "ttl_seconds cannot be set on a TrainJob"),
+        ({"kind": "trainjob", "clean_pod_policy": "All"}, "clean_pod_policy cannot be set on a"),
+        ({"runtime": "mine"}, "runtime='mine': a pytorchjob has none"),
         ({"spot": "gek"}, "karpenter, eks; did you mean 'gke'?"),
     ],
 )
