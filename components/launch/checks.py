@@ -2,13 +2,14 @@
 
 import importlib.metadata
 import json
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Literal
 
 from kfp_ddp.components.launch import kueue
 from kfp_ddp.components.launch.api import Api, ApiError, Object
-from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.kinds import KINDS, Kind
 from kfp_ddp.components.launch.preflight import review
 from kfp_ddp.components.launch.specification import is_gpu
 from kfp_ddp.training.errors import InputError
@@ -17,6 +18,8 @@ from kfp_ddp.training.errors import InputError
 RIGHTS = (
     ("kubeflow.org", "pytorchjobs", "create get list watch patch delete", True),
     ("trainer.kubeflow.org", "trainjobs", "create get list watch patch delete", False),
+    ("kubeflow.org", "tfjobs", "create get list watch patch delete", False),
+    ("kubeflow.org", "mpijobs", "create get list watch patch delete", False),
     ("", "pods", "get list watch", True),
     ("", "pods/log", "get", True),
     ("argoproj.io", "workflows", "get list watch", True),
@@ -29,6 +32,8 @@ KUEUE_RIGHTS = (
     (kueue.GROUP, "localqueues", "get", False),
     (kueue.GROUP, "workloads", "list", False),
 )
+
+ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ def examine(namespace: str, service_account: str, host: str) -> list[Finding]:
         version = api.call("GET", "/version")
     except (InputError, ApiError) as error:
         remedy = "check `kubectl cluster-info` and KUBECONFIG"
-        return [Finding("bad", "API server", str(error).splitlines()[0], remedy)]
+        unreachable = Finding("bad", "API server", str(error).splitlines()[0], remedy)
+        return [unreachable, _kfp(host)] if host else [unreachable]
     found = [Finding("ok", "API server", f"Kubernetes {version['gitVersion']}")]
     found += _kinds(api)
     found += _rights(api, service_account)
@@ -60,26 +66,34 @@ def examine(namespace: str, service_account: str, host: str) -> list[Finding]:
 
 
 def _kinds(api: Api) -> list[Finding]:
-    """The operators, by the resources they serve; one of the two trainers is enough."""
+    """The operators, by the resources they serve; one of the two for PyTorch is enough."""
+    served = {name: _served(api, kind) for name, kind in KINDS.items()}
+    torch = served["pytorchjob"] or served["trainjob"]
     found = []
-    for title, needed in (("PyTorchJob", True), ("TrainJob", False), ("TFJob", False)):
-        kind = next(each for each in KINDS.values() if each.title == title)
-        group, _, wanted = kind.group_version.partition("/")
-        try:
-            served = api.call("GET", f"/apis/{group}")["versions"]
-            versions = [each["version"] for each in served]
-            names = api.call("GET", f"/apis/{kind.group_version}")["resources"]
-            there = any(each["name"] == kind.plural for each in names)
-        except ApiError:
-            versions, there = [], False
-        if there:
-            said = f"{group}/{', '.join(versions)}"
-            found.append(Finding("ok", title, said))
-        else:
-            said = f"{kind.plural}.{group}/{wanted} is not served"
-            state: Literal["bad", "warn"] = "bad" if needed else "warn"
-            found.append(Finding(state, title, said, f"install {kind.operator}"))
+    for name, kind in KINDS.items():
+        if served[name]:
+            found.append(Finding("ok", kind.title, served[name]))
+            continue
+        group, _, version = kind.group_version.partition("/")
+        said = f"{kind.plural}.{group}/{version} is not served"
+        bad = name == "pytorchjob" and not torch
+        remedy = f"install {kind.operator}"
+        if name == "pytorchjob" and torch:
+            remedy += ", or use backend=trainjob"
+        found.append(Finding("bad" if bad else "warn", kind.title, said, remedy))
     return found
+
+
+def _served(api: Api, kind: Kind) -> str:
+    """The versions of a kind's group, where the group serves the kind; otherwise ''."""
+    group = kind.group_version.partition("/")[0]
+    try:
+        versions = [each["version"] for each in api.call("GET", f"/apis/{group}")["versions"]]
+        names = api.call("GET", f"/apis/{kind.group_version}")["resources"]
+    except ApiError:
+        return ""
+    there = any(each["name"] == kind.plural for each in names)
+    return f"{group}/{', '.join(versions)}" if there else ""
 
 
 def _rights(api: Api, service_account: str) -> list[Finding]:
@@ -95,7 +109,9 @@ def _rights(api: Api, service_account: str) -> list[Finding]:
         try:
             lacking = [v for v in verbs.split() if not review(api, v, group, plural, sub, who)]
         except ApiError as error:
-            return [Finding("warn", "rights", f"cannot be asked for: {error.message}")]
+            said = f"cannot be asked for: {' '.join(error.message.split())}"
+            remedy = "run it as somebody who may create subjectaccessreviews"
+            return [Finding("warn", "rights", said, remedy)]
         what = f"rights on {resource}"
         if not lacking:
             found.append(Finding("ok", what, verbs.replace(" ", ", ")))
@@ -110,7 +126,7 @@ def _storage(api: Api) -> Finding:
     try:
         classes = api.call("GET", "/apis/storage.k8s.io/v1/storageclasses")["items"]
     except ApiError:
-        return Finding("warn", "storage classes", "may not be listed")
+        return Finding("warn", "storage classes", "may not be listed", ASK_ADMIN)
     names = [_class_title(each) for each in classes]
     if not names:
         remedy = "install a CSI driver whose volumes many nodes can mount"
@@ -138,7 +154,7 @@ def _gpus(api: Api) -> Finding:
     try:
         nodes = api.call("GET", "/api/v1/nodes")["items"]
     except ApiError:
-        return Finding("warn", "GPUs", "nodes may not be listed")
+        return Finding("warn", "GPUs", "nodes may not be listed", ASK_ADMIN)
     counts: dict[str, int] = {}
     for node in nodes:
         for name, count in (node["status"].get("allocatable") or {}).items():
@@ -160,7 +176,7 @@ def _queues(api: Api) -> list[Finding]:
             items = api.call("GET", path)["items"] if path else None
         except ApiError as error:
             if error.status != 404:
-                found.append(Finding("warn", f"queues of {title}", "may not be listed"))
+                found.append(Finding("warn", f"queues of {title}", "may not be listed", ASK_ADMIN))
             continue
         if items is not None:
             found.append(_queues_of(title, items, api.namespace))
@@ -176,7 +192,7 @@ def _queues_of(title: str, items: list[Object], namespace: str) -> Finding:
         names.append(item["metadata"]["name"] + (f" ({trouble})" if trouble else ""))
     what = f"queues of {title}"
     if not names:
-        remedy = f"make a LocalQueue in {namespace}" if title == "Kueue" else ""
+        remedy = f"make a LocalQueue in {namespace}" if title == "Kueue" else "make a Queue"
         return Finding("warn", what, "there are none", remedy)
     if stopped:
         remedy = "kubectl describe localqueues and its ClusterQueue"
@@ -189,17 +205,27 @@ def _kfp(host: str) -> Finding:
     sdk = importlib.metadata.version("kfp")
     if not host:
         return Finding("ok", "KFP", f"SDK {sdk}; API server not asked, give --host")
+    if not host.startswith(("http://", "https://")):
+        remedy = "give one as http://localhost:8888"
+        return Finding("bad", "KFP", f"{host} is no http(s) URL", remedy)
     url = f"{host.rstrip('/')}/apis/v2beta1/healthz"
-    if not url.startswith(("http://", "https://")):
-        return Finding(
-            "bad", "KFP", f"{host} is no http(s) URL", "for example http://localhost:8888"
-        )
+    forward = "kubectl port-forward -n kubeflow svc/ml-pipeline 8888; --host http://localhost:8888"
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
-            server = str(json.load(answer).get("tag_name", ""))
-    except (OSError, ValueError) as error:
-        return Finding("bad", "KFP", f"{url} does not answer ({error})", "check the port-forward")
-    if server.split(".")[:2] != sdk.split(".")[:2]:
-        said = f"SDK {sdk}, API server {server or 'of unknown version'}"
-        return Finding("warn", "KFP", said, "use an SDK of the server's minor version")
-    return Finding("ok", "KFP", f"SDK {sdk}, API server {server}")
+            server = str(json.load(answer)["tag_name"])
+    except urllib.error.HTTPError as error:
+        error.close()
+        said = f"{url} answers {error.code} {error.reason}"
+        return Finding("bad", "KFP", said, f"go round the login: {forward}")
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return Finding("bad", "KFP", f"{url} does not answer ({reason})", forward)
+    except (ValueError, KeyError, TypeError):
+        said = f"{url} is not answered by a KFP API server"
+        return Finding("bad", "KFP", said, f"if it is a login page, go round it: {forward}")
+    if server.lstrip("v").split(".")[:2] == sdk.split(".")[:2]:
+        return Finding("ok", "KFP", f"SDK {sdk}, API server {server}")
+    said = f"SDK {sdk}, API server of {server} version"
+    if server != "unknown":  # what a server says that was built without its tag
+        said = f"SDK {sdk}, API server {server}"
+    return Finding("warn", "KFP", said, "use an SDK of the server's minor version")

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-MARKS = {"ok": "✓", "bad": "✗", "warn": "!"}
+MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 
 @click.command("doctor")
@@ -27,7 +27,10 @@ def command(namespace: str, service_account: str, host: str, as_json: bool) -> N
         found = {"ok": not worst, "findings": [vars(finding) for finding in findings]}
         click.echo(json.dumps(found, indent=2))
     else:
+        width = max(len(finding.what) for finding in findings)
         for finding in findings:
-            remedy = f" → {finding.remedy}" if finding.remedy else ""
-            click.echo(f"{MARKS[finding.state]} {finding.what}: {finding.said}{remedy}")
+            mark, color = MARKS[finding.state]
+            click.echo(f"{click.style(mark, fg=color)} {finding.what:{width}}  {finding.said}")
+            if finding.remedy:
+                click.echo(f"  {'':{width}}  → {finding.remedy}")
     sys.exit(1 if worst else 0)

@@ -20,6 +20,9 @@ def test_with_the_rights_of_deploy_nothing_is_missing(cluster: client.ApiClient)
     whole = " ".join(f"{each['what']} {each['said']}" for each in found)
     for part in ("1.36", "pytorchjobs", "trainjobs", "standard"):
         assert part in whole, found
+    kinds = {each["what"] for each in found if each["state"] == "ok"}
+    assert {"PyTorchJob", "TrainJob", "TFJob", "MPIJob"} <= kinds
+    assert all(each["remedy"] for each in found if each["state"] != "ok"), found
 
 
 def test_without_them_each_missing_right_is_a_line_with_its_remedy(

@@ -1,0 +1,135 @@
+"""`kfp-ddp doctor --host` on servers that answer as KFP's API server does, and on others."""
+
+import http.server
+import importlib.metadata
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.launch.checks import examine
+
+pytestmark = pytest.mark.usefixtures("no_cluster")
+SDK = importlib.metadata.version("kfp")
+
+
+@pytest.fixture
+def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubeconfig that names no server, and no proxy before the servers of this test."""
+    config = tmp_path / "kubeconfig"
+    config.write_text("apiVersion: v1\nkind: Config\n")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+def healthz(tag: str) -> bytes:
+    """What KFP 2.17 answers, by startHTTPProxy in its backend/src/apiserver/main.go."""
+    head = f'{{"commit_sha":"unknown", "tag_name":"{tag}", "multi_user":false, '
+    return (head + '"pipeline_store": "database"}').encode()
+
+
+@contextmanager
+def server(body: bytes, status: int = 200) -> Iterator[str]:
+    """A server that answers KFP's health path so, and everything else with 404; its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/pipeline/apis/v2beta1/healthz" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_port}/pipeline/"
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("tag", [SDK, ".".join(SDK.split(".")[:2]) + ".99", f"v{SDK}"])
+def test_a_server_of_the_sdks_minor_version_is_fine(tag: str) -> None:
+    with server(healthz(tag)) as url:
+        found = doctor(url)
+    assert found == {"state": "ok", "what": "KFP", "said": f"SDK {SDK}, API server {tag}"}
+
+
+@pytest.mark.parametrize("tag", ["2.5.0", "3.0.0", "unknown"])
+def test_a_server_of_another_version_is_a_warning_with_a_remedy(tag: str) -> None:
+    with server(healthz(tag)) as url:
+        found = doctor(url)
+    assert found["state"] == "warn"
+    assert tag in found["said"]
+    assert "SDK of the server's minor version" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"Jwt is missing", 401, "answers 401 Unauthorized"),
+        (b"RBAC: access denied", 403, "answers 403 Forbidden"),
+        (b"<html>Log in</html>", 200, "is not answered by a KFP API server"),
+        (b"[]", 200, "is not answered by a KFP API server"),
+        (b'{"multi_user": false}', 200, "is not answered by a KFP API server"),
+    ],
+)
+def test_a_login_or_another_server_is_an_error_with_a_remedy(
+    body: bytes, status: int, says: str
+) -> None:
+    with server(body, status) as url:
+        found = doctor(url)
+    assert found["state"] == "bad"
+    assert says in found["said"]
+    assert "kubectl port-forward" in found["remedy"]
+
+
+def test_a_host_where_nobody_listens_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    found = doctor(f"http://127.0.0.1:{port}")
+    assert found["state"] == "bad"
+    assert "does not answer (" in found["said"]
+    assert "Connection refused" in found["said"]
+    assert found["remedy"]
+
+
+def test_a_host_that_is_no_url_is_an_error() -> None:
+    found = doctor("localhost:8888")
+    assert found["state"] == "bad"
+    assert found["remedy"] == "give one as http://localhost:8888"
+
+
+def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -> None:
+    with server(healthz("2.5.0")) as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "kfp_ddp.cli", "doctor", "--host", url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert [line[0] for line in lines] == ["✗", " ", "!", " "]
+    assert lines[0].startswith("✗ API server  ")
+    assert lines[2].startswith("! KFP         SDK")
+    for line in (lines[1], lines[3]):
+        assert line.index("→") == len("✗ API server  ")
+
+
+def doctor(host: str) -> dict[str, str]:
+    """What is found of KFP, where no cluster is reached."""
+    cluster, found = (vars(each) for each in examine("", "", host))
+    assert (cluster["what"], cluster["state"]) == ("API server", "bad")
+    assert found["what"] == "KFP"
+    assert all("\n" not in text for text in found.values())
+    return {key: text for key, text in found.items() if text}
