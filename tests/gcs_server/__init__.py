@@ -47,6 +47,7 @@ class Bucket:
         self.token = ""
         self.tokens_given = 0
         self.deny_tokens = False
+        self.token_faults: deque[str] = deque()
         self.lock = threading.Lock()
         self.lists = 0
         self.gets: list[str] = []
@@ -80,6 +81,10 @@ class Bucket:
             queue = self.faults.get(name)
             return queue.popleft() if queue else ""
 
+    def list_fault(self) -> str:
+        """Take the fault for this page; '' for none."""
+        return self.list_faults.popleft() if self.list_faults else ""
+
 
 class Handler(BaseHTTPRequestHandler):
     """The JSON API: list, media download, and a token endpoint."""
@@ -106,6 +111,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Give a token."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.bucket.token_faults:
+            fault = self.bucket.token_faults.popleft()
+            if fault == "reset0":
+                self.reset()
+            else:
+                self.error(HTTPStatus(int(fault)))
+            return
         if self.bucket.deny_tokens:
             self.answer(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
             return
@@ -135,8 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         """One page of the names with the prefix, after the page token."""
         bucket = self.bucket
         bucket.lists += 1
-        if bucket.list_faults:
-            fault = bucket.list_faults.popleft()
+        if fault := bucket.list_fault():
             if fault == "reset0":
                 self.reset()
             elif fault == "garbage":

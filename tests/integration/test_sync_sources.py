@@ -73,6 +73,39 @@ def test_token_that_expires_in_the_middle_is_renewed_once(guarded: Bucket, tmp_p
     assert result.retries <= 4, "one for each connection at most"
 
 
+@pytest.mark.parametrize(
+    ("pages", "tokens"),
+    [([""], []), (["", "503"], []), ([""], ["reset0"]), ([""], ["503"] * 4)],
+)
+def test_token_that_expires_while_listing_is_renewed(
+    guarded: Bucket, tmp_path: Path, pages: list[str], tokens: list[str]
+) -> None:
+    objects = {name: name.encode() for name in "abc"}
+    for name, data in objects.items():
+        guarded.put(f"ds/{name}", data)
+    guarded.page = 1
+
+    def revoke_after_these() -> str:
+        fault = pages.pop(0)
+        if not pages:
+            guarded.token = "revoked"
+            guarded.token_faults.extend(tokens)
+            guarded.list_fault = lambda: ""  # type: ignore[method-assign]
+        return fault
+
+    guarded.list_fault = revoke_after_these  # type: ignore[method-assign]
+    assert content(sync("gs://bucket/ds", tmp_path / "target", QUICK).path) == objects
+    assert guarded.tokens_given == 2
+    assert not guarded.token_faults
+
+
+def test_account_that_may_not_list_gets_one_new_token(guarded: Bucket, tmp_path: Path) -> None:
+    guarded.list_faults.extend(["401"] * 9)
+    with pytest.raises(InputError, match="no right to list gs://bucket/ds as reader@project"):
+        sync("gs://bucket/ds", tmp_path / "target", QUICK)
+    assert guarded.tokens_given == 2
+
+
 def test_account_without_a_token_is_one_line(guarded: Bucket, tmp_path: Path) -> None:
     guarded.deny_tokens = True
     with pytest.raises(InputError, match=r"credentials of reader@project.* give no token"):

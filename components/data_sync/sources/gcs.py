@@ -64,6 +64,7 @@ class GcsSource:
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
+        renewed = False
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
                 time.sleep(min(0.25 * 2**attempt, 10))
@@ -77,14 +78,16 @@ class GcsSource:
                 if response.status == http.HTTPStatus.OK:
                     page: dict[str, Any] = json.loads(body)
                     return page
+                problem = f"HTTP {response.status} {_message(body)}"
+                if response.status == http.HTTPStatus.UNAUTHORIZED and not renewed:
+                    self._access.renew(lines)
+                    renewed = True
+                    continue
             except (OSError, http.client.HTTPException, json.JSONDecodeError, Transient) as error:
                 connection.close()
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            problem = f"HTTP {response.status} {_message(body)}"
-            if response.status == http.HTTPStatus.UNAUTHORIZED and attempt == 0:
-                self._access.renew(lines)
-            elif response.status not in RETRYABLE:
+            if response.status not in RETRYABLE:
                 raise self._refused(response.status, _message(body))
         raise InputError(
             f"cannot list {self.url}: {problem}, {LIST_ATTEMPTS} times; try again later"
@@ -217,6 +220,8 @@ class _Access:
         except google.auth.exceptions.TransportError as error:
             raise Transient(f"token: {error}") from error
         except google.auth.exceptions.GoogleAuthError as error:
+            if error.retryable:
+                raise Transient(f"token: {_first_line(error)}") from error
             raise InputError(
                 f"the credentials of {self.account} give no token: {_first_line(error)}; "
                 "check GOOGLE_APPLICATION_CREDENTIALS or Workload Identity"
