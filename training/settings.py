@@ -3,7 +3,7 @@
 import difflib
 import re
 import typing
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,6 +15,8 @@ class Settings(BaseModel):
     """A frozen set of named values; unknown names and NaN are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    patterns: ClassVar[dict[str, str]] = {}
+    """What the patterns of fields ask for, in words."""
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
@@ -45,6 +47,8 @@ class Settings(BaseModel):
         if not name:
             return message
         reason = re.sub(r"^(Input|String|Value) ", "it ", message)
+        if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
+            reason = f"it should be {words}"
         return f"{'.'.join(path)}={value!r} cannot be used: {reason} ({what})"
 
 

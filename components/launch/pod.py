@@ -1,5 +1,6 @@
 """The pod of a worker, as every kind of job takes it."""
 
+import hashlib
 from typing import Any
 
 from kfp_ddp.components.launch.api import Object
@@ -138,7 +139,7 @@ def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
     found = [dict(volume) for volume in spec.volumes]
     claims = dict.fromkeys(name.removesuffix(":ro") for name in spec.claims.values())
     found += [
-        {"name": f"claim-{name}", "persistentVolumeClaim": {"claimName": name}} for name in claims
+        {"name": _volume(name), "persistentVolumeClaim": {"claimName": name}} for name in claims
     ]
     if spec.shm_size:
         found.append({"name": SHM, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}})
@@ -151,13 +152,21 @@ def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
     """Mounts of the container."""
     found = [dict(mount) for mount in spec.volume_mounts]
     for path, claim in spec.claims.items():
-        mount: Object = {"name": f"claim-{claim.removesuffix(':ro')}", "mountPath": path}
+        mount: Object = {"name": _volume(claim.removesuffix(":ro")), "mountPath": path}
         found.append({**mount, "readOnly": True} if claim.endswith(":ro") else mount)
     if spec.shm_size:
         found.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
     if script_map:
         found.append({"name": SCRIPT, "mountPath": SCRIPT_DIR, "readOnly": True})
     return found
+
+
+def _volume(claim: str) -> str:
+    """The name of a claim's volume, which may hold less than the claim's: 63 characters, no dot."""
+    name = f"claim-{claim}"
+    if len(name) <= 63 and "." not in name:
+        return name
+    return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:12]}"
 
 
 def scheduling(spec: LaunchSpec) -> Object:

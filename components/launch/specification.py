@@ -1,8 +1,8 @@
 """The one typed description of a distributed job, from which every kind of job is written."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from kfp_ddp.training.settings import Settings
 
@@ -10,6 +10,29 @@ Kind = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
 NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+
+CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
+IMAGE = r"^[^\s]+$"
+MOUNT = r"^/[^:]+$"
+VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
+KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+PATTERNS = {
+    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
+    NAME: "a name of small letters, digits, '-' and '.'",
+    LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    CLAIM: "the name of a claim, or name:ro",
+    IMAGE: "the name of an image, without spaces",
+    MOUNT: "an absolute path without ':'",
+    VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
+    KEY: "the key of a label or resource, such as zone or example.com/zone",
+}
+# Of what stands in a pod, Kubernetes tells only when the operator makes one.
+Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]
+Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
+Mount = Annotated[str, StringConstraints(pattern=MOUNT)]
+Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
+Key = Annotated[str, StringConstraints(pattern=KEY)]
+Value = Annotated[str, StringConstraints(pattern=LABEL)]
 
 # Taints and labels that providers put on their interruptible nodes, from their documentation.
 SPOT: dict[str, tuple[str, str]] = {
@@ -23,8 +46,10 @@ SPOT: dict[str, tuple[str, str]] = {
 class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
+    patterns = PATTERNS
+
     kind: Kind = Field("pytorchjob", description="Kind of job.")
-    image: str = Field(min_length=1, description="Image of the workers.")
+    image: str = Field(pattern=IMAGE, description="Image of the workers.")
     command: tuple[str, ...] = Field((), description="Command in exec form; no shell.")
     args: tuple[str, ...] = Field((), description="Arguments of the command.")
     script: str = Field("", description="Text of a Python file that the workers run.")
@@ -39,7 +64,7 @@ class LaunchSpec(Settings):
     runtime: str = Field("torch-distributed", pattern=NAME, description="Runtime of a TrainJob.")
 
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node.")
-    gpu_resource: str = Field("nvidia.com/gpu", min_length=1, description="Name of a GPU.")
+    gpu_resource: Key = Field("nvidia.com/gpu", description="Name of a GPU.")
     cpu: str = Field("", pattern=QUANTITY, description="CPU request and limit of a node.")
     memory: str = Field("", pattern=QUANTITY, description="Memory request and limit of a node.")
     cpu_request: str = Field("", pattern=QUANTITY, description="CPU request, if below the limit.")
@@ -51,10 +76,10 @@ class LaunchSpec(Settings):
         "2Gi", pattern=QUANTITY, description="Shared memory of a node; '' for none."
     )
 
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables.")
-    env_from_secrets: tuple[str, ...] = Field((), description="Secrets whose keys become env.")
+    env: dict[Variable, str] = Field(default_factory=dict, description="Environment variables.")
+    env_from_secrets: tuple[Name, ...] = Field((), description="Secrets whose keys become env.")
     env_vars: tuple[dict[str, Any], ...] = Field((), description="Env in Kubernetes' form.")
-    claims: dict[str, str] = Field(
+    claims: dict[Mount, Claim] = Field(
         default_factory=dict, description="Claims by mount path; claim:ro for read-only."
     )
     volumes: tuple[dict[str, Any], ...] = Field((), description="Volumes in Kubernetes' form.")
@@ -74,7 +99,7 @@ class LaunchSpec(Settings):
     )
     istio: bool = Field(False, description="Let Istio inject its sidecar.")
 
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels of nodes.")
+    node_selector: dict[Key, Value] = Field(default_factory=dict, description="Labels of nodes.")
     tolerations: tuple[dict[str, Any], ...] = Field((), description="Taints to bear.")
     affinity: dict[str, Any] = Field(default_factory=dict, description="Affinity.")
     spot: Literal["", "gke", "aks", "karpenter", "eks"] = Field(
@@ -86,7 +111,7 @@ class LaunchSpec(Settings):
     )
     queue: str = Field("", pattern=LABEL, description="Queue of that scheduler.")
 
-    image_pull_secrets: tuple[str, ...] = Field((), description="Secrets of the registry.")
+    image_pull_secrets: tuple[Name, ...] = Field((), description="Secrets of the registry.")
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
         "", description="When the image is pulled; '' for the cluster's default."
     )

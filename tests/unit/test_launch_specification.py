@@ -29,6 +29,21 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"kind": "trainjob", "ttl_seconds": 5}, "ttl_seconds cannot be set on a TrainJob"),
         ({"kind": "trainjob", "clean_pod_policy": "All"}, "clean_pod_policy cannot be set on a"),
         ({"runtime": "mine"}, "runtime='mine': a pytorchjob has none"),
+        ({"image": "a b"}, "image='a b' cannot be used: it should be the name of an image"),
+        (
+            {"claims": {"data": "c"}},
+            "claims.data.[key]='data' cannot be used: it should be an absol",
+        ),
+        ({"claims": {"/data": "a/../b"}}, "it should be the name of a claim, or name:ro"),
+        ({"claims": {"/data": "c:rw"}}, "it should be the name of a claim, or name:ro"),
+        ({"env": {"A B": "c"}}, "it should be the name of a variable"),
+        ({"env_from_secrets": ["Secret"]}, "it should be a name of small letters"),
+        ({"image_pull_secrets": [""]}, "it should have at least 1 character"),
+        ({"node_selector": {"a/b/c": ""}}, "it should be the key of a label"),
+        ({"node_selector": {"zone": "a b"}}, "node_selector.zone='a b' cannot be used"),
+        ({"service_account": "Me"}, "it should be a name of small letters"),
+        ({"gpu_resource": "a gpu"}, "it should be the key of a label or resource"),
+        ({"priority_class": "High!"}, "it should be a name of small letters"),
         ({"spot": "gek"}, "karpenter, eks; did you mean 'gke'?"),
     ],
 )
@@ -154,3 +169,11 @@ def test_non_root_is_asked_of_our_container_and_not_of_an_operators() -> None:
     assert "runAsNonRoot" not in template["spec"].get("securityContext", {})
     (container,) = template["spec"]["containers"]
     assert container["securityContext"]["runAsNonRoot"] is True
+
+
+def test_a_claim_with_a_name_that_no_volume_may_have_is_mounted_all_the_same() -> None:
+    spec = LaunchSpec.create(**SPEC, claims={"/a": "images.v1:ro", "/b": "x" * 200, "/c": "work"})
+    names = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod.volumes(spec, "")[:3]}
+    assert set(names.values()) == {"images.v1", "x" * 200, "work"}
+    assert all(len(name) <= 63 and "." not in name for name in names)
+    assert [mount["name"] for mount in pod.mounts(spec, "")[:3]] == list(names)
