@@ -1,6 +1,7 @@
 """The few calls to Kubernetes that publishing needs, and what their refusals mean."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,11 @@ from kfp_ddp.training.errors import InputError
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT = 30
+# A control plane that is upgraded can be away for minutes.
+_PATIENCE = 300.0
+# A starting API server answers these before it knows its own rights and the custom resources.
+_STARTING = (401, 403, 404)
+_UNSURE = 10  # seconds, with a server that does not say whether it has started
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")
 GCP_SOURCES = ("datalayer.gke.io", "v1", "gcpdatasources")
 T = TypeVar("T")
@@ -16,6 +22,10 @@ T = TypeVar("T")
 
 class Refused(Exception):  # noqa: N818
     """The service account has no right to this, or the API is not installed."""
+
+    def __init__(self, said: str, status: int = 0) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 class Cluster:
@@ -25,6 +35,7 @@ class Cluster:
         from kubernetes import client
 
         self.namespace = namespace
+        self._api = api
         self._core = client.CoreV1Api(api)
         self._storage = client.StorageV1Api(api)
         self._custom = client.CustomObjectsApi(api)
@@ -149,17 +160,12 @@ class Cluster:
         return {item["driver"] for item in found["items"]}
 
     def _get(self, what: str, call: Callable[..., T], name: str) -> T | None:
-        from kubernetes.client.exceptions import ApiException
-
-        def ask() -> T | None:
-            try:
-                return call(name, self.namespace, _request_timeout=_TIMEOUT)
-            except ApiException as error:
-                if error.status == 404:
-                    return None
-                raise
-
-        return self._call(what, ask)
+        try:
+            return self._call(what, lambda: call(name, self.namespace, _request_timeout=_TIMEOUT))
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
 
     def _create(self, what: str, call: Callable[..., Any], body: dict[str, Any]) -> Any:
         from kubernetes.client.exceptions import ApiException
@@ -176,24 +182,43 @@ class Cluster:
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
         """Turn refusals into `Refused`, and a server that is away for a while into patience."""
-        import time
-
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        for attempt in range(8):
+        pause, deadline = 0.5, time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
             try:
-                return call()
+                return self._sure(call)
             except ApiException as error:
                 if error.status in (401, 403, 404):
-                    raise Refused(f"{what}: {error.reason}") from error
+                    raise Refused(f"{what}: {error.reason}", error.status) from error
                 if error.status not in (429, 500, 502, 503, 504):
                     raise InputError(f"cannot {what}: {_reason(error)}") from error
                 problem = str(error.reason)
             except HTTPError as error:
                 problem = type(error).__name__
-            time.sleep(min(2**attempt * 0.5, 15))
+            time.sleep(pause)
+            pause = min(pause * 2, 5.0)
         raise InputError(f"cannot {what}: the API server does not answer ({problem})")
+
+    def _sure(self, call: Callable[[], T]) -> T:
+        """What `call` returns; a refusal counts only from a server that has started wholly."""
+        from kubernetes.client.exceptions import ApiException
+
+        for _ in range(_UNSURE):
+            try:
+                return call()
+            except ApiException as error:
+                if error.status not in _STARTING:
+                    raise
+            try:
+                self._api.call_api("/readyz", "GET", auth_settings=["BearerToken"])
+                break
+            except ApiException as error:
+                if error.status not in _STARTING:
+                    raise
+            time.sleep(1)
+        return call()
 
 
 def connect() -> Cluster | None:

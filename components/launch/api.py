@@ -17,8 +17,9 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 # A watch is opened anew this often, so that a connection cut without a word is noticed.
 WATCH_SECONDS = 60
-# A starting API server answers these before it knows its own rights.
-STARTING = (401, 403)
+# A starting API server answers these before it knows its own rights and the custom resources.
+STARTING = (401, 403, 404)
+UNSURE_SECONDS = 10.0
 LONG_PAUSE = 2.0
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 
@@ -79,8 +80,18 @@ class Api:
         body: Object | None = None,
         query: dict[str, str] | None = None,
         seconds: float = READ_SECONDS,
+        raw: bool = False,
     ) -> Object:
-        """One request; raises ApiError for every answer but 2xx, and for none."""
+        """One request; raises ApiError for every answer but 2xx, and for none.
+
+        Args:
+            method: GET, POST, PATCH or DELETE.
+            path: Of the resource.
+            body: What is sent.
+            query: Parameters.
+            seconds: The longest wait for an answer.
+            raw: The answer is no JSON; it comes as {"value": text}.
+        """
         response = self._send(method, path, body, query, (CONNECT_SECONDS, seconds))
         try:
             data = response.data
@@ -88,6 +99,8 @@ class Api:
             raise ApiError(0, "", f"the answer was cut off: {error}") from error
         finally:
             response.release_conn()
+        if raw:
+            return {"value": data.decode("utf-8", "replace")}
         found = json.loads(data) if data else {}
         return found if isinstance(found, dict) else {"value": found}
 
@@ -139,6 +152,14 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no answer from the API server: {error}") from error
 
+    def ready(self) -> bool | None:
+        """Whether the server has started wholly; None where it does not say."""
+        try:
+            self.call("GET", "/readyz", raw=True)
+        except ApiError as error:
+            return None if error.status in STARTING else False
+        return True
+
     def patient(
         self, request: Callable[[], T], seconds: float = 300, also: tuple[int, ...] = ()
     ) -> T:
@@ -149,13 +170,16 @@ class Api:
             seconds: How long to go on.
             also: Statuses that count as a bad time too.
         """
-        deadline, pause, told = time.monotonic() + seconds, 0.1, False
+        began, pause, told, sure = time.monotonic(), 0.1, False, False
         while True:
             try:
                 return request()
             except ApiError as error:
                 waits = error.passing or error.status in also
-                if not waits or time.monotonic() + pause > deadline:
+                if error.status in STARTING and not waits and not sure:
+                    ready, waits = self.ready(), True  # a refusal that counts comes again
+                    sure = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+                if not waits or time.monotonic() + pause > began + seconds:
                     raise
                 if pause == LONG_PAUSE and not told:
                     print(f"the cluster does not answer well, trying on: {error}", flush=True)
@@ -208,7 +232,7 @@ class Mirror(threading.Thread):
             except ApiError as error:
                 version = "" if error.status == 410 else version
                 # Right at the start of a server rights are not known yet, so ask for a while.
-                refused += error.status in (*STARTING, 404)
+                refused += error.status in STARTING
                 if refused > (30 if self.synced.is_set() else 2):
                     self.forbidden = error.message
                     self.synced.set()

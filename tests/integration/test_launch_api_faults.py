@@ -184,8 +184,24 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
         yield lambda server, query: server.cut("{")
         yield lambda server, query: server.send(200, '{"good": true}')
         yield lambda server, query: server.send(404, '{"message": "not there"}')
+        yield lambda server, query: server.send(200, "ok")
+        yield lambda server, query: server.send(404, '{"message": "not there"}')
 
     with serving(script()) as api:
         assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
         with pytest.raises(ApiError, match="404 Not Found: not there"):
             api.patient(lambda: api.call("GET", "/x"))
+
+
+def test_a_refusal_counts_only_from_a_server_that_has_started() -> None:
+    """Until then it knows neither rights nor custom resources; /readyz says how far it is."""
+
+    def script() -> Iterator[Answer]:
+        yield lambda server, query: server.send(403, "{}")
+        yield lambda server, query: server.send(500, "[-]poststarthook/rbac failed")
+        yield lambda server, query: server.send(404, "{}")
+        yield lambda server, query: server.send(403, "{}")
+        yield lambda server, query: server.send(200, '{"good": true}')
+
+    with serving(script()) as api:
+        assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
