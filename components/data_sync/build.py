@@ -30,7 +30,7 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
         if before is not None:
             done |= _take(stage, before, result, done, options.verify == "full")
         missing = [i for i in stage.files(range(len(listing))) if i not in done]
-        # What the source no longer has can only come from the version before.
+        _refuse_lost(result, missing)
         store.preflight(sum(listing.sizes[i] for i in missing), len(missing) + len(stage.folders()))
         if not download(source, listing, stage, missing, options, result, watch):
             return False
@@ -68,6 +68,7 @@ def repair(source: Source, store: Store, options: Options, result: Result, watch
     if not bad:
         result.unchanged = True
         return True
+    _refuse_lost(result, bad)
     if options.pack == "tar":  # an archive is made again as a whole
         result.repaired = len(bad)
         return build(source, store, options, result, watch)
@@ -163,6 +164,21 @@ def refuse_deletion(removed: int, files: int, source: str, options: Options) -> 
         raise InputError(
             f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
             f"max_delete of {options.max_delete:g}; if that is meant, set max_delete to 1"
+        )
+
+
+def _refuse_lost(result: Result, missing: Sequence[int]) -> None:
+    """Refuse what neither the source nor the version before can give.
+
+    Raises:
+        InputError: a file that only the version before had is damaged or gone there.
+    """
+    names = result.names
+    lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]
+    if lost:
+        raise InputError(
+            f"{len(lost)} files that {result.source} no longer has are damaged or gone in the "
+            f"version before, {lost[0]!r} first; put them back there, or sync with delete on"
         )
 
 

@@ -29,6 +29,8 @@ class Names:
     listing: Listing
     skipped: list[tuple[str, str]] = field(default_factory=list)
     encoded: dict[str, str] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    """What the source no longer has and the version before does, where nothing is deleted."""
 
 
 def apply(listing: Listing, policy: str, folds: bool = False) -> Names:

@@ -128,20 +128,17 @@ class FileStage:
     def link(self, index: int, source: Path, mtime_ns: int, crc: int, read: bool) -> bool:
         """Take an unchanged file of the version before, by hard link or else by copy.
 
-        False when it is not what the manifest says, and has to be downloaded; `read` to look at
-        its bytes too, not at size and mtime alone.
+        False when it is not what the manifest says, and has to be downloaded. Its bytes are read
+        if its mtime is another, and with `read` in any case.
         """
         path = self.path(index)
         try:
             found = os.lstat(source)
-            if (
-                not stat.S_ISREG(found.st_mode)
-                or found.st_size != self.listing.sizes[index]
-                or found.st_mtime_ns != mtime_ns
-            ):
+            if not stat.S_ISREG(found.st_mode) or found.st_size != self.listing.sizes[index]:
                 return False
-            if read and checksum(source) != crc:
+            if (read or found.st_mtime_ns != mtime_ns) and checksum(source) != crc:
                 return False
+            mtime_ns = found.st_mtime_ns
             os.link(source, path, follow_symlinks=False)
         except FileExistsError:
             return False

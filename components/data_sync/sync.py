@@ -45,7 +45,7 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
     store = Store(target)
     before = store.current()
     if not options.delete and before is not None:
-        judged.listing = _with_extras(judged.listing, before)
+        _keep_extras(judged, before)
     listing = judged.listing
     digest = listing.digest("" if options.pack == "none" else options.pack)
     result = Result(source.url, digest, store.version(digest), judged)
@@ -82,15 +82,14 @@ def _plan(result: Result, before: Path | None) -> Result:
     return result
 
 
-def _with_extras(listing: Listing, before: Path) -> Listing:
-    """The listing, and what the version before has and the source no longer."""
-    removed = set(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
-    if not removed:
-        return listing
-    for row in manifest.rows(before / manifest.NAME):
-        if row.name in removed:
+def _keep_extras(judged: names.Names, before: Path) -> None:
+    """Add to the listing what the version before has and the source no longer."""
+    listing = judged.listing
+    judged.kept = set(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
+    for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
+        if row.name in judged.kept:
             listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
-    return listing.sorted()
+    judged.listing = listing.sorted()
 
 
 def _guard(before: Path | None, listing: Listing, source: str, options: Options) -> None:

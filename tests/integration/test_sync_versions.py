@@ -1,5 +1,6 @@
 """Versions on a claim: what a new one keeps, what the options choose, which ones are removed."""
 
+import os
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
-from tests.sync_runs import content, fill, run
+from tests.sync_runs import content, damage, fill, run
 
 __all__ = ["bucket"]
 
@@ -34,6 +35,32 @@ def test_without_delete_the_new_version_keeps_what_the_source_lost(
     result = run(tmp_path, delete=False)
     assert content(result.path) == objects | {"new": b"new"}
     assert run(tmp_path, delete=False).unchanged
+
+
+def test_without_delete_a_touched_file_is_kept_and_a_lost_one_named(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    first = run(tmp_path).path
+    for name in ("train/c0/0000.png", "train/c1/0001.png"):
+        del bucket.objects[f"ds/{name}"]
+    os.utime(first / "train/c0/0000.png")
+    bucket.put("ds/new", b"new")
+    second = run(tmp_path, delete=False).path
+    assert content(second) == objects | {"new": b"new"}
+    damage(second / "train/c1/0001.png")
+    (second / "train/c0/0000.png").unlink()
+    bucket.put("ds/newer", b"newer")
+    lost = r"1 files that gs://bucket/ds no longer has .*'train/c0/0000.png' first.*delete on"
+    with pytest.raises(InputError, match=lost):
+        run(tmp_path, delete=False)
+    with pytest.raises(InputError, match=lost.replace("1", "2", 1)):
+        run(tmp_path, delete=False, verify="full")
+    del bucket.objects["ds/newer"]
+    with pytest.raises(InputError, match=lost.replace("1", "2", 1)):
+        run(tmp_path, delete=False, verify="full")
+    assert (tmp_path / "current").resolve() == second
+    assert len(content(run(tmp_path).path)) == 39
 
 
 def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
