@@ -1,0 +1,175 @@
+"""What cannot run is told in one line before anything is created; and what `manifest` prints."""
+
+import contextlib
+import copy
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.preflight import check
+from kfp_ddp.components.launch.run import launch
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.training.errors import InputError
+from tests.e2e.harness.grounds import Grounds
+from tests.e2e.harness.leftovers import leftovers
+from tests.e2e.harness.scene import namespace
+
+ALL = list(KINDS)
+SCRIPT = {"image": "ghcr.io/you/trainer:1.0", "script": "print(1)", "nodes": 2}
+WARNING = "3 nvidia.com/gpu a node are asked for and no node has more than 0; the job waits"
+COMMAND = ["image=ghcr.io/you/trainer:1.0", "command=[python3, train.py]", "nodes=2"]
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    with namespace(cluster, ours=False) as space:
+        yield space
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"claims": {"/data": "nowhere:ro"}}, "claim nowhere does not exist in namespace"),
+        ({"claims": {"/data": "No_Where"}}, "it should be the name of a claim"),
+        ({"image": "a b"}, "it should be the name of an image"),
+        ({"scheduler": "kueue", "queue": "nowhere"}, "nowhere"),  # no such queue, or no Kueue
+        ({"elastic": "3:2"}, "elastic=3:2: the minimum is above the maximum"),
+        ({"elastic": "3:4"}, "elastic"),  # with nodes=2, and for one kind alone
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(
+    grounds: Grounds, kind: str, fields: dict[str, Any], says: str
+) -> None:
+    assert says in refused(Api(grounds.api, grounds.namespace), {**fields, "kind": kind})
+    assert leftovers(grounds) == set()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_namespace_without_rights_is_one_line(grounds: Grounds, kind: str) -> None:
+    with acting(grounds, "default") as nobody:
+        said = refused(Api(nobody, grounds.namespace), {"kind": kind})
+    assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in said
+    assert "apply deploy/rbac" in said
+    assert leftovers(grounds) == set()
+
+
+@pytest.mark.parametrize("task", ["a b", "-train", "x" * 64, ""])
+def test_a_task_whose_name_cannot_be_a_label_is_one_line(grounds: Grounds, task: str) -> None:
+    said = refused(Api(grounds.api, grounds.namespace), {}, task)
+    assert f"task_name={task!r} cannot be a label" in said
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    "gpus",
+    [{"gpus_per_node": 3}, {"resources": {"limits": {"nvidia.com/gpu": "3"}}}],
+    ids=["own", "of the task"],
+)
+def test_gpus_that_no_node_has_are_a_warning(
+    grounds: Grounds, kind: str, gpus: dict[str, Any]
+) -> None:
+    """Nodes may be added when a job asks for them, so it is not refused."""
+    spec = LaunchSpec.create(**SCRIPT, **gpus, kind=kind)
+    (warning,) = check(Api(grounds.api, grounds.namespace), spec)
+    assert warning.startswith(WARNING)
+    assert "\n" not in warning
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    "settings",
+    [COMMAND, ["image=a:1", "script=print('$HOME')"], [*COMMAND, "gpus_per_node=8", "cpu=4"]],
+    ids=["command", "script", "gpus"],
+)
+def test_what_manifest_prints_is_what_the_server_takes(
+    grounds: Grounds, kind: str, settings: list[str]
+) -> None:
+    printed = manifest(kind, *settings, "--namespace", grounds.namespace)
+    assert printed.returncode == 0, printed.stderr
+    applied = kubectl(
+        grounds, "apply", "--dry-run=server", "--validate=strict", text=printed.stdout
+    )
+    assert "created (server dry run)" in applied
+    for template in templates(yaml.safe_load(printed.stdout)):
+        pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
+        pod["metadata"]["name"] = "of-the-job"
+        kubectl(grounds, "apply", "--dry-run=server", text=yaml.safe_dump(pod))
+    assert leftovers(grounds) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pytorchjob", "nodes=2"], "image is missing"),
+        (["pytorchjob", *COMMAND, "nods=2"], "did you mean 'nodes'?"),
+        (["mpijob", *COMMAND, "elastic=1:2"], "a mpijob cannot be elastic"),
+        (["tfjob", *COMMAND, "claims={data: images}"], "it should be an absolute path"),
+        (["trainjob", *COMMAND, "host_network=true"], "cannot be set on a TrainJob"),
+        (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
+        (["trainjob", *COMMAND, "env={A: ["], "is no YAML value"),
+        (["trainjob", *COMMAND, "nodes"], "is no setting: write SETTING=VALUE"),
+    ],
+)
+def test_what_manifest_cannot_print_is_one_line(arguments: list[str], says: str) -> None:
+    printed = manifest(*arguments)
+    assert (printed.returncode, printed.stdout) == (1, "")
+    (line,) = printed.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+def refused(api: Api, fields: dict[str, Any], task: str = "train") -> str:
+    """The one line that a launch ends with."""
+    with pytest.raises(InputError) as error:
+        launch(LaunchSpec.create(**{**SCRIPT, **fields}), str(uuid.uuid4()), task, "", api)
+    said = str(error.value)
+    assert "\n" not in said
+    return said
+
+
+@contextlib.contextmanager
+def acting(grounds: Grounds, account: str) -> Iterator[client.ApiClient]:
+    """A client that acts as an account of the namespace."""
+    body = {"spec": {"expirationSeconds": 600}}
+    made = grounds.core.create_namespaced_service_account_token(account, grounds.namespace, body)
+    configuration = client.Configuration()
+    configuration.host = grounds.api.configuration.host
+    configuration.ssl_ca_cert = grounds.api.configuration.ssl_ca_cert
+    configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
+    with client.ApiClient(configuration) as api:
+        yield api
+
+
+def templates(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod templates of a job of the training operator, of which it says nothing itself."""
+    specs = (value for key, value in job["spec"].items() if key.endswith("ReplicaSpecs"))
+    return [replica["template"] for spec in specs for replica in spec.values()]
+
+
+def manifest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kfp-ddp manifest`."""
+    command = [str(Path(sys.executable).parent / "kfp-ddp"), "manifest", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def kubectl(grounds: Grounds, *arguments: str, text: str) -> str:
+    """kubectl, in the namespace, on a text."""
+    done = subprocess.run(
+        ["kubectl", "-n", grounds.namespace, *arguments, "-f", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{text}"
+    return done.stdout
