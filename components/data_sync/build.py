@@ -18,8 +18,7 @@ from kfp_ddp.training.errors import InputError
 def build(source: Source, store: Store, options: Options, result: Result, watch: Watch) -> bool:
     """Build and publish the version; False if objects changed under the download."""
     listing = result.names.listing
-    make = TarStage if options.pack == "tar" else FileStage
-    stage = make(store.building(result.digest), listing)
+    stage = stage_of(store.building(result.digest), listing, options)
     try:
         done = stage.open()
         result.resumed = len(done)
@@ -43,6 +42,11 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
     store.publish(stage.tree, result.digest)
     store.building("")
     return True
+
+
+def stage_of(folder: Path, listing: Listing, options: Options) -> FileStage:
+    """The stage for the layout that was asked for."""
+    return (TarStage if options.pack == "tar" else FileStage)(folder, listing)
 
 
 def repair(source: Source, store: Store, options: Options, result: Result, watch: Watch) -> bool:
@@ -152,6 +156,18 @@ def header(result: Result, options: Options) -> dict[str, object]:
         "bytes": result.bytes,
         "pack": options.pack,
     }
+
+
+def preflight(store: Store, result: Result, missing: Sequence[int], options: Options) -> None:
+    """Refuse what would not fit, less what an interrupted run has brought; changes nothing.
+
+    Raises:
+        InputError: too few bytes or inodes are free.
+    """
+    listing = result.names.listing
+    done = set(stage_of(store.building_of(result.digest), listing, options).recover())
+    rest = [i for i in missing if i not in done and not listing.names[i].endswith("/")]
+    store.preflight(sum(listing.sizes[i] for i in rest), len(rest))
 
 
 def refuse_deletion(removed: int, files: int, source: str, options: Options) -> None:

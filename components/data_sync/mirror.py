@@ -11,7 +11,7 @@ from array import array
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.build import download, header, refuse_deletion
+from kfp_ddp.components.data_sync.build import download, header, preflight, refuse_deletion
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.names import Names
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
@@ -31,8 +31,13 @@ def run(source: Source, root: Path, judged: Names, options: Options, watch: Watc
     """
     result = Result(source.url, judged.listing.digest(), root, judged)
     if options.dry_run:
-        _Plan(root, result, options)
+        plan = _Plan(root, result, options)
         result.planned = True
+        try:
+            plan.refuse(result)
+            preflight(Store(root), result, plan.missing, options)
+        except InputError as error:
+            result.refusal = str(error)
         return result
     store = Store(root)
     store.prepare(versions=False)
@@ -49,8 +54,7 @@ def _update(
     if not plan.missing and not plan.extras and plan.digest == result.digest:
         result.unchanged = True
         return result
-    plan.refuse_obstacles()
-    refuse_deletion(len(plan.extras), plan.present, source.url, options)
+    plan.refuse(result)
     stage = FileStage(store.building(result.digest), listing)
     try:
         done = stage.open()
@@ -141,6 +145,15 @@ class _Plan:
                 if name not in names:
                     self.extras.append(name)
         self.extras.sort()
+
+    def refuse(self, result: Result) -> None:
+        """Refuse what is in the way, and too much to delete.
+
+        Raises:
+            InputError: see `refuse_obstacles` and `refuse_deletion`.
+        """
+        self.refuse_obstacles()
+        refuse_deletion(len(self.extras), self.present, result.source, self._options)
 
     def refuse_obstacles(self) -> None:
         """Find links and files where folders must be, and folders where files must be.

@@ -83,6 +83,8 @@ class Result:
     unchanged: bool = False
     planned: bool = False
     """A dry run: nothing was written."""
+    refusal: str = ""
+    """Why a run that is not dry would end before the first byte."""
     downloaded: int = 0
     downloaded_bytes: int = 0
     linked: int = 0

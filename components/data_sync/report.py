@@ -35,6 +35,8 @@ def table(result: Result) -> list[str]:
         f"{len(changes.added):,} to add, {len(changes.changed):,} to replace, "
         f"{len(changes.removed):,} to delete, {len(changes.same):,} unchanged"
     )
+    if result.refusal:
+        lines.append(f"would be refused: {result.refusal}")
     return lines
 
 
@@ -76,7 +78,8 @@ def markdown(result: Result) -> str:
 
 def _outcome(result: Result) -> str:
     if result.planned:
-        return "dry run, nothing written"
+        refusal = f"; would be refused: {_plain(result.refusal)}" if result.refusal else ""
+        return f"dry run, nothing written{refusal}"
     if result.unchanged:
         return "unchanged, nothing copied"
     return f"{result.repaired:,} damaged files mended" if result.repaired else "new version"

@@ -47,7 +47,7 @@ class FileStage:
             plain_folder(path)
         for part in os.scandir(self._parts):
             os.unlink(part.path)
-        done = set(self._recover())
+        done = set(self.recover())
         self._clear(done)
         for folder in sorted(self.folders()):
             plain_folder(self.tree / folder)
@@ -189,7 +189,7 @@ class FileStage:
             self._lines.clear()
             os.write(self._journal, text.encode("utf-8", "surrogateescape"))
 
-    def _recover(self) -> Iterator[int]:
+    def recover(self) -> Iterator[int]:
         """Indices whose file is noted in the journal and still what was noted."""
         lines = _json_lines(self.folder / "journal")
         head = next(lines, None)

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest, mirror, names
-from kfp_ddp.components.data_sync.build import build, refuse_deletion, repair
+from kfp_ddp.components.data_sync.build import build, preflight, refuse_deletion, repair
 from kfp_ddp.components.data_sync.listing import Listing, select
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source, open_source
@@ -50,7 +50,7 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
     digest = listing.digest("" if options.pack == "none" else options.pack)
     result = Result(source.url, digest, store.version(digest), judged)
     if options.dry_run:
-        return _plan(result, before)
+        return _plan(source, store, result, options)
     if _up_to_date(store, result, options):
         result.unchanged = True
         return result
@@ -75,10 +75,19 @@ def _up_to_date(store: Store, result: Result, options: Options) -> bool:
     return there and options.verify == "list"
 
 
-def _plan(result: Result, before: Path | None) -> Result:
+def _plan(source: Source, store: Store, result: Result, options: Options) -> Result:
+    """What a run would do, and whether it would be refused."""
     result.planned = True
+    before, listing = store.current(), result.names.listing
     rows = manifest.rows(before / manifest.NAME) if before else iter(())
-    result.changes = manifest.compare(result.names.listing, rows)
+    result.changes = manifest.compare(listing, rows)
+    if store.complete(result.digest):
+        return result
+    try:
+        _guard(before, listing, source.url, options)
+        preflight(store, result, [*result.changes.added, *result.changes.changed], options)
+    except InputError as error:
+        result.refusal = str(error)
     return result
 
 

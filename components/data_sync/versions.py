@@ -115,7 +115,8 @@ class Store:
         Raises:
             InputError: too few bytes or inodes are free.
         """
-        free = os.statvfs(self.root)
+        there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
+        free = os.statvfs(there)
         have = free.f_bavail * free.f_frsize
         if size * MARGIN > have:
             raise InputError(
@@ -128,9 +129,13 @@ class Store:
                 "file system with more inodes, or pack=tar"
             )
 
+    def building_of(self, digest: str) -> Path:
+        """Where the version would be built, whether that is there or not."""
+        return self.work / "building" / digest[:12]
+
     def building(self, digest: str) -> Path:
         """Where the version is built; what other digests left there is removed."""
-        mine = self.work / "building" / digest[:12]
+        mine = self.building_of(digest)
         for folder in (self.work / "building", self.work / "trash"):
             for entry in os.scandir(folder):
                 if Path(entry.path) != mine:

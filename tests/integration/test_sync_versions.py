@@ -1,6 +1,7 @@
 """Versions on a claim: what a new one keeps, what the options choose, which ones are removed."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
-from tests.sync_runs import content, damage, fill, run
+from tests.sync_runs import content, damage, fill, run, small_disk
 
 __all__ = ["bucket"]
 
@@ -96,6 +97,48 @@ def test_dry_run_writes_nothing_and_tells_all(bucket: Bucket, tmp_path: Path, mi
     ]
     assert sorted(target.rglob("*")) == before
     assert "dry run, nothing written" in report.line(result)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_dry_run_says_what_a_run_would_be_refused_for(
+    bucket: Bucket, tmp_path: Path, mirror: bool
+) -> None:
+    objects = fill(bucket)
+    with small_disk(tmp_path / "disk", "size=64k") as disk:
+        for target in (disk, disk / "not" / "there"):
+            _refused_alike(target, r"free and 120.0 kB are to come", mirror=mirror)
+    target = tmp_path / "target"
+    run(target, mirror=mirror)
+    for name in list(objects)[:30]:
+        del bucket.objects[f"ds/{name}"]
+    _refused_alike(target, "max_delete", mirror=mirror)
+    assert run(target, mirror=mirror, max_delete=1, dry_run=True).refusal == ""
+
+
+def test_dry_run_of_a_mirror_looks_at_what_is_in_the_way(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    (tmp_path / "train").symlink_to("/etc")
+    _refused_alike(tmp_path, "is a link or a file where a folder must be", mirror=True)
+
+
+def test_dry_run_counts_what_an_interrupted_run_has_brought(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    bucket.fault("ds/train/c3/0039.png", "403")
+    with small_disk(tmp_path / "disk", "size=260k") as disk:
+        with pytest.raises(InputError, match="cannot read"):
+            run(disk)
+        assert run(disk, dry_run=True).refusal == ""
+        run(disk)
+
+
+def _refused_alike(target: Path, why: str, mirror: bool) -> None:
+    """A dry run names what the run itself is then refused for."""
+    planned = run(target, mirror=mirror, dry_run=True)
+    assert re.search(why, planned.refusal)
+    assert report.table(planned)[-1] == f"would be refused: {planned.refusal}"
+    assert planned.refusal.partition(" free and")[2] in report.markdown(planned)
+    with pytest.raises(InputError, match=why):
+        run(target, mirror=mirror)
 
 
 def test_include_and_exclude(bucket: Bucket, tmp_path: Path) -> None:
