@@ -34,7 +34,7 @@ def publish(cluster: Cluster, request: Request) -> Published:
     try:
         staging = cluster.claim(request.claim)
     except Refused as error:
-        raise _no_right(error) from error
+        raise _no_right(error, strategy) from error
     if staging is None:
         raise InputError(
             f"claim {request.claim} is not in namespace {cluster.namespace}; create it, and sync"
@@ -46,7 +46,7 @@ def publish(cluster: Cluster, request: Request) -> Published:
         done = _by(strategy, cluster, request, staging)
     except Refused as error:
         if request.publish != "auto" or strategy == "in-place":
-            raise _no_right(error) from error
+            raise _no_right(error, strategy) from error
         notes.append(f"{strategy} was refused ({error}): in-place instead")
         done = in_place(cluster, request, staging)
     done.notes = notes + done.notes
@@ -87,15 +87,18 @@ def _by(strategy: str, cluster: Cluster, request: Request, staging: Any) -> Publ
 
 def in_place(cluster: Cluster, request: Request, staging: Any) -> Published:
     """Workers mount the staging claim itself, read-only."""
-    cluster.label_claim(
-        request.claim,
-        {
-            "labels": {f"{DOMAIN}/dataset": request.dataset},
-            "annotations": {f"{DOMAIN}/digest": request.digest},
-        },
-    )
     modes = staging.spec.access_modes
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
+    try:
+        cluster.label_claim(
+            request.claim,
+            {
+                "labels": {f"{DOMAIN}/dataset": request.dataset},
+                "annotations": {f"{DOMAIN}/digest": request.digest},
+            },
+        )
+    except Refused as error:
+        notes.append(f"the claim is not labelled with the dataset and digest ({error})")
     if not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
         notes.append("its access mode lets pods of only one node mount it at a time")
     return Published(request.claim, request.path, "in-place", notes)
@@ -133,8 +136,9 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     return gone
 
 
-def _no_right(error: Refused) -> InputError:
+def _no_right(error: Refused, strategy: str) -> InputError:
+    less = "none" if strategy == "in-place" else "in-place"
     return InputError(
-        f"cannot {error}; grant the right to the service account (deploy/storage/rbac.yaml), or "
-        "use publish=in-place"
+        f"cannot {error}; grant the right to the service account (deploy/storage), or use "
+        f"publish={less}"
     )

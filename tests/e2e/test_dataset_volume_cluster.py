@@ -101,6 +101,17 @@ def test_auto_without_a_view_of_classes_is_in_place_and_says_so(ground: Ground) 
     assert any("only one node" in note for note in done.notes)
 
 
+def test_in_place_needs_no_right_but_to_see_the_claim(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    claims = {"apiGroups": [""], "resources": ["persistentvolumeclaims"]}
+    done = publish(ground.account_with({**claims, "verbs": ["get"]}), request(staging, "c" * 64))
+    assert (done.claim, done.strategy) == (staging, "in-place")
+    assert "not labelled with the dataset and digest (patch claim" in "".join(done.notes)
+    for strategy, advice in (("in-place", "none"), ("clone", "in-place")):
+        with pytest.raises(InputError, match=f"cannot get claim .* or use publish={advice}$"):
+            publish(ground.account_with(), request(staging, "c" * 64, publish=strategy))
+
+
 def test_auto_with_the_rights_of_deploy_makes_a_snapshot(ground: Ground) -> None:
     documents = list(yaml.safe_load_all((STORAGE / "rbac.yaml").read_text()))
     roles = client.RbacAuthorizationV1Api(ground.api)
@@ -176,7 +187,7 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, cluster:
     wanted = request(
         staging, "7" * 64, publish="populator", source="gs://bucket/ds", populator_account="reader"
     )
-    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*rbac.yaml"):
+    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*deploy/storage"):
         publish(ground.stock, wanted)
     names = {"plural": "gcpdatasources", "singular": "gcpdatasource", "kind": "GCPDataSource"}
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

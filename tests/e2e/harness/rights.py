@@ -65,7 +65,11 @@ def _roles() -> list[dict[str, Any]]:
 
 
 def bind(
-    api: client.ApiClient, namespace: str, name: str, rules: list[dict[str, list[str]]]
+    api: client.ApiClient,
+    namespace: str,
+    name: str,
+    rules: list[dict[str, list[str]]],
+    account: str = RUNNER,
 ) -> None:
     """Give the account the rules, as a Role of that name."""
     rbac = client.RbacAuthorizationV1Api(api)
@@ -75,6 +79,6 @@ def bind(
         {
             "metadata": {"name": name},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": RUNNER, "namespace": namespace}],
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
         },
     )

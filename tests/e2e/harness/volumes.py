@@ -23,15 +23,22 @@ class Ground:
         self.api, self.namespace = api, namespace
         self.core = client.CoreV1Api(api)
         self.account = rights.grant(api, namespace, ours=False)
-        self.stock = Cluster(self._as_account(), namespace)
+        self.stock = Cluster(self._as_account(self.account), namespace)
 
-    def _as_account(self) -> Any:
+    def account_with(self, *rules: dict[str, list[str]]) -> Cluster:
+        """The cluster as an account sees it that has these rights and no more."""
+        name = f"account-{uuid.uuid4().hex[:6]}"
+        self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
+        rights.bind(self.api, self.namespace, name, list(rules), account=name)
+        return Cluster(self._as_account(name), self.namespace)
+
+    def _as_account(self, name: str) -> Any:
         """A client with the account's own token."""
         body = client.AuthenticationV1TokenRequest(
             spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
         )
         token = self.core.create_namespaced_service_account_token(
-            self.account, self.namespace, body
+            name, self.namespace, body
         ).status.token
         configuration = client.Configuration()
         configuration.host = self.api.configuration.host
