@@ -65,7 +65,7 @@ def mpi_job(
     pending_minutes: float = 0.0,
     retries: int = 2,
 ) -> str:
-    """Run a MPIJob of the Training Operator, followed as if it ran in this step.
+    """Run an MPIJob of the Training Operator, followed as if it ran in this step.
 
     Args:
         run_id: Id of the pipeline run.
@@ -77,8 +77,8 @@ def mpi_job(
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
         command: Command in exec form; no shell.
         args: Arguments of the command.
-        script: Text of a Python file that the workers run.
-        nodes: Pods of the job.
+        script: Text of a Python file that the workers run, plain or packed.
+        nodes: Workers; the launcher is one pod more.
         nproc_per_node: Processes a node; 0 for one for each GPU.
         gpus_per_node: GPUs of a node.
         gpu_resource: Name of a GPU.

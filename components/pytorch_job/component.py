@@ -78,7 +78,7 @@ def pytorch_job(
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
         command: Command in exec form; no shell.
         args: Arguments of the command.
-        script: Text of a Python file that the workers run.
+        script: Text of a Python file that the workers run, plain or packed.
         nodes: Pods of the job.
         elastic: Nodes, min:max; '' for a fixed number.
         nproc_per_node: Processes a node; 0 for one for each GPU.

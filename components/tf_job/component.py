@@ -75,7 +75,7 @@ def tf_job(
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
         command: Command in exec form; no shell.
         args: Arguments of the command.
-        script: Text of a Python file that the workers run.
+        script: Text of a Python file that the workers run, plain or packed.
         nodes: Pods of the job.
         gpus_per_node: GPUs of a node.
         gpu_resource: Name of a GPU.
