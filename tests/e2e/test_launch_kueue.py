@@ -70,8 +70,7 @@ def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
     assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
-    for pod in ("master-0", "worker-0"):
-        assert step.log().count(f"[{pod}] line 9") == 1
+    assert step.log().count("[master-0] line 9") == 1
 
 
 def test_jobs_before_it_in_the_queue_are_named(queue: Queue) -> None:
@@ -145,8 +144,8 @@ def assert_went_on(step: LaunchStep, work: Folder) -> None:  # noqa: F811
     starts = [event["resumed_from_step"] for event in events if event["event"] == "start"]
     ends = [event["status"] for event in events if event["event"] == "end"]
     steps = [event["step"] for event in events if event["event"] == "step"]
+    assert len(starts) == 2
     assert starts[0] == 0
-    assert starts[1:] == [steps[steps.index(starts[1])]]
     assert starts[1] >= 9
     assert ends == ["preempted", "done"]
     assert steps == list(range(1, 3 * EPOCHS + 1)), "each step is done once"
