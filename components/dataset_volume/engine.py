@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from kfp_ddp.components.data_sync.engine import check_dataset
 from kfp_ddp.components.data_sync.versions import success
-from kfp_ddp.components.dataset_volume.cluster import Refused, connect
+from kfp_ddp.components.dataset_volume.cluster import Cluster, Refused, connect
 from kfp_ddp.components.dataset_volume.publish import check_strategy, collect, publish
 from kfp_ddp.components.dataset_volume.request import Published, Request
 from kfp_ddp.components.step import step
@@ -30,10 +30,9 @@ def run(report: Artifact, request: Request) -> Volume:
     """Publish the version, collect old claims, and write the report."""
     check_dataset(request.dataset)
     check(request)
-    cluster = connect()
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
-    elif cluster is None:
+    elif (cluster := connect()) is None or _notebook(cluster, request):
         done = local(request)
     else:
         done = publish(cluster, request)
@@ -70,8 +69,18 @@ def check(request: Request) -> None:
         raise InputError(f"keep_claims is {request.keep_claims}; give 0 or more")
 
 
+def _notebook(cluster: Cluster, request: Request) -> bool:
+    """Whether this pod has the version in a folder of its own, and no claim."""
+    if success(Path(request.path)) != request.digest:
+        return False
+    try:
+        return cluster.claim(request.claim) is None
+    except Refused:
+        return True
+
+
 def local(request: Request) -> Published:
-    """Outside of a cluster: the folder itself, if it is whole.
+    """Without a claim: the folder itself, if it is whole.
 
     Raises:
         InputError: it is not, or it holds another version.
@@ -82,5 +91,5 @@ def local(request: Request) -> Published:
         raise InputError(
             f"version {request.path} {state}, expected {request.digest[:12]}; run data_sync again"
         )
-    note = "outside of a cluster: the folder is whole and is used as it is"
+    note = f"no claim {request.claim} here: the folder is whole and is used as it is"
     return Published(request.claim, request.path, "in-place", [note])
