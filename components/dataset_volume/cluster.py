@@ -95,6 +95,22 @@ class Cluster:
                     found.append(pod.metadata.name)
         return found
 
+    def attached(self, volume: str) -> list[str]:
+        """Names of the nodes that a volume is attached to.
+
+        Raises:
+            Refused: attachments are not visible to this service account.
+        """
+        found = self._call(
+            "list volumeattachments",
+            lambda: self._storage.list_volume_attachment(_request_timeout=_TIMEOUT),
+        )
+        return [
+            item.spec.node_name
+            for item in found.items
+            if item.spec.source.persistent_volume_name == volume
+        ]
+
     def custom(self, kind: tuple[str, str, str], name: str) -> dict[str, Any] | None:
         """An object of an API that may not be installed, or None."""
         group, version, plural = kind

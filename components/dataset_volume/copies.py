@@ -19,6 +19,7 @@ def copy(cluster: Cluster, request: Request, staging: Any, strategy: str) -> Pub
     found = _reusable(cluster, request, strategy)
     if found is None:
         _writers_gone(cluster, request)
+        notes += _detached(cluster, request, staging)
         if strategy == "snapshot":
             _snapshot(cluster, request)
             source = {"apiGroup": SNAPSHOTS[0], "kind": "VolumeSnapshot", "name": request.name}
@@ -105,6 +106,29 @@ def _writers_gone(cluster: Cluster, request: Request) -> None:
                 f"{request.wait:.0f} s; end them, or use publish=in-place"
             )
         time.sleep(_POLL)
+
+
+def _detached(cluster: Cluster, request: Request, staging: Any) -> list[str]:
+    """Wait until the volume is unmounted, which its node does a while after the pod has ended.
+
+    Returns a note where that cannot be seen. Shared file systems need no such wait.
+    """
+    volume = staging.spec.volume_name
+    if not volume or "ReadWriteMany" in staging.spec.access_modes:
+        return []
+    deadline = time.monotonic() + request.wait
+    try:
+        while nodes := cluster.attached(volume):
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"the volume of claim {request.claim} is still attached to "
+                    f"{', '.join(nodes)} after {request.wait:.0f} s; end the pods that mount it, "
+                    "readers too, or use publish=in-place"
+                )
+            time.sleep(_POLL)
+    except Refused as error:
+        return [f"whether the volume was unmounted cannot be seen ({error}; deploy/storage)"]
+    return []
 
 
 def _snapshot(cluster: Cluster, request: Request) -> None:

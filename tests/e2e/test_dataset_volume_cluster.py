@@ -1,5 +1,6 @@
 """Publishing on a real cluster, with the rights of KFP's stock account and no more."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def test_step_in_a_pod_finds_its_cluster(ground: Ground) -> None:
     assert ground.claim(staging).metadata.annotations["kfp-ddp.dev/digest"] == digest
 
 
+def test_notebook_in_a_pod_uses_its_own_folder(ground: Ground) -> None:
+    """As kfp.local does in a Kubeflow notebook: a pod, a folder, and no claim."""
+    wanted = {"dataset": "digits", "claim": "none", "publish": "auto"}
+    step = STEP.replace("**{request}", f"**{wanted}, digest=done.digest, path=str(done.path)")
+    sync = SYNC.replace("print(", "done = (").replace("/data", "/tmp/data").replace(".digest)", ")")
+    log = ground.run(sync + step)
+    assert "no claim none here: the folder is whole" in log
+    with ground.pod(STEP.format(request=wanted | {"digest": "5" * 64, "path": "/nope"})) as name:
+        until(lambda: ground.ended(name), f"the end of {name}")
+        log = ground.core.read_namespaced_pod_log(name, ground.namespace)
+    assert log.strip().endswith("create it, and sync")
+
+
 def test_auto_without_a_view_of_classes_is_in_place_and_says_so(ground: Ground) -> None:
     staging = ground.staging("standard")
     done = publish(ground.stock, request(staging, "1" * 64, publish="auto"))
@@ -147,6 +161,31 @@ def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
     assert publish(ground.stock, request(staging, "3" * 64, publish="clone")).notes[-1] == (
         "it is bound"
     )
+
+
+def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
+    """This cluster's driver attaches nothing, so the attachment is made by hand."""
+    staging = ground.staging("standard")
+    wanted = request(staging, "d" * 64, publish="clone", wait=2.0)
+    until(lambda: ground.claim(staging).status.phase == "Bound", "a volume")
+    storage = client.StorageV1Api(ground.api)
+    (node,) = [item.metadata.name for item in ground.core.list_node().items]
+    volume = {"persistentVolumeName": ground.claim(staging).spec.volume_name}
+    spec = {"attacher": "none.example.com", "nodeName": node, "source": volume}
+    name = f"{ground.namespace}-attachment"
+    storage.create_volume_attachment({"metadata": {"name": name}, "spec": spec})
+    remove = threading.Timer(3, storage.delete_volume_attachment, [name])
+    admin = Cluster(ground.api, ground.namespace)
+    try:
+        with pytest.raises(InputError, match=rf"claim {staging} is still attached to {node}"):
+            publish(admin, wanted)
+    finally:
+        remove.start()
+    wanted.wait = 60.0
+    assert publish(admin, wanted).notes[-1] == "it is bound"
+    remove.join()
+    unseen = request(staging, "d" * 64, publish="clone", dataset="unseen")
+    assert "cannot be seen (list volumeattachments" in publish(ground.stock, unseen).notes[0]
 
 
 def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:

@@ -87,15 +87,15 @@ class Ground:
     def run(self, code: str, claim: str = "", read_only: bool = False) -> str:
         """The program's output, once it has ended well."""
         with self.pod(code, claim, read_only) as name:
-
-            def ended() -> Any:
-                pod = self.core.read_namespaced_pod(name, self.namespace)
-                return pod.status.phase in ("Succeeded", "Failed") and pod.status.phase
-
-            phase = until(ended, f"the end of {name}")
+            phase = until(lambda: self.ended(name), f"the end of {name}")
             log = str(self.core.read_namespaced_pod_log(name, self.namespace))
             assert phase == "Succeeded", log
         return log.strip()
+
+    def ended(self, pod: str) -> str:
+        """The phase that a pod has ended in; '' before."""
+        phase = str(self.core.read_namespaced_pod(pod, self.namespace).status.phase)
+        return phase if phase in ("Succeeded", "Failed") else ""
 
     def claim(self, name: str) -> Any:
         return self.core.read_namespaced_persistent_volume_claim(name, self.namespace)
