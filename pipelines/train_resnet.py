@@ -101,8 +101,8 @@ def train_resnet(
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one on a CPU.
         gpus_per_node: GPUs of a node.
         image: Image of the job's pods.
-        cluster: Further settings of the job by name, such as {"priority_class": "low"}; the
-            component train_job or `kfp-ddp manifest` lists them.
+        cluster: Further settings of the job by name, such as {"priority_class": "low"};
+            `kfp-ddp manifest --settings` lists them.
         training: Further settings of the training by name, such as {"precision": "bf16"}; the
             component train lists them.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.

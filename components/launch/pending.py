@@ -7,6 +7,12 @@ from kfp_ddp.components.launch.api import Api, ApiError, Object, core
 from kfp_ddp.components.launch.kinds import State, pod_title
 
 PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+MOUNT = {
+    "FailedAttachVolume": "a ReadWriteOnce claim is on one node at a time: use ReadWriteMany, or "
+    "publish=clone or snapshot for data",
+    "FailedMount": "check the claims, secrets and maps that the pod mounts",
+}
+STARTING = "starting"
 CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 
@@ -23,8 +29,11 @@ def explain(job: Object, state: State, pods: list[Object], events: list[Object],
     if state.phase == "queued":
         return kueue.waiting(job, api)
     reasons: dict[str, list[str]] = {}
+    found = {pod["metadata"]["name"]: _of_pod(pod, api) for pod in pods}
+    unmounted = _unmounted(api) if STARTING in found.values() else {}
     for pod in pods:
-        reason = _of_pod(pod, api)
+        name = pod["metadata"]["name"]
+        reason = unmounted.get(name, STARTING) if found[name] == STARTING else found[name]
         if reason:
             reasons.setdefault(reason, []).append(pod_title(pod))
     if reasons:
@@ -52,11 +61,27 @@ def _of_pod(pod: Object, api: Api) -> str:
             said = f"cannot pull {container['image']} ({reason}: {message})"
             return f"{said}; check its name and image_pull_secrets"
         if reason in CONFIG:
-            return f"cannot start ({reason}: {message})"
+            hint = "; set run_as_user, or non_root=false" if "runAsNonRoot" in message else ""
+            return f"cannot start ({reason}: {message}){hint}"
     for container in status.get("initContainerStatuses") or []:
         if "running" in (container.get("state") or {}):
             return f"init container {container['name']} runs"
-    return "starting" if status.get("containerStatuses") else "waiting for a node"
+    return STARTING if status.get("containerStatuses") else "waiting for a node"
+
+
+def _unmounted(api: Api) -> dict[str, str]:
+    """Why a volume cannot be mounted, which only events tell, by the name of the pod."""
+    query = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
+    try:
+        events = api.call("GET", core(api.namespace, "events"), query=query)["items"]
+    except ApiError:
+        return {}
+    return {
+        event["involvedObject"]["name"]: f"{_short(str(event.get('message', '')))}; "
+        + MOUNT[event["reason"]]
+        for event in events
+        if event.get("reason") in MOUNT
+    }
 
 
 def _unschedulable(pod: Object, message: str, api: Api) -> str:

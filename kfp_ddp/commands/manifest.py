@@ -3,7 +3,29 @@
 import click
 
 
+def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print every setting with its default and what it means, and exit."""
+    if not asked or context.resilient_parsing:
+        return
+    from kfp_ddp.components.launch.specification import LaunchSpec
+
+    for name, field in LaunchSpec.model_fields.items():
+        default = "" if field.is_required() else field.get_default(call_default_factory=True)
+        given = f"{name}={list(default) if isinstance(default, tuple) else default}"
+        click.echo(f"{given:32} {field.description}")
+    context.exit()
+
+
 @click.command("manifest")
+@click.option(
+    "--settings",
+    "_list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_settings,
+    help="List every setting with its default, and exit.",
+)
 @click.argument(
     "kind", type=click.Choice(["pytorchjob", "trainjob", "tfjob", "mpijob"]), metavar="KIND"
 )
@@ -16,22 +38,32 @@ def command(
 ) -> None:
     """Print the KIND (pytorchjob, trainjob, tfjob or mpijob) of some settings; nothing is created.
 
-    Settings are those of the components, with values in YAML:
+    Settings are those of the components, and of `cluster` of a pipeline, with values in YAML:
 
     kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
     command='[python3, train.py]' claims='{/data: images:ro}'
+
+    With script="$(cat train.py)" the ConfigMap that brings the file is printed too.
     """
     import yaml
 
     from kfp_ddp.components.launch.identity import identify, metadata
+    from kfp_ddp.components.launch.jobs import script_map
     from kfp_ddp.components.launch.kinds import KINDS
+    from kfp_ddp.components.launch.script import unpacked
     from kfp_ddp.components.launch.specification import LaunchSpec
 
-    spec = LaunchSpec.create(kind=kind, **dict(_setting(text) for text in settings))
+    fields = dict(_setting(text) for text in settings)
+    fields["script"] = unpacked(str(fields.get("script", "")))
+    spec = LaunchSpec.create(**fields, kind=kind)
     identity = identify(run_id, task_name, "", spec)
+    printed = []
+    if spec.script:
+        printed.append(script_map(spec, identity, None))
+        printed[0]["metadata"]["namespace"] = namespace
     meta = metadata(spec, identity, namespace, 0, None)
-    script_map = identity.name if spec.script else ""
-    click.echo(yaml.safe_dump(KINDS[kind].manifest(spec, meta, script_map), sort_keys=False))
+    printed.append(KINDS[kind].manifest(spec, meta, identity.name if spec.script else ""))
+    click.echo(yaml.safe_dump_all(printed, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _setting(text: str) -> tuple[str, object]:

@@ -6,7 +6,10 @@ from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, DATA, WORK, Scene
 from tests.e2e.harness.training import TRAINING
 
-STEPS = ["data-sync", "dataset-volume", "train", "evaluate", "gate", "export", "teardown"]
+STEPS = [
+    *("preflight", "data-sync", "dataset-volume", "train"),
+    *("evaluate", "gate", "export", "teardown"),
+]
 
 
 def test_bucket_to_exported_model(
@@ -57,6 +60,7 @@ def test_a_missing_bucket_is_one_line_and_the_exit_handler_still_runs(
 
     assert run.succeeded is False
     assert {name: step.succeeded for name, step in run.steps.items()} == {
+        "preflight": True,
         "data-sync": False,
         "teardown": True,
     }

@@ -67,6 +67,26 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
         assert run.steps["teardown"].succeeded, run.explain()
 
 
+def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Path) -> None:
+    """Only events tell it, which the rights of `deploy/rbac` let a step read."""
+    absent = {
+        "volumes": [{"name": "key", "secret": {"secretName": "absent"}}],
+        "volume_mounts": [{"name": "key", "mountPath": "/key"}],
+    }
+    asked = _given(pending_minutes=0.3, cluster=WORKERS | absent)
+    run = scene.run(compiled(tmp_path), **asked).play()
+
+    assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
+
+
+def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(scene: Scene) -> None:
+    run = scene.run(**TRAINING, backend="pytorchjob", data_claim="nothing").play()
+
+    assert run.succeeded is False
+    assert list(run.steps) == ["preflight", "teardown"]
+    assert "claim nothing does not exist" in _error(run, "preflight")
+
+
 def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
     run = bare.run(compiled(tmp_path), **_given(backend="trainjob")).play()
 
@@ -92,7 +112,7 @@ def test_a_claim_that_is_full_is_said_before_the_download(bare: Scene) -> None:
     run = bare.run(**TRAINING, backend="local").play()
 
     assert run.succeeded is False
-    assert list(run.steps) == ["data-sync", "teardown"]
+    assert list(run.steps) == ["preflight", "data-sync", "teardown"]
     assert "free" in _error(run, "data-sync"), run.explain()
     assert bare.data.names() == ["lost+found/"] or not _versions(bare)
 

@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import COMMANDS, app
+from kfp_ddp.components.launch.specification import LaunchSpec
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
 
@@ -31,3 +32,11 @@ def test_unknown_command_is_refused() -> None:
     answer = CliRunner().invoke(app, ["trian"])
     assert answer.exit_code == 2
     assert "No such command 'trian'" in answer.output
+
+
+def test_settings_of_a_job_are_listed_with_their_defaults() -> None:
+    answer = CliRunner().invoke(app, ["manifest", "--settings"])
+    assert answer.exit_code == 0, answer.output
+    listed = dict(line.split("=", 1) for line in answer.output.splitlines())
+    assert set(listed) == set(LaunchSpec.model_fields)
+    assert listed["shm_size"].split(maxsplit=1) == ["2Gi", "Shared memory of a node; '' for none."]

@@ -19,7 +19,7 @@ class Answers:
     def __init__(self, answer: dict[str, Any] | None = None) -> None:
         self.answer = answer
 
-    def call(self, method: str, path: str) -> dict[str, Any]:
+    def call(self, method: str, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
         if self.answer is None:
             raise ApiError(404, "NotFound", "not there")
         return self.answer
@@ -69,6 +69,32 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
 def test_a_pending_pod_is_explained(pod: dict[str, Any], says: str) -> None:
     api: Any = Answers()
     assert says in explain(JOB, State("created"), [pod], [], api)
+
+
+def test_an_image_that_is_root_gets_its_remedy() -> None:
+    api: Any = Answers()
+    said = "container has runAsNonRoot and image will run as root"
+    pod = waiting("CreateContainerConfigError", said)
+    assert explain(JOB, State("created"), [pod], [], api).endswith("or non_root=false")
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"), [("FailedAttachVolume", "publish=clone"), ("FailedMount", "secrets")]
+)
+def test_a_volume_that_is_not_mounted_is_told_from_the_events(reason: str, remedy: str) -> None:
+    pod = waiting("ContainerCreating", "")
+    event = {
+        "reason": reason,
+        "message": "Multi-Attach error\nfor volume",
+        "involvedObject": {"name": "job-master-0"},
+    }
+    api: Any = Answers({"items": [event, {**event, "reason": "Pulled", "message": "no"}]})
+    said = explain(JOB, State("created"), [pod], [], api)
+    assert "Multi-Attach error for volume" in said
+    assert remedy in said
+    api.answer["items"].clear()
+    assert explain(JOB, State("created"), [pod], [], api) == "job-master-0: starting"
+    assert explain(JOB, State("created"), [pod], [], Answers()) == "job-master-0: starting"  # type: ignore[arg-type]
 
 
 def test_an_unbound_claim_is_named_with_its_class() -> None:
