@@ -26,8 +26,9 @@ _CHUNK = 1 << 20
 class FileStage:
     """One file an object, below `<folder>/tree`.
 
-    A verified file is noted in the journal; after a kill the next run keeps what is noted and
-    still there, and reads it again first if the machine was restarted since.
+    A verified file is noted in the journal, under the machine's start that it was written in;
+    after a kill the next run keeps what is noted and still there, and reads it again first if
+    that was another machine, or it was restarted since.
     """
 
     layout = ""
@@ -54,8 +55,8 @@ class FileStage:
         self._journal = os.open(
             self.folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
         )
-        if os.fstat(self._journal).st_size == 0:
-            os.write(self._journal, json.dumps({"boot": _boot()}).encode() + b"\n")
+        # Also after a line that a kill has cut short, and on another machine than before.
+        os.write(self._journal, f"\n{json.dumps({'boot': _boot()})}\n".encode())
         return done
 
     def close(self) -> None:
@@ -191,11 +192,10 @@ class FileStage:
 
     def recover(self) -> Iterator[int]:
         """Indices whose file is noted in the journal and still what was noted."""
-        lines = _json_lines(self.folder / "journal")
-        head = next(lines, None)
-        trusted = isinstance(head, dict) and bool(_boot()) and head.get("boot") == _boot()
-        names = self.listing.names
-        for line in lines:
+        trusted, names = False, self.listing.names
+        for line in _json_lines(self.folder / "journal"):
+            if isinstance(line, dict):
+                trusted = bool(_boot()) and line.get("boot") == _boot()
             if not isinstance(line, list) or len(line) != 5:
                 continue
             name, size, crc, mtime, inode = line

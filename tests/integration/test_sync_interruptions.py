@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.components.data_sync import stage
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
-from tests.sync_runs import content, fill, run, start, unpacked
+from tests.sync_runs import content, damage, fill, run, start, unpacked
 
 __all__ = ["bucket"]
 
@@ -61,6 +62,25 @@ def test_file_damaged_between_interruption_and_next_run_is_not_kept(
     victims[0].write_bytes(b"x" * 3000)
     victims[1].unlink()
     victims[1].symlink_to("/etc/passwd")
+    assert content(run(tmp_path).path) == objects
+
+
+def test_file_written_on_another_machine_is_read_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = fill(bucket)
+
+    def interrupted(machine: str, at: str) -> set[Path]:
+        monkeypatch.setattr(stage, "_boot", lambda: machine)  # there is but one machine here
+        bucket.fault(f"ds/{at}", "403")
+        with pytest.raises(InputError):
+            run(tmp_path)
+        return set((tmp_path / ".kfsync" / "building").rglob("*.png"))
+
+    first = interrupted("one", "train/c0/0000.png")
+    second = interrupted("another", "train/c3/0039.png") - first
+    damage(second.pop())
+    monkeypatch.setattr(stage, "_boot", lambda: "one")
     assert content(run(tmp_path).path) == objects
 
 
