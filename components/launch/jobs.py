@@ -14,6 +14,7 @@ from kfp_ddp.components.launch.identity import (
     metadata,
 )
 from kfp_ddp.components.launch.kinds import KINDS, Kind, suspended
+from kfp_ddp.components.launch.pod import SCRIPT_FILE
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
 
@@ -118,12 +119,8 @@ class Jobs:
         if not self.spec.script:
             return ""
         path = core(self.api.namespace, "configmaps")
-        meta: Object = {"name": self.identity.name, "labels": self.identity.labels(0)}
-        if self.owner is not None:
-            meta["ownerReferences"] = [self.owner.reference()]
-        body = {"metadata": meta, "data": {"script.py": self.spec.script}, "immutable": True}
         try:
-            self.api.call("POST", path, body)
+            self.api.call("POST", path, script_map(self.spec, self.identity, self.owner))
         except ApiError as error:
             if error.status == 409:
                 return self.identity.name
@@ -184,6 +181,16 @@ class Jobs:
             if error.status == 404:
                 return
             print(f"warning: cannot mark the failed job ({error.message})", flush=True)
+
+
+def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
+    """The ConfigMap by which a script reaches the pods of every attempt."""
+    meta: Object = {"name": identity.name, "labels": identity.labels(0)}
+    if owner is not None:
+        meta["ownerReferences"] = [owner.reference()]
+    data = {SCRIPT_FILE: spec.script}
+    kind = {"apiVersion": "v1", "kind": "ConfigMap"}
+    return {**kind, "metadata": meta, "data": data, "immutable": True}
 
 
 def was_reported(job: Object) -> bool:

@@ -88,7 +88,7 @@ def test_gpus_that_no_node_has_are_a_warning(
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize(
     "settings",
-    [COMMAND, ["image=a:1", "script=print('$HOME')"], [*COMMAND, "gpus_per_node=8", "cpu=4"]],
+    [COMMAND, ["image=a:1", "script=print('$HOME ∑')"], [*COMMAND, "gpus_per_node=8", "cpu=4"]],
     ids=["command", "script", "gpus"],
 )
 def test_what_manifest_prints_is_what_the_server_takes(
@@ -100,7 +100,12 @@ def test_what_manifest_prints_is_what_the_server_takes(
         grounds, "apply", "--dry-run=server", "--validate=strict", text=printed.stdout
     )
     assert "created (server dry run)" in applied
-    for template in templates(yaml.safe_load(printed.stdout)):
+    *maps, job = yaml.safe_load_all(printed.stdout)
+    assert [each["data"]["script.py"] for each in maps] == scripts(settings)
+    for template in templates(job):
+        volumes = template["spec"].get("volumes", [])
+        named = [each["configMap"]["name"] for each in volumes if "configMap" in each]
+        assert named == [each["metadata"]["name"] for each in maps]
         pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
         pod["metadata"]["name"] = "of-the-job"
         kubectl(grounds, "apply", "--dry-run=server", text=yaml.safe_dump(pod))
@@ -148,6 +153,10 @@ def acting(grounds: Grounds, account: str) -> Iterator[client.ApiClient]:
     configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
     with client.ApiClient(configuration) as api:
         yield api
+
+
+def scripts(settings: list[str]) -> list[str]:
+    return [text.partition("=")[2] for text in settings if text.startswith("script=")]
 
 
 def templates(job: dict[str, Any]) -> list[dict[str, Any]]:
