@@ -12,7 +12,9 @@ from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.training.errors import InputError
 
 POLICIES = ("error", "skip", "encode")
-RESERVED = frozenset({".kfsync", "_SUCCESS", "_MANIFEST.jsonl"})
+MARKERS = ("_SUCCESS", "_MANIFEST.jsonl")
+"""What Spark, Beam and our own versions leave beside the data; every version gets its own."""
+RESERVED = frozenset({".kfsync", *MARKERS})
 SEGMENT_BYTES = 255
 PATH_BYTES = 4000
 PROBE = ".kfsync-probe-\u00e9a"
@@ -58,6 +60,15 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
         kept = listing.take([i for i in range(len(listing)) if i not in bad])
         return Names(kept, [(listing.names[i], bad[i]) for i in sorted(bad)])
     return _encode(listing, bad, folds)
+
+
+def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
+    """The listing without the markers at its top, and those, each with the reason."""
+    found = [name for name in MARKERS if name in listing.names]
+    if not found:
+        return listing, []
+    kept = listing.take([i for i, name in enumerate(listing.names) if name not in found])
+    return kept, [(name, "marks its writer's work as done, and is no data") for name in found]
 
 
 def judge(name: str, size: int = 0) -> str:

@@ -10,6 +10,8 @@ def line(result: Result) -> str:
     """One line, for logs and the terminal."""
     head = f"{result.source} is version {result.digest[:12]}: {result.files:,} files, "
     head += human(result.bytes)
+    if result.names.skipped:
+        head += f", {len(result.names.skipped):,} left out"
     if result.planned:
         return f"{head}; dry run, nothing written ({result.seconds:.2f} s)"
     if result.unchanged:

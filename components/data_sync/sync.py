@@ -35,11 +35,13 @@ def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda 
 def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Result | None:
     """One listing and what follows from it; None if objects changed meanwhile."""
     watch("listing", None, 0, 0)
-    listing = select(source.listing(), options.include, options.exclude)
+    listing, markers = names.without_markers(source.listing())
+    listing = select(listing, options.include, options.exclude)
     if not listing:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
     folds = names.folds_names(target, probe=not options.dry_run)
     judged = names.apply(listing, options.hostile_names, folds)
+    judged.skipped[:0] = markers
     if options.mirror:
         return mirror.run(source, target, judged, options, watch)
     store = Store(target)

@@ -12,8 +12,8 @@ __all__ = ["bucket"]
 
 HOSTILE = (
     "../evil.txt", "x/../../../evil2.txt", "/abs.txt", "a//c", "x/./y", "x/../z", "nul\0x",
-    "new\nline", "L" * 1000, "deep/" + "n" * 300, "..", ".", "_SUCCESS", ".kfsync/lock",
-    "_MANIFEST.jsonl", "dir-with-content/", "both",
+    "new\nline", "L" * 1000, "deep/" + "n" * 300, "..", ".", "_SUCCESS/x", ".kfsync/lock",
+    "_MANIFEST.jsonl/x", "dir-with-content/", "both",
 )  # fmt: skip
 HARMLESS = ("back\\slash", "..\\win", "con", "trail ", "-rf", "~root", "é.txt", "e\u0301.txt",
             "Case.txt", "case.txt", "both/b", "empty/", "%2E%2E/x", "a..b/...c")  # fmt: skip

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import requests
 from gcp_storage_emulator.server import create_server
 
+from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sync import sync
@@ -286,6 +288,32 @@ def test_source_disk_that_fails_while_read_is_one_line(tmp_path: Path, size: int
 
     with pytest.raises(InputError, match=r"cannot read source .*/x: Input/output error"):
         sync(str(source), tmp_path / "target", QUICK, fail)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_markers_of_other_tools_are_left_out_and_told(tmp_path: Path, mirror: bool) -> None:
+    """As Spark and Beam leave one, and as a version of ours has both."""
+    source = tmp_path / "source"
+    (source / "a").mkdir(parents=True)
+    (source / "a/part-0").write_bytes(b"data")
+    (source / "a/_SUCCESS").write_bytes(b"")
+    plain = sync(str(source), tmp_path / "plain", QUICK)
+    (source / "_SUCCESS").write_bytes(b"")
+    (source / "_MANIFEST.jsonl").write_bytes(b"{}")
+    options = replace(QUICK, mirror=mirror)
+    result = sync(str(source), tmp_path / "target", options)
+    assert (result.digest, result.files) == (plain.digest, 2)
+    assert (result.path / "a/_SUCCESS").read_bytes() == b""
+    assert [name for name, _ in result.names.skipped] == ["_SUCCESS", "_MANIFEST.jsonl"]
+    assert "- `'_SUCCESS': marks its writer's work as done" in report.markdown(result)
+    assert "2 left out" in report.line(result)
+    if mirror:
+        assert not (result.path / "_SUCCESS").exists()
+    (source / "a/part-0").unlink()
+    (source / "a/_SUCCESS").unlink()
+    (source / "a").rmdir()
+    with pytest.raises(InputError, match="leave nothing to sync"):
+        sync(str(source), tmp_path / "target", options)
 
 
 class Quiet(SimpleHTTPRequestHandler):
