@@ -97,6 +97,10 @@ class TrainConfig(Settings):
         "auto", description="Go on from the newest checkpoint that verifies, or start anew."
     )
 
+    run_id: str = Field(
+        "", description="resume=never begins anew once for each of these; '' for each launcher."
+    )
+
     strategy: Literal["ddp", "single", "fsdp"] = Field(
         "ddp", description="Replicate the model, insist on one rank, or shard it over the ranks."
     )

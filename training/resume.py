@@ -1,5 +1,7 @@
 """What a run begins with: a checkpoint of its own, or the weights of another run."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -9,9 +11,14 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.errors import InputError
 
+BEGUN = "begun-by"
+"""File in the output folder that names who began there under resume=never."""
+
 
 def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
     """The checkpoint to go on from; None to begin. One that does not verify is set aside.
+
+    Under resume=never, `begin` has moved earlier ones away.
 
     Args:
         directory: The `checkpoints` folder.
@@ -23,9 +30,6 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         InputError: it belongs to another model, other classes or another order of the data; or
             there are some and none verifies, or the volume does not let them be read.
     """
-    if config.resume == "never":
-        _move_away(directory)
-        return None
     found = checkpoint.newest_valid(directory)
     if found is None and (there := checkpoint.steps(directory)):
         raise InputError(
@@ -41,7 +45,7 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         ("model", config.model, before["model"]),
         ("blur_pool", config.blur_pool, before["config"]["blur_pool"]),
         ("the number of classes", len(training.classes), len(before["classes"])),
-        ("the list of classes", list(training.classes), before["classes"]),
+        *_classes(training.classes, before["classes"]),
         ("image_size", config.image_size, before["image_size"]),
         ("batch_size", config.batch_size, before["config"]["batch_size"]),
         ("seed", config.seed, before["config"]["seed"]),
@@ -56,11 +60,43 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
     return found.path
 
 
-def _move_away(directory: Path) -> None:
-    """Keep earlier checkpoints, under a name where no run looks for them."""
+def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The first class of another name: all of them would not fit in a line."""
+    pairs = enumerate(zip(now, before, strict=False))
+    return [(f"class {i}", repr(new), repr(old)) for i, (new, old) in pairs if new != old][:1]
+
+
+def goes_on(config: TrainConfig, launches: Sequence[str]) -> bool:
+    """Whether a run with resume=never was begun before: it must not discard its own progress.
+
+    A run is known by its `run_id`; without one by the launchers of its ranks, which start them
+    again when a node comes or goes; under plain torchrun by its count of restarts.
+    """
+    if config.resume != "never":
+        return False
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        return True
+    try:
+        begun = (Path(config.output_dir) / BEGUN).read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    return not _names(config, launches).isdisjoint(begun)
+
+
+def begin(config: TrainConfig, launches: Sequence[str]) -> None:
+    """Under resume=never, keep earlier checkpoints where no run looks for them, and note it."""
+    if config.resume != "never":
+        return
+    output = Path(config.output_dir)
+    directory = output / "checkpoints"
     if checkpoint.steps(directory):
-        number = len(list(directory.parent.glob("checkpoints.old-*")))
-        directory.rename(directory.with_name(f"checkpoints.old-{number}"))
+        number = len(list(output.glob("checkpoints.old-*")))
+        directory.rename(output / f"checkpoints.old-{number}")
+    (output / BEGUN).write_text("\n".join(sorted(_names(config, launches))))
+
+
+def _names(config: TrainConfig, launches: Sequence[str]) -> set[str]:
+    return {config.run_id} if config.run_id else set(launches) - {""}
 
 
 def earlier_batches(config: TrainConfig) -> tuple[int, int] | None:

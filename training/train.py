@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.errors import FULL, InputError, full
-from kfp_ddp.training.watch import Heartbeat, Parent
+from kfp_ddp.training.watch import LAUNCH, Heartbeat, Parent, end_for_good
 
 if TYPE_CHECKING:
     from kfp_ddp.training.cache import Cache
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 USAGE, PREEMPTED = 2, 143
 """Exit codes: input that cannot be used; stopped as asked, with a checkpoint to go on from."""
+STALE = "the heartbeat is stale"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +48,7 @@ def _refuse(error: InputError) -> int:
     _record(error)
     with contextlib.suppress(OSError):  # the log may lie on the volume that is full
         print(f"error: {error}", file=sys.stderr, flush=True)
+    end_for_good()
     return USAGE
 
 
@@ -60,7 +62,7 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch
 
-    from kfp_ddp.training import distributed, trainer
+    from kfp_ddp.training import distributed, resume, trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
@@ -69,9 +71,11 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
     )
     try:
+        launches = world.gather(os.environ.get(LAUNCH, ""))
         training, validation = world.from_first(lambda: _scan(config))
-        config = world.from_first(lambda: _resolve(config, world, len(training)))
+        config = world.from_first(lambda: _resolve(config, world, len(training), launches))
         caches = _look_at_all(config, world, training, validation)
+        world.from_first(lambda: resume.begin(config, launches))
         run = trainer.Trainer(
             config,
             world,
@@ -85,9 +89,12 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
             Heartbeat(
                 Path(config.stop_when_stale),
                 config.stale_seconds,
-                lambda: run.stop.ask("the heartbeat is stale"),
+                lambda: run.stop.ask(STALE),
             )
         done = run.fit()
+        if not done and run.stop.reason == STALE:
+            _write_record(STALE, PREEMPTED, final=True)
+            end_for_good()
         if done and caches[0] is not None and world.local_rank == 0:
             caches[0].remove()
         return done
@@ -113,8 +120,12 @@ def _scan(config: TrainConfig) -> "tuple[Index, Index]":
     return training, data.scan(Path(config.data) / "val", training.classes)
 
 
-def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
+def _resolve(
+    config: TrainConfig, world: "World", samples: int, launches: Sequence[str] = ()
+) -> TrainConfig:
     """The configuration with its automatic values filled in, written to config.json.
+
+    `launches` are the ids of the ranks' launchers.
 
     Raises:
         InputError: the batch cannot be dealt to the ranks, or there are too few images for it.
@@ -130,6 +141,8 @@ def _resolve(config: TrainConfig, world: "World", samples: int) -> TrainConfig:
         raise InputError(
             f"{ranks} ranks but only {samples} training images: use at most {samples} ranks"
         )
+    if resume.goes_on(config, launches):
+        config = config.model_copy(update={"resume": "auto"})
     batch, micro = config.batch_size, config.micro_batch_size
     before = resume.earlier_batches(config)
     if config.batch_size_per_rank:
@@ -169,7 +182,7 @@ def _look_at_all(
 
     found: list[Findings] = []
     caches: list[Cache | None] = []
-    problem = ""
+    problem, folder = "", None
     try:
         folder = folder_for(config, [training.paths, validation.paths])
         for split, name in ((training, "train"), (validation, "val")):
@@ -189,6 +202,8 @@ def _look_at_all(
     for line in world.gather(problem):
         if line:
             raise InputError(line)
+    if folder is not None and world.rank >= world.local_size:
+        found = []  # each node decodes all images for its own cache: the first one's count
     _warn([item for items in world.gather(found) for item in items], world.first)
     return caches
 
@@ -214,19 +229,29 @@ def _warn(findings: "list[Findings]", first: bool) -> None:
 
 def _record(error: Exception) -> None:
     """Tell the launcher what ended this rank, in the form that torch elastic reads."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if isinstance(error, InputError):
+        _write_record(line, USAGE, final=True)
+    else:
+        line = f"{type(error).__name__}: {line}"
+        _write_record(line, 1, final=False, consequence=_lost_a_peer(error))
+
+
+def _write_record(line: str, code: int, final: bool, consequence: bool = False) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
     now = time.time()
-    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    known = isinstance(error, InputError)
     record = {
         "message": {
-            "message": line if known else f"{type(error).__name__}: {line}",
+            "message": line,
             "extraInfo": {"py_callstack": traceback.format_exc(), "timestamp": str(int(now))},
         },
         "exact_time": now,
-        "consequence": not known and _lost_a_peer(error),
+        "exit_code": code,
+        "rank": int(os.environ.get("RANK", "0")),
+        "final": final,
+        "consequence": consequence,
     }
     Path(path).write_text(json.dumps(record))
 

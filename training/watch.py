@@ -1,14 +1,30 @@
-"""A process that must not outlive another notices that the other is gone."""
+"""What a launcher and its ranks tell each other: who started whom, who is gone, who need not try.
+
+A process that must not outlive another notices that the other is gone.
+"""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 PARENT = "KFP_DDP_PARENT_PID"
+LAUNCH = "KFP_DDP_LAUNCH_ID"
+"""Names one start of the launcher; the same for ranks that it starts again."""
+RESTARTS = "KFP_DDP_RESTARTS"
+"""Set where the launcher starts ranks again that ended."""
+FINAL = signal.SIGUSR1
+"""Tells the launcher that ranks would end the same way again."""
 _INTERVAL_S = 0.5
 _GRACE_S = 60.0
+
+
+def end_for_good() -> None:
+    """Keep the launcher from starting the ranks again, where it would."""
+    if RESTARTS in os.environ and os.environ.get(PARENT) == str(os.getppid()):
+        os.kill(os.getppid(), FINAL)
 
 
 class Parent:

@@ -1,6 +1,5 @@
 """The `train` step: check everything, start the ranks, follow them, write what they made."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from kfp_ddp.components.launch.task_config import (
 )
 from kfp_ddp.components.step import step
 from kfp_ddp.components.train import settings
+from kfp_ddp.training import failure
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
 
@@ -82,7 +82,8 @@ def run(
     settings.check_backend(backend, nproc_per_node, int(cluster["nodes"]))
     run_dir = open_run_dir(work_dir, run_id)
     training = settings.of_training(training, more_training)
-    config = TrainConfig.create(**training, output_dir=str(run_dir))
+    own = {"output_dir": str(run_dir), "run_id": f"{run_id}/{task_name}"}
+    config = TrainConfig.create(**training, **own)
     if backend == "local":
         claim = ""
         _train_here(config, task_name, nproc_per_node, run_dir)
@@ -165,9 +166,7 @@ def _why(ended: Ended, run_dir: Path) -> str:
 
 def _root_cause(run_dir: Path, ended: Ended) -> str:
     """What the launcher found to have failed first; its last line where it could not say."""
-    try:
-        failure = json.loads((run_dir / "logs" / "failure.json").read_text())
-        rank, error = int(failure["rank"]), str(failure["error"])
-    except (OSError, ValueError, KeyError, TypeError):
+    told = failure.read(run_dir / "logs")
+    if told is None:
         return f"exit code {ended.code}: {ended.last_line or 'no output'}"
-    return f"rank {rank}: {error}" if rank >= 0 else error
+    return f"rank {told.rank}: {told.error}" if told.rank >= 0 else told.error

@@ -11,7 +11,7 @@ from kfp_ddp.training.errors import InputError
 
 BACKENDS = ("pytorchjob", "trainjob", "local")
 _JOB_OWN = frozenset({"kind", "command", "args", "script", "nproc_per_node", "metrics_port"})
-_TRAINING_OWN = frozenset({"data", "output_dir", "stop_when_stale", "stale_seconds"})
+_TRAINING_OWN = frozenset({"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"})
 
 
 def of_job(inputs: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kfp_ddp.training import api, checkpoint
+from kfp_ddp.training import checkpoint, failure
 from kfp_ddp.training.config import TrainConfig
 from tests.training_ranks import config, dataset
 
@@ -73,10 +73,16 @@ def preempted_at(run: TrainConfig) -> int:
     return newest.step
 
 
-def test_a_run_that_ends_returns_0_and_no_failure(data: Path, tmp_path: Path) -> None:
+def test_a_run_that_ends_returns_0_and_no_failure(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
     run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
-    assert api.launch(run, nproc_per_node=2) == 0
-    assert api.read_failure(run) is None
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "failure-of-an-earlier-node.json").touch()
+    launched.append(Launched(run))
+    assert launched[0].process.wait(90) == 0, launched[0].output()
+    assert list(logs.glob("failure*.json")) == []
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert [e["event"] for e in events if e["event"] != "step"] == [
@@ -90,14 +96,15 @@ def test_a_run_that_ends_returns_0_and_no_failure(data: Path, tmp_path: Path) ->
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
-def test_bad_data_is_exit_code_2_and_one_line(data: Path, tmp_path: Path) -> None:
+def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
     (tmp_path / "data" / "train" / "only").mkdir(parents=True)
     run = config(tmp_path / "data", tmp_path / "run")
-    assert api.launch(run, nproc_per_node=2) == 2
-    failure = api.read_failure(run)
-    assert failure is not None
-    assert "has one class only" in failure.error
-    assert not failure.retryable
+    launched.append(Launched(run))
+    assert launched[0].process.wait(90) == 2, launched[0].output()
+    told = failure.read(tmp_path / "run" / "logs")
+    assert told is not None
+    assert "has one class only" in told.error
+    assert not told.retryable
 
 
 def test_sigterm_and_a_lost_rank_end_as_they_should(
@@ -113,7 +120,9 @@ def test_sigterm_and_a_lost_rank_end_as_they_should(
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(60) == 143, first.output()
     step = preempted_at(run)
-    assert json.loads(message.read_text())["exit_code"] == 143
+    told = json.loads(message.read_text())
+    assert told["exit_code"] == 143
+    assert told["error"] == f"stopped by SIGTERM; the checkpoint of step {step} is durable"
     assert message.read_text().count("\n") == 1
 
     second = Launched(run, KFP_DDP_TERMINATION_LOG=str(message))
@@ -123,9 +132,81 @@ def test_sigterm_and_a_lost_rank_end_as_they_should(
     victim = next(p for p in second.ranks() if p.environ()["RANK"] == "1")
     victim.kill()
     assert second.process.wait(60) == 137, second.output()
-    failure = json.loads(message.read_text())
-    assert (failure["rank"], failure["error"]) == (1, "ended by SIGKILL")
-    assert failure["retryable"] is True
+    told = json.loads(message.read_text())
+    assert (told["rank"], told["error"]) == (1, "ended by SIGKILL")
+    assert told["retryable"] is True
+
+
+def test_a_stop_without_a_save_does_not_claim_one(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    """First ranks that had to be killed; then a save that fails on SIGTERM."""
+    run = config(data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0)
+    logs = tmp_path / "run" / "logs"
+    frozen = Launched(run, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    launched.append(frozen)
+    frozen.wait_for("epoch 1/5000")
+    for rank in frozen.ranks():
+        rank.suspend()
+    frozen.process.terminate()
+    assert frozen.process.wait(60) == 143, frozen.output()
+    told = failure.read(logs)
+    assert told is not None
+    assert "stopped by SIGTERM; no checkpoint was saved for it" in told.error
+
+    failing = Launched(run)
+    launched.append(failing)
+    failing.wait_for("epoch 1/5000")
+    (tmp_path / "run" / "checkpoints").touch()  # a file is where the folder would be
+    failing.process.terminate()
+    assert failing.process.wait(60) == 2, failing.output()
+    told = failure.read(logs)
+    assert told is not None
+    assert "cannot save a checkpoint" in told.error
+    assert told.rank == 0
+
+
+def test_nodes_that_do_not_meet_are_told(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29431")
+    conf = "--rdzv-conf=join_timeout=2,is_host=true"
+    launched.append(Launched(config(data, tmp_path / "run"), *flags, conf, nproc=1))
+    assert launched[0].process.wait(90) == 1, launched[0].output()
+    (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
+    told = json.loads(file.read_text())
+    assert told["error"].startswith("RendezvousTimeoutError")
+    assert told["retryable"] is True
+
+
+def test_ranks_that_fail_as_they_would_again_are_not_started_again(
+    tmp_path: Path, launched: list[Launched]
+) -> None:
+    root = dataset(tmp_path / "data")
+    broken = sorted((root / "train" / "class1").iterdir())[7]
+    broken.write_bytes(b"no image")
+    launched.append(Launched(config(root, tmp_path / "run"), "--max-restarts=3"))
+    assert launched[0].process.wait(90) == 2, launched[0].output()
+    told = failure.read(tmp_path / "run" / "logs")
+    assert told is not None
+    assert broken.name in told.error
+    assert launched[0].output().count("rank 0 of 2 on") == 1
+
+
+def test_ranks_started_again_go_on_also_where_they_were_to_begin_anew(
+    data: Path, tmp_path: Path, launched: list[Launched]
+) -> None:
+    before = config(data, tmp_path / "run", epochs=1, warmup_epochs=0)
+    launched.append(Launched(before))
+    assert launched[0].process.wait(90) == 0, launched[0].output()
+    run = endless(data, tmp_path / "run").model_copy(update={"resume": "never"})
+    node = Launched(run, "--max-restarts=3")
+    launched.append(node)
+    node.wait_for("epoch 2/5000")
+    assert "resumed from" not in node.output()
+    next(p for p in node.ranks() if p.environ()["RANK"] == "1").kill()
+    node.wait_for("resumed from")
+    assert [p.name for p in (tmp_path / "run").glob("checkpoints.old-*")] == ["checkpoints.old-0"]
 
 
 def test_ranks_save_and_stop_when_their_launcher_is_killed(
@@ -151,7 +232,7 @@ def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
     run = endless(data, tmp_path / "run").model_copy(
         update={"stop_when_stale": str(heartbeat), "stale_seconds": 3.0}
     )
-    started = Launched(run)
+    started = Launched(run, "--max-restarts=3")
     launched.append(started)
     began = time.time()
     while "epoch 1/5000" not in started.output() or time.time() - began < 8:
@@ -160,15 +241,21 @@ def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
         assert started.process.poll() is None, started.output()
         time.sleep(0.5)
     assert started.process.wait(60) == 143, started.output()
-    assert preempted_at(run) > 0
+    step = preempted_at(run)
     assert "heartbeat is stale" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert started.output().count("rank 0 of 2 on") == 1
+    told = failure.read(tmp_path / "run" / "logs")
+    assert told is not None
+    assert told.error == f"the heartbeat is stale; the checkpoint of step {step} is durable"
 
 
 def test_losing_a_node_goes_on_with_fewer_ranks(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
-    run = config(data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6)
+    run = config(
+        data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6, resume="never"
+    )
     quick = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
     flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--rdzv-conf")
     here = ("--rdzv-endpoint", "localhost:29417", "--local-addr", "localhost")

@@ -245,7 +245,7 @@ def test_load_model_takes_the_averaged_weights(tmp_path: Path) -> None:
     [
         ({"model": "cifar_resnet14"}, ("a", "b"), "model was cifar_resnet8"),
         ({}, ("a", "b", "c"), "number of classes was 2 and is now 3"),
-        ({}, ("a", "z"), "list of classes"),
+        ({}, ("a", "z"), "class 1 was 'b' and is now 'z'"),
         ({"batch_size": 64}, ("a", "b"), "batch_size was 256 and is now 64"),
         ({"seed": 1}, ("a", "b"), "seed was 0"),
         ({"image_size": 32}, ("a", "b"), "image_size"),
@@ -274,6 +274,38 @@ def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
     save(tmp_path, 10)
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
     config = run(tmp_path, resume="never")
+    assert not resume.goes_on(config, ["a"])
+    resume.begin(config, ["a"])
     assert resume.choose(tmp_path / "checkpoints", config, index, WHOLE) is None
-    assert newest_valid(tmp_path / "checkpoints") is None
     assert newest_valid(tmp_path / "checkpoints.old-0") is not None
+
+
+@pytest.mark.parametrize(
+    ("run_id", "launches", "goes_on"),
+    [
+        ("", ["b", "c"], True),  # a node was lost, another came
+        ("", ["c"], False),  # started again by somebody
+        ("", [""], False),
+        ("run/train", ["c"], True),  # another attempt of the same step
+        ("other/train", ["a"], False),
+    ],
+)
+def test_never_is_for_the_first_start_only(
+    tmp_path: Path, run_id: str, launches: list[str], goes_on: bool
+) -> None:
+    first = run(tmp_path, resume="never", run_id="run/train" if run_id else "")
+    resume.begin(first, ["a", "b"])
+    save(tmp_path, 10)
+    assert resume.goes_on(run(tmp_path, resume="never", run_id=run_id), launches) is goes_on
+    assert not resume.goes_on(run(tmp_path, run_id=run_id), launches)
+
+
+def test_a_class_of_another_name_is_named_alone(tmp_path: Path) -> None:
+    names = tuple(f"class number {i}" for i in range(1000))
+    config = run(tmp_path)
+    state: dict[str, Any] = {"model": {}}
+    checkpoint.write(tmp_path / "checkpoints", 1, state, manifest(config, names))
+    index = Index(tmp_path, (*names[:500], "x", *names[501:]), ("x",) * 4, (0, 1, 0, 1))
+    with pytest.raises(InputError, match="class 500 was 'class number 500' and is now 'x'") as got:
+        resume.choose(tmp_path / "checkpoints", config, index, WHOLE)
+    assert len(str(got.value)) < 500

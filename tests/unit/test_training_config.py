@@ -65,5 +65,5 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
 
 
 def test_reading_a_configuration_does_not_import_torch() -> None:
-    probe = "import sys, kfp_ddp.training.api; sys.exit('torch' in sys.modules)"
+    probe = "import sys, kfp_ddp.training.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

@@ -14,7 +14,7 @@ from kfp_ddp.training import checkpoint, distributed, model, optim, resume
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.launch import _root_cause
+from kfp_ddp.training.failure import Failure, read, report, root_cause
 from kfp_ddp.training.recipes import RECIPES, recipe
 from kfp_ddp.training.recipes.__main__ import main as recipes_main
 from kfp_ddp.training.train import _resolve
@@ -192,8 +192,27 @@ def test_the_root_cause_is_the_first_that_is_no_consequence() -> None:
             3: _Failure(1, 10.5, "ValueError: first"),
         }
 
-    found = _root_cause(Error())
+    found = root_cause(Error(), "kept")
     assert (found.rank, found.error, found.exit_code) == (3, "ValueError: first", 1)
     assert not found.retryable
     Error.failures = {0: Error.failures[0], 1: _Failure(-9, 10.0)}
-    assert (_root_cause(Error()).rank, _root_cause(Error()).exit_code) == (1, 137)
+    killed = root_cause(Error(), "kept")
+    assert (killed.rank, killed.exit_code) == (1, 137)
+    Error.failures = {0: _Failure(143, 10.0), 1: _Failure(143, 11.0)}
+    assert root_cause(Error(), "kept").error == "preempted; kept"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\N{SMILING FACE WITH SUNGLASSES}", '"'])
+def test_a_long_error_stays_json_that_kubernetes_takes_whole(
+    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = tmp_path / "termination"
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(message))
+    failure = Failure(2, 0, f"it begins {letter * 5000} and ends", retryable=False)
+    assert report(failure, tmp_path / "failure.json") == 2
+    assert len(message.read_bytes()) <= 4096
+    told = read(tmp_path)
+    assert told is not None
+    assert told.error.startswith("it begins")
+    assert told.error.endswith("and ends")
+    assert message.read_bytes() == (tmp_path / "failure.json").read_bytes()
