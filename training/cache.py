@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from kfp_ddp.training.images import Findings, examine
 class Cache:
     """The images of a split as a transform wants them, uint8, each local rank's share in a file.
 
-    Image i lies in part i % parts, row i // parts; parts are written aside and renamed.
+    Image i lies in part i % parts, row i // parts; parts are written aside, synced and renamed, so
+    that what is there is whole, also after a power cut.
     """
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
@@ -39,7 +41,8 @@ class Cache:
         if pixels.exists() and table.exists():
             return Findings(0, 0, 0, 0, "")
         rows: list[tuple[int, int, int]] = []
-        aside = pixels.with_suffix(".tmp")
+        # Nodes may share the folder, and then each writes the same.
+        aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with aside.open("wb") as file:
@@ -53,8 +56,14 @@ class Cache:
                     file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
 
                 findings = examine(paths, mine, config, keep)
-            torch.save(rows, table)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(aside, pixels)
+            with aside.open("wb") as file:
+                torch.save(rows, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, table)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()
@@ -64,8 +73,8 @@ class Cache:
             ) from None
         return findings
 
-    def read(self, position: int) -> Tensor:
-        """The prepared image, uint8 [3, H, W], without a copy.
+    def read(self, position: int, path: str) -> Tensor:
+        """The prepared image, uint8 [3, H, W], without a copy; `path` is where it comes from.
 
         Raises:
             InputError: it could not be decoded when the cache was built.
@@ -75,7 +84,7 @@ class Cache:
         pixels, rows = self._open[position % self.parts]
         start, height, width = rows[position // self.parts]
         if height == 0:
-            raise InputError(f"image {position} of the {self.split} split cannot be decoded")
+            raise InputError(f"cannot decode {path}: replace or remove the file")
         stored = pixels[start : start + height * width * 3]
         return stored.view(height, width, 3).permute(2, 0, 1)
 
@@ -103,7 +112,8 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
     """Where this run keeps decoded images; None if they are more than `cache_gb`.
 
     The name depends on the output folder (runs do not share), the files' names, sizes and times,
-    and the settings that shape what is stored, so that a resumed run finds it and no other does.
+    and the settings that shape and check what is stored, so that a resumed run finds it and no
+    other does.
 
     Raises:
         InputError: the folder's disk has no room for them.
@@ -122,7 +132,8 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
         )
     name = hashlib.sha256()
     shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
-    name.update(repr((os.path.abspath(config.output_dir), config.model, *shape)).encode())
+    checks = (config.images, config.on_bad_image)
+    name.update(repr((os.path.abspath(config.output_dir), config.model, *shape, *checks)).encode())
     for path in (path for paths in splits for path in paths):
         about = os.stat(path)
         name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())

@@ -170,7 +170,7 @@ class Images(Dataset[Batch]):
 
     def _read(self, position: int) -> Tensor:
         if self.cache is not None:
-            return self.cache.read(position)
+            return self.cache.read(position, self.index.paths[position])
         return read(self.index.paths[position], strict=self.config.images == "strict")
 
 

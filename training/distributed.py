@@ -1,11 +1,13 @@
 """The process group, and what the ranks must agree on."""
 
+import contextlib
 import datetime
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -101,8 +103,10 @@ def _flight_recorder(config: TrainConfig) -> None:
     """Let NCCL keep its last collectives and dump them when one times out (read: torchfrtrace)."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    trace = os.path.join(config.output_dir, "logs", "nccl_trace_rank_")
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", trace)
+    logs = Path(config.output_dir) / "logs"
+    with contextlib.suppress(OSError):  # said better where the output folder is tried
+        logs.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl_trace_rank_"))
 
 
 def finish() -> None:

@@ -86,7 +86,7 @@ class Trainer:
         self.meter = Meter(config, world, len(self.classes))
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
         self.recent: deque[tuple[int, list[Tensor]]] = deque(maxlen=config.log_steps + 1)
-        self.step, self.skipped, self.saved_step = 0, 0, -1
+        self.step, self.first_step, self.skipped, self.saved_step = 0, 1, 0, -1
         self.latest: dict[str, float] = {}
         self.saved_at = time.monotonic()
 
@@ -99,6 +99,13 @@ class Trainer:
             steps_total=self.steps_total,
             resumed_from_step=self.step,
         )
+        self.first_step = self.step + 1
+        if self.step >= self.steps_total and self.world.first:
+            print(
+                f"nothing to train: step {self.step} is saved and epochs={self.config.epochs} "
+                f"end at step {self.steps_total}; raise epochs to go on",
+                flush=True,
+            )
         batches = self.meter.waits(self._batches())
         with self._no_garbage_collection(), self._profiler() as profiler:
             self.saved_at = time.monotonic()
@@ -115,7 +122,7 @@ class Trainer:
         self.stop.post(save=self._minutes_are_over())
         loss = self._train_step(batches)
         self.step += 1
-        if self.step % self.config.log_steps == 0:
+        if self._is_logged():
             self._log(loss)
         if self.step % self.steps_per_epoch == 0:
             self._end_epoch(self.step // self.steps_per_epoch)
@@ -179,16 +186,28 @@ class Trainer:
             for norm in self.norms:
                 norm.momentum = 0.1 if number == 0 else 0.0
 
+    def _is_logged(self) -> bool:
+        """Each `log_steps`, and the first and the last one, so that a short run is seen too."""
+        ends = (self.first_step, self.steps_total)
+        return self.step in ends or self.step % self.config.log_steps == 0
+
     def _log(self, loss: Tensor) -> None:
         """Report a step; the only place in a step that waits for the device."""
         self._refuse_nan()
         figures = self.meter.report(self.step)
         sums = self.world.sum([float(loss), figures["data_wait_fraction"], self.skipped])
+        mean = sums[0] / self.world.size
+        if self.world.first:
+            rate = figures["images_per_s"]
+            print(
+                f"step {self.step}/{self.steps_total}: loss {mean:.4f}, {rate:,.0f} images/s",
+                flush=True,
+            )
         self.metrics.write(
             "step",
             step=self.step,
             epoch=self.step / self.steps_per_epoch,
-            loss=sums[0] / self.world.size,
+            loss=mean,
             lr=self.optimizer.param_groups[0]["lr"],
             skipped_images=int(sums[2]),
             **{**figures, "data_wait_fraction": sums[1] / self.world.size},

@@ -341,6 +341,31 @@ def test_grayscale_and_oblong_images_are_converted_with_one_warning(tmp_path: Pa
     assert "images=convert" in strict.output()
 
 
+def test_images_are_counted_once_over_two_nodes(tmp_path: Path) -> None:
+    """Each node has its cache; here both are on this machine, with one rank each."""
+    root = dataset(tmp_path / "data")
+    first = sorted((root / "train" / "class0").iterdir())[0]
+    Image.open(first).convert("L").save(first)
+    fields = {"epochs": 1, "warmup_epochs": 0, "cache_gb": 0.1, "cache_dir": str(tmp_path)}
+    node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ranks = Ranks(config(root, tmp_path / "run", **fields), 2, env=node)
+    assert ranks.wait() == [0, 0], ranks.output()
+    assert "of 116 images checked, 1 are not RGB" in ranks.output()
+
+
+def test_a_short_run_is_seen_and_one_that_is_over_says_so(data: Path, tmp_path: Path) -> None:
+    """36 steps with a line each 50: the first and the last; then fewer epochs than were done."""
+    run = config(data, tmp_path / "run", log_steps=50)
+    ranks = Ranks(run, 2)
+    assert ranks.wait() == [0, 0], ranks.output()
+    assert [event["step"] for event in events(tmp_path / "run", "step")] == [1, 36]
+    assert ranks.output().count("step 36/36: loss ") == 1
+    over = Ranks(run.model_copy(update={"epochs": 2}), 2)
+    assert over.wait() == [0, 0]
+    assert "nothing to train: step 36 is saved and epochs=2 end at step 24" in over.output()
+    assert len(events(tmp_path / "run", "step")) == 2
+
+
 def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) -> None:
     run = config(
         data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0

@@ -156,8 +156,8 @@ def _rank(
         LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
-        **env,
     )
+    os.environ.update(env)
     torch.set_num_threads(1)
     from kfp_ddp.training.train import main
 

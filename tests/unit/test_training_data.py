@@ -1,5 +1,6 @@
 """What is read, how it is transformed, cached and dealt."""
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -143,6 +144,11 @@ def test_a_cache_is_used_again_and_never_for_other_data(split: Path, tmp_path: P
     assert Cache(folder, "train", 6, 1).build(index.paths, config, True, 0).checked == 0
     shutil.copy(index.paths[0], index.paths[5])
     assert folder_for(config, [index.paths, ()]) != folder
+    names = {
+        folder_for(run(split, cache_dir=str(tmp_path), **checks), [index.paths, ()])
+        for checks in ({}, {"images": "strict"}, {"on_bad_image": "skip"})
+    }
+    assert len(names) == 3
     assert folder_for(run(split, cache_gb=0), [index.paths, ()]) is None
 
 
@@ -152,6 +158,32 @@ def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path
     cache = Cache(tmp_path / "file" / "cache", "train", 6, 1)
     with pytest.raises(InputError, match="cache_dir"):
         cache.build(index.paths, run(split), True, 0)
+
+
+def test_a_cache_is_durable_before_it_has_its_name(
+    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = scan(split)
+    Path(index.paths[3]).write_bytes(b"broken")
+    synced: list[str] = []
+    original = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        original(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        assert str(source) == synced[-1]
+        assert source.stat().st_size > 0
+        source.rename(target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", renamed)
+    cache = Cache(tmp_path / "cache", "train", 6, 1)
+    cache.build(index.paths, run(split, on_bad_image="skip"), True, 0)
+    assert len(synced) == 2
+    with pytest.raises(InputError, match=r"cannot decode .*1\.png"):
+        cache.read(3, index.paths[3])
 
 
 def test_augmentation_depends_on_seed_epoch_and_position_alone(split: Path) -> None:
