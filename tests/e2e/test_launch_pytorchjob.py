@@ -1,7 +1,5 @@
 """Launching, following and ending PyTorchJobs, with the step as a pod under the stock account."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -95,18 +93,6 @@ def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grou
     assert step.wait() == "Succeeded", step.log()
     assert len(step.jobs()) == 1
     assert set(lines(step.log(), "master-0")) == set(range(200))
-
-
-def test_a_restart_of_the_api_server_costs_no_line_and_no_job(grounds: Grounds) -> None:
-    restart = os.environ.get("KFP_DDP_E2E_RESTART", "")
-    if not restart:
-        pytest.skip("KFP_DDP_E2E_RESTART is not set to a command that restarts the API server")
-    step = LaunchStep(grounds, python(COUNT.format(count=300, pause=0.2))).start()
-    step.saw("line 20")
-    subprocess.run(restart, shell=True, check=True, timeout=200)
-    assert step.wait() == "Succeeded", step.log()
-    assert lines(step.log(), "master-0") == list(range(300))
-    assert len(step.jobs()) == 1
 
 
 def test_a_failing_rank_is_named_and_a_user_error_is_not_tried_again(grounds: Grounds) -> None:

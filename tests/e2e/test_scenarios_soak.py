@@ -1,9 +1,6 @@
-"""Longer scenarios: runs side by side, drained nodes, an API server that goes, random kills."""
+"""Longer scenarios: runs side by side, drained nodes, random kills."""
 
-import os
 import random
-import shlex
-import subprocess
 import time
 
 import pytest
@@ -15,7 +12,6 @@ from tests.e2e.harness.training import TRAINING
 from tests.e2e.harness.trainings import Begin, Seen, attempts, jobs, log, starts, workers
 
 pytestmark = pytest.mark.soak
-RESTART = "KFP_DDP_E2E_RESTART"
 STEPS = 12  # of an epoch: 400 images, 32 a batch, the last short one dropped
 
 
@@ -46,19 +42,6 @@ def test_a_drained_node_costs_a_pause(scene: Scene, begin: Begin) -> None:
     assert run.succeeded, run.explain()
     assert len(run.steps["train"].attempts) == 2
     assert starts(scene, run)[-1]["resumed_from_step"] > 0
-
-
-@pytest.mark.skipif(RESTART not in os.environ, reason=f"{RESTART} names no command that restarts")
-def test_an_api_server_that_goes_while_a_step_waits(scene: Scene, begin: Begin) -> None:
-    run = begin(epochs=120)
-    until(lambda: "epoch 3/" in log(run), "some epochs")
-    subprocess.run(shlex.split(os.environ[RESTART]), check=True, timeout=300)
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    assert len(run.steps["train"].attempts) == 1
-    for epoch in range(1, 121):
-        assert log(run).count(f"epoch {epoch}/120:") == 1, f"epoch {epoch}"
 
 
 @pytest.mark.parametrize("seed", range(10))

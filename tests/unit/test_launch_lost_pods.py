@@ -1,8 +1,15 @@
 """A pod that was removed while it ran tells nothing, and its job is tried again all the same."""
 
+import threading
 from typing import Any
 
+from kubernetes import client
+
+from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.launch.ending import Ending
 from kfp_ddp.components.launch.failure import root_cause
+from kfp_ddp.components.launch.follow import Follower
+from kfp_ddp.components.launch.kinds import KINDS
 
 
 def pod(name: str, code: int | None = None, message: str = "") -> dict[str, Any]:
@@ -32,3 +39,43 @@ def test_a_lost_pod_hides_no_error_of_the_user() -> None:
     failure = root_cause([pod("master-0", 2, "ValueError: no")], "", lost=[pod("worker-0")])
     assert not failure.retryable
     assert "ValueError: no" in failure.line
+
+
+def test_a_pod_that_failed_and_was_cleaned_up_still_tells_why() -> None:
+    """The last state of a pod comes with the event of its deletion, and is all there is of it."""
+    follower = following()
+    running, peer = pod("worker-0"), pod("master-0")
+    follower.pods.objects = {"worker-0": running, "master-0": peer}
+    follower._notice_lost()
+    failed = pod("worker-0", 2, "ValueError: no")
+    failed["status"]["phase"] = "Failed"
+    follower.pods.removed = {"worker-0": failed}
+    follower.pods.objects = {"master-0": peer}
+    follower._notice_lost()
+
+    assert follower.lost == []
+    assert follower._removed() == [failed]
+    assert "ValueError: no" in root_cause([peer, *follower._removed()], "").line
+
+
+def test_a_pod_whose_place_was_taken_is_no_part_of_the_end() -> None:
+    follower = following()
+    failed = pod("worker-0", 143, "stopped")
+    failed["status"]["phase"] = "Failed"
+    follower.pods.objects = {"worker-0": failed}
+    follower._notice_lost()
+    successor = pod("worker-0")
+    successor["metadata"]["uid"] = "another"
+    follower.pods.objects = {"another": successor}
+    follower._notice_lost()
+
+    assert follower._removed() == []
+
+
+def following() -> Follower:
+    """A follower of a job on a cluster that it never asks."""
+    api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+    made = "2026-01-01T00:00:00Z"
+    job = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": made}}
+    ending = Ending(api, None, threading.Event())
+    return Follower(api, KINDS["pytorchjob"], job, ending, None)

@@ -1,9 +1,12 @@
 """Runs of the train step alone, and what can be seen of their jobs."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from kubernetes import client
 
 from kfp_ddp.components.launch.kinds import KINDS
 from tests.e2e.harness.grounds import patiently
@@ -24,7 +27,8 @@ class Seen:
 
     def _look(self) -> None:
         while not self._over.is_set():
-            self._uids |= {job["metadata"]["uid"] for job in jobs(self._scene, self._run)}
+            with contextlib.suppress(client.ApiException):  # of a server that just starts
+                self._uids |= {job["metadata"]["uid"] for job in jobs(self._scene, self._run)}
             time.sleep(0.3)
 
     def stop(self) -> set[str]:
