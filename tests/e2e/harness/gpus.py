@@ -19,7 +19,7 @@ def advertised(api: client.ApiClient, count: int) -> Iterator[str]:
     core.patch_node_status(node, [{"op": "add", "path": path, "value": str(count)}])
 
     def allocatable() -> bool:
-        return core.read_node(node).status.allocatable.get(GPU) == str(count)
+        return bool(core.read_node(node).status.allocatable.get(GPU) == str(count))
 
     try:
         until(allocatable, f"{GPU} on {node}", 60)
