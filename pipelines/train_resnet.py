@@ -44,7 +44,7 @@ def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> 
 )
 def train_resnet(
     source: str,
-    dataset: str = "dataset",
+    dataset: str = "",
     model: str = "resnet50",
     image_size: int = 224,
     epochs: int = 90,
@@ -82,7 +82,8 @@ def train_resnet(
     Args:
         source: Prefix with train/<class>/ and val/<class>/ image folders: gs://bucket/prefix, or
             s3://, or a manifest's https:// address.
-        dataset: Name of the dataset, for labels and the names of its claims.
+        dataset: Name of the dataset, for labels and the names of its claims; empty for one made
+            from the source.
         model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
         image_size: Height and width of the images that the network sees, in pixels.
         epochs: Passes over the training split.

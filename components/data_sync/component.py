@@ -11,7 +11,7 @@ def data_sync(
     report: dsl.Output[dsl.Markdown],
     source: str,
     data_dir: str,
-    dataset: str = "dataset",
+    dataset: str = "",
     include: str = "",
     exclude: str = "",
     hostile_names: str = "error",
@@ -24,6 +24,7 @@ def data_sync(
     concurrency: int = 64,
     bandwidth_mb: float = 0.0,
     keep_versions: int = 3,
+    keep_hours: float = 168.0,
     lock_wait: int = 600,
 ) -> NamedTuple("Synced", [("digest", str), ("path", str)]):
     """Bring a bucket prefix to a claim as a verified version, named by its content.
@@ -37,7 +38,8 @@ def data_sync(
         source: gs://bucket/prefix, s3://bucket/prefix, file:///folder, the path of a
             folder, or the https:// address of a _MANIFEST.jsonl with its files beside it.
         data_dir: Folder of the claim that holds the versions, where it is mounted.
-        dataset: Name of the dataset: at most 40 lower-case letters, digits and dashes.
+        dataset: Name of the dataset: at most 40 lower-case letters, digits and dashes. Empty for
+            the last part of the source with a hash of it.
         include: Globs of the names to take, comma-separated; empty for all. * stops at a
             slash, ** does not; a pattern without a slash is matched with the last segment.
         exclude: Globs of the names to leave out, comma-separated.
@@ -54,6 +56,8 @@ def data_sync(
         concurrency: Connections at once.
         bandwidth_mb: The most megabytes a second; 0 for no limit.
         keep_versions: Versions of this dataset to keep, the new one included; 0 for all.
+        keep_hours: Versions that a sync gave to a run in the last so many hours are kept too, as
+            the run may still read them: more than the longest run takes.
         lock_wait: Seconds to wait for another sync of the same folder.
     """
     from kfp_ddp.components.data_sync.engine import run
@@ -76,5 +80,6 @@ def data_sync(
         concurrency,
         bandwidth_mb,
         keep_versions,
+        keep_hours,
         lock_wait,
     )

@@ -1,12 +1,12 @@
 """The step `data_sync`: options from the pipeline, the sync, its artifacts."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.components.data_sync import report
+from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.sync import sync
@@ -47,12 +47,13 @@ def run(
     concurrency: int,
     bandwidth_mb: float,
     keep_versions: int,
+    keep_hours: float,
     lock_wait: int,
 ) -> Synced:
     """Sync, print what happened, and write the version's facts and the report."""
-    check_dataset(dataset)
     if not source:
         raise InputError("source is empty; give gs://bucket/prefix, or a folder")
+    dataset = dataset_name(dataset, source)
     options = Options(
         dataset=dataset,
         include=globs(include),
@@ -67,6 +68,7 @@ def run(
         concurrency=concurrency,
         bandwidth=bandwidth_mb * 1e6,
         keep_versions=keep_versions,
+        keep_hours=keep_hours,
         lock_wait=lock_wait,
     )
     with Progress(sys.stdout) as progress:
@@ -92,16 +94,3 @@ def run(
 def globs(text: str) -> tuple[str, ...]:
     """Patterns from a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def check_dataset(dataset: str) -> None:
-    """Refuse a dataset name that could not be part of a claim's name and a label.
-
-    Raises:
-        InputError: it is not lower-case letters, digits and dashes, at most 40.
-    """
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", dataset):
-        raise InputError(
-            f"dataset is {dataset!r}; give at most 40 lower-case letters, digits and dashes, "
-            "as it becomes part of a claim's name"
-        )

@@ -24,7 +24,7 @@ class Options:
     otherwise the target holds versions.
     """
 
-    dataset: str = "dataset"
+    dataset: str = ""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hostile_names: str = "error"
@@ -36,6 +36,7 @@ class Options:
     concurrency: int = 64
     bandwidth: float = 0
     keep_versions: int = 3
+    keep_hours: float = 168
     lock_wait: float = 600
     timeout: float = 30
     mirror: bool = False
@@ -61,6 +62,7 @@ class Options:
             ("max_delete", self.max_delete, 0, 1),
             ("bandwidth", self.bandwidth, 0, math.inf),
             ("keep_versions", self.keep_versions, 0, math.inf),
+            ("keep_hours", self.keep_hours, 0, math.inf),
             ("lock_wait", self.lock_wait, 0, math.inf),
             ("timeout", self.timeout, 0.01, math.inf),
         ):

@@ -1,10 +1,12 @@
 """The protocol: list, judge names, digest, compare, preflight, lock, download, publish."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest, mirror, names
 from kfp_ddp.components.data_sync.build import build, preflight, refuse_deletion, repair
+from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.listing import Listing, select
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source, open_source
@@ -20,6 +22,7 @@ def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda 
         InputError: one line, before a byte is written wherever that can be known.
     """
     options.check()
+    options = replace(options, dataset=dataset_name(options.dataset, source_url))
     began = time.monotonic()
     source = open_source(source_url, timeout=options.timeout, symlinks=options.symlinks)
     # Objects replaced under the download: what holds then is a new listing, once.
@@ -53,7 +56,7 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
     result = Result(source.url, digest, store.version(digest), judged)
     if options.dry_run:
         return _plan(source, store, result, options)
-    if _up_to_date(store, result, options):
+    if _up_to_date(store, result, options) and store.hand_out(digest):
         result.unchanged = True
         return result
     if not store.complete(digest):
@@ -67,7 +70,10 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
         if not finished:
             return None
         store.flip(digest)
-        result.removed_versions = store.collect(options.keep_versions, options.dataset)
+        store.hand_out(digest)
+        result.removed_versions = store.collect(
+            options.keep_versions, options.keep_hours, options.dataset
+        )
     return result
 
 

@@ -121,7 +121,7 @@ class Store:
         if size * MARGIN > have:
             raise InputError(
                 f"{self.root} has {human(have)} free and {human(size)} are to come; grow the "
-                "claim, or keep fewer versions"
+                "claim, or lower keep_versions and keep_hours"
             )
         if free.f_files and files * MARGIN > free.f_favail:
             raise InputError(
@@ -171,8 +171,22 @@ class Store:
         sync_folder(self.root)
         return True
 
-    def collect(self, keep: int, dataset: str) -> list[str]:
-        """Remove all but the `keep` newest versions of a dataset; never the current one."""
+    def hand_out(self, digest: str) -> bool:
+        """Note that a run gets this version now; False if it was removed meanwhile."""
+        try:
+            os.utime(self.version(digest) / manifest.SUCCESS)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # not ours to write: then it is not ours to remove either
+        return True
+
+    def collect(self, keep: int, hours: float, dataset: str) -> list[str]:
+        """Remove all but the `keep` versions of a dataset that were handed out last.
+
+        Never the current one, nor one that was handed out in the last so many hours: a run may
+        read it for long, and from a mount that only reads it can leave no trace of that.
+        """
         if keep <= 0:
             return []
         current = self.current()
@@ -183,8 +197,9 @@ class Store:
                 continue
             if manifest.header(path / manifest.NAME).get("dataset") == dataset:
                 found.append(((path / manifest.SUCCESS).stat().st_mtime_ns, path))
-        old = [path for _, path in sorted(found, reverse=True) if path != current]
-        extra = old[max(0, keep - 1) :]
+        old = [entry for entry in sorted(found, reverse=True) if entry[1] != current]
+        before = time.time_ns() - int(hours * 3600e9)
+        extra = [path for when, path in old[max(0, keep - 1) :] if when < before]
         for path in extra:
             self.discard(path)
         return [path.name for path in extra]

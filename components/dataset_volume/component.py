@@ -27,7 +27,8 @@ def dataset_volume(
 
     Args:
         report: Which claim to mount, how it was made, and why so.
-        dataset: Name of the dataset, as given to data_sync.
+        dataset: Name of the dataset, as given to data_sync; empty for its default, which needs
+            the source.
         digest: Digest of the version, from data_sync.
         path: Folder of the version, from data_sync; it is the same in every copy of the claim.
         claim: Claim that data_sync wrote to.
@@ -35,7 +36,8 @@ def dataset_volume(
             ReadOnlyMany claim copied by the storage. populator: GKE fills a claim from the
             bucket. auto: the best of in-place, clone and snapshot that is known to work here.
             none: change nothing.
-        source: Source of the data, kept as an annotation; the populator reads it.
+        source: Source of the data, as given to data_sync; kept as an annotation, and read by the
+            populator.
         storage_class: Class of the published claim; empty for that of the staging claim.
         snapshot_class: VolumeSnapshotClass; empty for the cluster's default.
         keep_claims: Published claims of the dataset to keep; older ones that no pod uses are

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from kfp_ddp.components.data_sync.engine import check_dataset
+from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Cluster, Refused, connect
 from kfp_ddp.components.dataset_volume.publish import check_strategy, collect, publish
@@ -28,7 +28,7 @@ class Volume(NamedTuple):
 @step
 def run(report: Artifact, request: Request) -> Volume:
     """Publish the version, collect old claims, and write the report."""
-    check_dataset(request.dataset)
+    request.dataset = dataset_name(request.dataset, request.source)
     check(request)
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
@@ -45,6 +45,7 @@ def run(report: Artifact, request: Request) -> Volume:
     rows = [
         ("Claim", done.claim),
         ("Path", done.path),
+        ("Dataset", request.dataset),
         ("Digest", request.digest),
         ("Strategy", done.strategy),
     ]

@@ -13,7 +13,7 @@ from kfp_ddp.components.data_sync.options import PACKS, SYMLINKS, VERIFY
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--versions", is_flag=True, help="Keep versions by digest, and a link `current`.")
-@click.option("--dataset", default="dataset", help="Name in the manifests of versions.")
+@click.option("--dataset", default="", help="Name of the versions; by default from SOURCE.")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would be done, write nothing.")
 @click.option("--include", multiple=True, help="Glob of names to take; may be repeated.")
 @click.option("--exclude", multiple=True, help="Glob of names to leave out; may be repeated.")
@@ -36,6 +36,7 @@ from kfp_ddp.components.data_sync.options import PACKS, SYMLINKS, VERIFY
 @click.option("-j", "--concurrency", default=64, help="Connections at once.")
 @click.option("--bandwidth", default=0.0, metavar="MB/S", help="Limit; 0 for none.")
 @click.option("--keep-versions", default=3, help="With --versions; 0 for all.")
+@click.option("--keep-hours", default=168.0, help="Keep what a run got since then.")
 @click.option("--lock-wait", default=600, metavar="S", help="Wait for another sync.")
 @click.option("--timeout", default=30.0, metavar="S", help="Longest silence of a peer.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -56,6 +57,7 @@ def command(
     concurrency: int,
     bandwidth: float,
     keep_versions: int,
+    keep_hours: float,
     lock_wait: int,
     timeout: float,
     quiet: bool,
@@ -83,6 +85,7 @@ def command(
         concurrency=concurrency,
         bandwidth=bandwidth * 1e6,
         keep_versions=keep_versions,
+        keep_hours=keep_hours,
         lock_wait=lock_wait,
         timeout=timeout,
         mirror=not versions,

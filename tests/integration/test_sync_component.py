@@ -41,7 +41,8 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
     def data(source: str, data_dir: str, publish: str) -> None:
         synced = data_sync(source=source, data_dir=data_dir)
         dataset_volume(
-            dataset="dataset",
+            dataset="",
+            source=source,
             digest=synced.outputs["digest"],
             path=synced.outputs["path"],
             claim="claim",
@@ -62,7 +63,10 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     assert facts["files"] == 4
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"valb"
     assert "| Downloaded | 4 files" in (root / "data-sync" / "report").read_text()
-    assert "| Strategy | `in-place` |" in (root / "dataset-volume" / "report").read_text()
+    published = (root / "dataset-volume" / "report").read_text()
+    assert "| Strategy | `in-place` |" in published
+    assert facts["dataset"].startswith("source-")
+    assert f"| Dataset | `{facts['dataset']}` |" in published
     again = run_locally(tmp_path, str(source))
     assert "unchanged, nothing copied" in (again / "data-sync" / "report").read_text()
 

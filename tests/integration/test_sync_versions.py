@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.data_sync import report
+from kfp_ddp.components.data_sync import manifest, report
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
 from tests.sync_runs import content, damage, fill, run, small_disk
@@ -69,11 +71,42 @@ def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
     seen = []
     for at in range(4):
         bucket.put("ds/extra", bytes([at]))
-        seen.append(run(tmp_path, keep_versions=2).digest[:12])
+        seen.append(run(tmp_path, keep_versions=2, keep_hours=0).digest[:12])
     assert {path.name for path in (tmp_path / "versions").iterdir()} == set(seen[-2:])
     bucket.put("ds/extra", bytes([0]))
-    run(tmp_path, keep_versions=2, dataset="other")
+    run(tmp_path, keep_versions=2, keep_hours=0, dataset="other")
     assert len(list((tmp_path / "versions").iterdir())) == 3
+
+
+def test_version_that_a_run_got_lately_is_kept(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    got = []
+    for at in range(4):
+        bucket.put("ds/extra", bytes([at]))
+        got.append(run(tmp_path, keep_versions=1).path)
+    assert all(path.is_dir() for path in got)
+    day_ago = time.time() - 25 * 3600
+    for path in got[:3]:
+        os.utime(path / "_SUCCESS", (day_ago, day_ago))
+    os.utime(got[3] / "_SUCCESS", (day_ago, day_ago))
+    assert run(tmp_path, keep_versions=1, keep_hours=24).unchanged, "nothing to remove yet"
+    bucket.put("ds/extra", bytes([1]))
+    run(tmp_path, keep_versions=1, keep_hours=24)
+    assert [path.is_dir() for path in got] == [False, True, False, True], "current, and used again"
+
+
+def test_sources_do_not_share_a_retention_unless_named_so(tmp_path: Path) -> None:
+    kept = []
+    for at in range(4):
+        source = tmp_path / str(at) / "photos"
+        source.mkdir(parents=True)
+        (source / "x").write_bytes(bytes([at]))
+        options = Options(keep_versions=1, keep_hours=0)
+        kept.append(sync(str(source), tmp_path / "target", options).path)
+    assert all(path.is_dir() for path in kept)
+    heads = [manifest.header(path / manifest.NAME)["dataset"] for path in kept]
+    assert len(set(heads)) == 4
+    assert all(re.fullmatch("photos-[0-9a-f]{6}", head) for head in heads)
 
 
 @pytest.mark.parametrize("mirror", [False, True])

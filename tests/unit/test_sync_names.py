@@ -2,10 +2,12 @@
 
 import hashlib
 import random
+import re
 
 import pytest
 
 from kfp_ddp.components.data_sync import names
+from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.listing import Listing, select
 from kfp_ddp.training.errors import InputError
 
@@ -19,6 +21,30 @@ def listing(*objects: str) -> Listing:
 
 def hash_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:4])
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("gs://bucket/Flower_Photos/v1.0", "v1-0"),
+        ("gs://bucket", "bucket"),
+        ("s3://bucket/flowers/", "flowers"),
+        ("https://host/flowers/_MANIFEST.jsonl?token=x", "flowers"),
+        ("/data/" + "f" * 60, "f" * 33),
+        ("gs://bucket/日本", "data"),
+    ],
+)
+def test_dataset_has_a_name_of_its_own_by_default(source: str, word: str) -> None:
+    name = dataset_name("", source)
+    assert re.fullmatch(f"{word}-[0-9a-f]{{6}}", name)
+    assert dataset_name(name, "gs://other") == name, "it is a name that may be given"
+    assert dataset_name("", source.replace("/", "/x", 3)) != name
+
+
+@pytest.mark.parametrize("dataset", ["", "Photos", "a" * 41, "-a", "a_b"])
+def test_dataset_names_that_cannot_be_part_of_a_claim(dataset: str) -> None:
+    with pytest.raises(InputError, match=r"^dataset is .*; give at most 40 lower-case letters"):
+        dataset_name(dataset, "")
 
 
 def test_digest_is_that_of_the_documented_lines() -> None:

@@ -1,0 +1,27 @@
+"""The name of a dataset: what its versions and claims are kept under."""
+
+import hashlib
+import re
+
+from kfp_ddp.training.errors import InputError
+
+
+def dataset_name(dataset: str, source: str) -> str:
+    """The name that was given, or else one that no other source has.
+
+    That is the last part of the source's address, and six digits of a hash of all of it.
+
+    Raises:
+        InputError: it could not be part of a claim's name and a label, or there is no source.
+    """
+    if not dataset and source:
+        address = source.partition("?")[0].rstrip("/")
+        parts = re.sub(r"/[^/]+\.jsonl$", "", address.lower()).split("/")
+        word = re.sub("[^a-z0-9]+", "-", parts[-1]).strip("-")[:33].strip("-")
+        return f"{word or 'data'}-{hashlib.sha256(address.encode()).hexdigest()[:6]}"
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", dataset):
+        raise InputError(
+            f"dataset is {dataset!r}; give at most 40 lower-case letters, digits and dashes, "
+            "as it becomes part of a claim's name"
+        )
+    return dataset
