@@ -25,7 +25,8 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     A folder gets its name only after manifest and state are on the disk, so one with a manifest
     that can be read is whole. Needs no torch, so the launcher's image can call it.
     """
-    for path in sorted((run_dir / "checkpoints").glob("step-*[0-9]"), reverse=True):
+    found = (run_dir / "checkpoints").glob("step-*[0-9]")
+    for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
         try:
             manifest = json.loads((path / "manifest.json").read_text())
             digest = manifest["files"]["state.pt"]["sha256"]

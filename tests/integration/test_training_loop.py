@@ -131,14 +131,15 @@ def test_fsdp_on_one_rank_is_not_resumed_on_two(data: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path, world: int) -> None:
     run = config(
         data, tmp_path / "run", epochs=1, warmup_epochs=0, deterministic=False, compile=True
     )
     if shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs g++")
-    ranks = Ranks(run, 1)
-    assert ranks.wait(240) == [0], ranks.output()
+    ranks = Ranks(run, world)
+    assert ranks.wait(240) == [0] * world, ranks.output()
     checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000012")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from kfp_ddp.components.launch.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import MANIFEST, STATE, Writer, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
@@ -309,3 +310,11 @@ def test_a_class_of_another_name_is_named_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="class 500 was 'class number 500' and is now 'x'") as got:
         resume.choose(tmp_path / "checkpoints", config, index, WHOLE)
     assert len(str(got.value)) < 500
+
+
+def test_the_step_tells_the_newest_by_its_number(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, step)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.step == 100_000_000
