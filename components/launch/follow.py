@@ -16,6 +16,8 @@ from kfp_ddp.training.errors import InputError
 PROGRESS_SECONDS = 10.0
 DRAIN_SECONDS = 5.0
 EXPLAIN_SECONDS = 2.0
+# A queue may hold a job for days: what does not change there is asked for less and less often.
+QUEUE_SECONDS = 30.0
 SETTLE_SECONDS = 2.0
 
 
@@ -73,7 +75,7 @@ class Follower:
         if run_dir is not None:
             self.places = PlaceFile(run_dir / "launcher.places.json", self.printer)
             self.tail = Tail(run_dir / METRICS_FILE)
-        self.said = ""
+        self.said, self.phase, self.patience = "", "", EXPLAIN_SECONDS
         self.progressed = self.explained = self.beat = self.restarted = 0.0
         self.fresh = False
 
@@ -215,15 +217,17 @@ class Follower:
             if self.fresh and (due or now.over):
                 self.printer.say(self.progress.line())
                 self.progressed, self.fresh = time.monotonic(), False
-        if now.over or time.monotonic() - self.explained < EXPLAIN_SECONDS:
+        pause = self.patience if now.phase == self.phase == "queued" else EXPLAIN_SECONDS
+        if now.over or time.monotonic() - self.explained < pause:
             return
         self.explained = time.monotonic()
         pods = list(self.pods.objects.values())
         reason = pending.explain(self.job, now, pods, list(self.events.objects.values()), self.api)
         line = f"{self.name} is {now.phase}" + (f": {reason}" if reason else "")
+        self.patience = min(self.patience * 2, QUEUE_SECONDS)
         if line != self.said:
             self.printer.say(line)
-            self.said = line
+            self.said, self.phase, self.patience = line, now.phase, EXPLAIN_SECONDS
 
     def _keep_alive(self) -> None:
         if time.monotonic() - self.beat < heartbeat.TOUCH_SECONDS:
