@@ -2,11 +2,8 @@
 
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
@@ -18,7 +15,6 @@ from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
 __all__ = ["ground"]
 
-STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
 SYNC = """
 import sys
 from pathlib import Path
@@ -126,29 +122,6 @@ def test_in_place_needs_no_right_but_to_see_the_claim(ground: Ground) -> None:
             publish(ground.account_with(), request(staging, "c" * 64, publish=strategy))
 
 
-def test_auto_with_the_rights_of_deploy_makes_a_snapshot(ground: Ground) -> None:
-    documents = list(yaml.safe_load_all((STORAGE / "rbac.yaml").read_text()))
-    roles = client.RbacAuthorizationV1Api(ground.api)
-    name = f"{ground.namespace}-classes"
-    (role,) = [d for d in documents if d["kind"] == "ClusterRole"]
-    roles.create_cluster_role({"metadata": {"name": name}, "rules": role["rules"]})
-    subject = {
-        "kind": "ServiceAccount", "name": ground.account, "namespace": ground.namespace,
-    }  # fmt: skip
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
-    roles.create_cluster_role_binding(
-        {"metadata": {"name": name}, "roleRef": reference, "subjects": [subject]}
-    )
-    try:
-        staging = ground.staging("standard")
-        done = publish(ground.stock, request(staging, "2" * 64, publish="auto"))
-        assert (done.strategy, done.claim) == ("snapshot", "ds-digits-222222222222")
-        assert "has a snapshot class" in done.notes[0]
-    finally:
-        roles.delete_cluster_role_binding(name)
-        roles.delete_cluster_role(name)
-
-
 def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
     staging = ground.staging("standard")
     wanted = request(staging, "3" * 64, publish="clone", wait=1.0)
@@ -219,108 +192,3 @@ def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
     until(lambda: ground.stock.custom(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
     until(lambda: not ground.stock.users(names[0]), "the end of the reader")
     assert collect(ground.stock, wanted, names[3]) == [names[0]]
-
-
-def test_populator_makes_the_objects_that_gke_documents(ground: Ground, cluster: Any) -> None:
-    staging = ground.staging("late")
-    wanted = request(
-        staging, "7" * 64, publish="populator", source="gs://bucket/ds", populator_account="reader"
-    )
-    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*deploy/storage"):
-        publish(ground.stock, wanted)
-    names = {"plural": "gcpdatasources", "singular": "gcpdatasource", "kind": "GCPDataSource"}
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    extensions = client.ApiextensionsV1Api(cluster)
-    name = "gcpdatasources.datalayer.gke.io"
-    extensions.create_custom_resource_definition(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": name},
-            "spec": {
-                "group": "datalayer.gke.io",
-                "scope": "Namespaced",
-                "names": names,
-                "versions": [version],
-            },
-        }
-    )
-    try:
-        admin = Cluster(cluster, ground.namespace)
-        kind = ("datalayer.gke.io", "v1", "gcpdatasources")
-        until(lambda: _served(admin, kind), "the new API")
-        done = publish(admin, wanted)
-        source = admin.custom(kind, wanted.name)
-        assert source is not None
-        assert source["spec"]["cloudStorage"] == {
-            "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
-        }  # fmt: skip
-        claim = ground.claim(wanted.name)
-        assert claim.spec.access_modes == ["ReadOnlyMany"]
-        assert claim.spec.data_source_ref.kind == "GCPDataSource"
-        assert (done.claim, done.path) == (wanted.name, "/data")
-    finally:
-        extensions.delete_custom_resource_definition(name)
-
-
-def test_init_container_example_runs(ground: Ground) -> None:
-    (pod,) = yaml.safe_load_all((STORAGE / "init-container.yaml").read_text())
-    spec = pod["spec"]
-    spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = ground.staging("standard")
-    command = spec["initContainers"][0]["command"]
-    assert command[-2] == "gs://bucket/photos"
-    command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
-    command.insert(3, "--symlinks=follow")
-    ground.core.create_namespaced_pod(ground.namespace, pod)
-
-    def ended() -> bool:
-        found = ground.core.read_namespaced_pod(pod["metadata"]["name"], ground.namespace)
-        assert found.status.phase != "Failed", found.status
-        return bool(found.status.phase == "Succeeded")
-
-    until(ended, "the end of the pod")
-    log = ground.core.read_namespaced_pod_log(
-        pod["metadata"]["name"], ground.namespace, container="main"
-    )
-    assert "Vienna" in log
-    assert len(log.splitlines()[-1]) == 64
-
-
-def test_examples_are_valid(ground: Ground) -> None:
-    for name in ("claims.yaml", "snapshot-class.yaml", "rbac.yaml", "init-container.yaml"):
-        for document in yaml.safe_load_all((STORAGE / name).read_text()):
-            resource = _resource(document, ground.namespace)
-            document["metadata"]["name"] += "-example"
-            ground.api.call_api(
-                resource,
-                "POST",
-                body=document,
-                query_params=[("dryRun", "All"), ("fieldValidation", "Strict")],
-                auth_settings=["BearerToken"],
-            )
-
-
-def _resource(document: dict[str, Any], namespace: str) -> str:
-    version, kind = document["apiVersion"], document["kind"]
-    plural = kind.lower() + ("es" if kind.endswith("s") else "s")
-    cluster_wide = kind.startswith("Cluster") or kind == "VolumeSnapshotClass"
-    place = "" if cluster_wide else f"/namespaces/{namespace}"
-    return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
-
-
-def _served(admin: Cluster, kind: tuple[str, str, str]) -> bool:
-    from kfp_ddp.components.dataset_volume.cluster import Refused
-
-    try:
-        admin.create_custom(
-            kind,
-            {
-                "apiVersion": "datalayer.gke.io/v1",
-                "kind": "GCPDataSource",
-                "metadata": {"name": "probe"},
-            },
-        )
-    except Refused:
-        return False
-    return True

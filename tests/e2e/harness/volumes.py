@@ -25,9 +25,9 @@ class Ground:
         self.account = rights.grant(api, namespace, ours=False)
         self.stock = Cluster(self._as_account(self.account), namespace)
 
-    def account_with(self, *rules: dict[str, list[str]]) -> Cluster:
+    def account_with(self, *rules: dict[str, list[str]], name: str = "") -> Cluster:
         """The cluster as an account sees it that has these rights and no more."""
-        name = f"account-{uuid.uuid4().hex[:6]}"
+        name = name or f"account-{uuid.uuid4().hex[:6]}"
         self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
         rights.bind(self.api, self.namespace, name, list(rules), account=name)
         return Cluster(self._as_account(name), self.namespace)

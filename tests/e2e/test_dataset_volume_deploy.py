@@ -1,0 +1,185 @@
+"""What deploy/storage offers: the rights of a profile's own account, and the examples."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
+from kfp_ddp.components.dataset_volume.publish import collect, publish
+from kfp_ddp.training.errors import InputError
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.volumes import Ground, ground, request
+
+__all__ = ["ground"]
+
+STORAGE = Path(__file__).parents[2] / "deploy" / "storage"
+COMPONENT = """
+from types import SimpleNamespace
+from kfp_ddp.components.dataset_volume.component import dataset_volume
+done = dataset_volume.python_func(report=SimpleNamespace(path="/tmp/report.md"), **{inputs})
+print(done.claim, done.path)
+"""
+
+
+@contextlib.contextmanager
+def applied(ground: Ground, folder: Path) -> Iterator[None]:
+    """`kubectl apply -k deploy/storage`, with the namespace set as its first line says."""
+    for name in ("kustomization.yaml", "rbac.yaml"):
+        text = (STORAGE / name).read_text()
+        if name == "kustomization.yaml":
+            assert "\nnamespace: kubeflow\n" in text
+            text = text.replace("\nnamespace: kubeflow\n", f"\nnamespace: {ground.namespace}\n")
+        (folder / name).write_text(text)
+    kubectl("apply", "-k", str(folder), "--validate=strict")
+    try:
+        yield
+    finally:
+        kubectl("delete", "-k", str(folder), "--wait=false")
+
+
+def kubectl(*arguments: str) -> None:
+    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def populator_api(api: client.ApiClient) -> Iterator[None]:
+    """The API of GKE's volume populator, with nothing behind it."""
+    names = {"plural": "gcpdatasources", "singular": "gcpdatasource", "kind": "GCPDataSource"}
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    extensions = client.ApiextensionsV1Api(api)
+    name = "gcpdatasources.datalayer.gke.io"
+    extensions.create_custom_resource_definition(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": name},
+            "spec": {
+                "group": "datalayer.gke.io",
+                "scope": "Namespaced",
+                "names": names,
+                "versions": [version],
+            },
+        }
+    )
+    try:
+        until(lambda: _served(Cluster(api, "default")), "the new API")
+        yield
+    finally:
+        extensions.delete_custom_resource_definition(name)
+
+
+def test_account_of_a_profile_can_do_all_with_the_rights_of_deploy(
+    ground: Ground, tmp_path: Path
+) -> None:
+    editor = ground.account_with(name="default-editor")
+    staging = ground.staging("standard")
+    with pytest.raises(InputError, match="cannot get claim"):
+        publish(editor, request(staging, "2" * 64, publish="auto"))
+    with applied(ground, tmp_path):
+        done = publish(editor, request(staging, "2" * 64, publish="auto"))
+        assert (done.strategy, done.claim) == ("snapshot", "ds-digits-222222222222")
+        assert "has a snapshot class" in done.notes[0]
+        assert not any("cannot be seen" in note for note in done.notes)
+        for digit in "34":
+            wanted = request(staging, digit * 64, publish="clone", keep_claims=1)
+            done = publish(editor, wanted)
+        assert set(collect(editor, wanted, done.claim)) == {
+            "ds-digits-222222222222", "ds-digits-333333333333",
+        }  # fmt: skip
+    with pytest.raises(InputError, match="cannot get claim"):
+        publish(editor, request(staging, "2" * 64, publish="auto"))
+
+
+def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path: Path) -> None:
+    """From the component's own inputs, in a pod, as a step of a pipeline."""
+    source = "gs://bucket/ds"
+    inputs = {
+        "dataset": "", "digest": "7" * 64, "path": "/data/versions/777777777777",
+        "claim": ground.staging("late"), "publish": "populator", "source": source,
+        "populator_account": "reader",
+    }  # fmt: skip
+    wanted = request(inputs["claim"], "7" * 64, publish="populator", source=source)
+    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*deploy/storage"):
+        publish(ground.stock, wanted)
+    with populator_api(ground.api), applied(ground, tmp_path):
+        name = f"ds-{dataset_name('', source)}-777777777777"
+        assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
+        made = Cluster(ground.api, ground.namespace).custom(GCP_SOURCES, name)
+        assert made is not None
+        assert made["spec"]["cloudStorage"] == {
+            "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
+        }  # fmt: skip
+        claim = ground.claim(name)
+        assert claim.spec.access_modes == ["ReadOnlyMany"]
+        assert claim.spec.data_source_ref.kind == "GCPDataSource"
+        assert claim.metadata.annotations["kfp-ddp.dev/source"] == source
+        ground.core.delete_namespaced_persistent_volume_claim(name, ground.namespace)
+
+
+def test_init_container_example_runs(ground: Ground) -> None:
+    (pod,) = yaml.safe_load_all((STORAGE / "init-container.yaml").read_text())
+    spec = pod["spec"]
+    spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = ground.staging("standard")
+    command = spec["initContainers"][0]["command"]
+    assert command[-2] == "gs://bucket/photos"
+    command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
+    command.insert(3, "--symlinks=follow")
+    ground.core.create_namespaced_pod(ground.namespace, pod)
+
+    def ended() -> bool:
+        found = ground.core.read_namespaced_pod(pod["metadata"]["name"], ground.namespace)
+        assert found.status.phase != "Failed", found.status
+        return bool(found.status.phase == "Succeeded")
+
+    until(ended, "the end of the pod")
+    log = ground.core.read_namespaced_pod_log(
+        pod["metadata"]["name"], ground.namespace, container="main"
+    )
+    assert "Vienna" in log
+    assert len(log.splitlines()[-1]) == 64
+
+
+def test_examples_are_valid(ground: Ground) -> None:
+    for name in ("claims.yaml", "snapshot-class.yaml", "init-container.yaml", "chown.yaml"):
+        for document in yaml.safe_load_all((STORAGE / name).read_text()):
+            resource = _resource(document, ground.namespace)
+            document["metadata"]["name"] += "-example"
+            ground.api.call_api(
+                resource,
+                "POST",
+                body=document,
+                query_params=[("dryRun", "All"), ("fieldValidation", "Strict")],
+                auth_settings=["BearerToken"],
+            )
+
+
+def _resource(document: dict[str, Any], namespace: str) -> str:
+    version, kind = document["apiVersion"], document["kind"]
+    plural = kind.lower() + ("es" if kind.endswith("s") else "s")
+    cluster_wide = kind.startswith("Cluster") or kind == "VolumeSnapshotClass"
+    place = "" if cluster_wide else f"/namespaces/{namespace}"
+    return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
+
+
+def _served(admin: Cluster) -> bool:
+    try:
+        admin.create_custom(
+            GCP_SOURCES,
+            {
+                "apiVersion": "datalayer.gke.io/v1",
+                "kind": "GCPDataSource",
+                "metadata": {"name": "probe"},
+            },
+        )
+    except Refused:
+        return False
+    return True
