@@ -96,6 +96,29 @@ def test_a_run_that_ends_returns_0_and_no_failure(
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
+def test_the_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
+    """The command of the README, in a shell, without our launcher."""
+    torchrun = f"{Path(sys.executable).with_name('torchrun')} --standalone --nproc-per-node 2"
+    flags = f"--data {data} --output-dir {tmp_path}/run --epochs 2 --device cpu"
+    recipe = f"{sys.executable} -m kfp_ddp.training.recipes digits {flags}"
+    done = subprocess.run(
+        ["sh", "-euc", f"{torchrun} -m kfp_ddp.training $({recipe})"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert (events[0]["world_size"], events[0]["steps_total"]) == (2, 6)
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", "done")
+    _, info = checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000006")
+    assert info.classes == ("class0", "class1", "class2")
+    assert info.image_size == 16
+
+
 def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
     (tmp_path / "data" / "train" / "only").mkdir(parents=True)
     run = config(tmp_path / "data", tmp_path / "run")
