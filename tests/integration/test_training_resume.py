@@ -70,6 +70,20 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
     assert state_hash(run) == uninterrupted
 
 
+def test_an_attempt_of_the_same_run_goes_on_also_where_it_was_to_begin_anew(
+    data: Path, uninterrupted: str, tmp_path: Path
+) -> None:
+    run = config(data, tmp_path / "run", checkpoint_steps=3, resume="never", run_id="r/train")
+    assert train(run, 2, die_at="torch.save")[0] == -signal.SIGKILL
+    again = Ranks(run, 2)
+    assert again.wait() == [0, 0], again.output()
+    assert "resumed from" in again.output()
+    assert state_hash(run) == uninterrupted
+    other = Ranks(run.model_copy(update={"run_id": "s/train"}), 2)
+    assert other.wait() == [0, 0], other.output()
+    assert "resumed from" not in other.output()
+
+
 def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", epochs=200, warmup_epochs=0)
     ranks = Ranks(run, 2)

@@ -84,7 +84,7 @@ class Ranks:
         if process.is_alive() and process.pid is not None:
             os.kill(process.pid, number)
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def wait(self, seconds: float = 240) -> list[int]:
         """Exit codes of all ranks; a failed rank's peers get SIGTERM, as from torch's agent."""
         until = time.monotonic() + seconds
         told = False
@@ -100,7 +100,7 @@ class Ranks:
             time.sleep(0.02)
         return [process.exitcode or 0 for process in self.processes]
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
+    def wait_for(self, text: str, seconds: float = 240) -> None:
         """Until a rank has printed `text`."""
         until = time.monotonic() + seconds
         while text not in self.output():
