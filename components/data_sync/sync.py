@@ -22,9 +22,9 @@ def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda 
         InputError: one line, before a byte is written wherever that can be known.
     """
     options.check()
-    options = replace(options, dataset=dataset_name(options.dataset, source_url))
     began = time.monotonic()
     source = open_source(source_url, timeout=options.timeout, symlinks=options.symlinks)
+    options = replace(options, dataset=dataset_name(options.dataset, source_url))
     # Objects replaced under the download: what holds then is a new listing, once.
     result = _attempt(source, target, options, watch) or _attempt(source, target, options, watch)
     if result is None:
