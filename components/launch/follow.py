@@ -31,6 +31,8 @@ class Limits:
 
     deadline: float = 0
     pending: float = 0
+    apart: float = 0
+    """Silence after a lost pod was replaced; 0 where its peers know how to take it in."""
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Follower:
             self.tail = Tail(run_dir / METRICS_FILE)
         self.said, self.phase, self.patience = "", "", EXPLAIN_SECONDS
         self.progressed = self.explained = self.beat = self.restarted = 0.0
+        self.parted = self.heard = 0.0
         self.fresh = False
 
     def run(self, limits: Limits) -> Ended:
@@ -142,6 +145,8 @@ class Follower:
         self._within(limits, now)
         if self.kind.restarts_in_place and not now.over and self._restarted():
             return State("failed", "a container was started again in its pod")
+        if not now.over and self._apart(limits):
+            return State("failed", "a pod that was lost was replaced, and its peers wait for it")
         return now
 
     def _restarted(self) -> bool:
@@ -154,6 +159,20 @@ class Follower:
             return False
         self.restarted = self.restarted or time.monotonic()
         return time.monotonic() - self.restarted > SETTLE_SECONDS
+
+    def _apart(self, limits: Limits) -> bool:
+        """Whether a lost pod's successor and its peers have come to nothing.
+
+        The operator replaces a pod that is gone. Peers that were connected to it fail at once, but
+        those that only were about to be wait for it, and it for them, without a word, until a
+        rendezvous ends after a quarter of an hour.
+        """
+        lost = {pod_title(pod) for pod in [*self.lost, *filter(has_failed, self.over)]}
+        if not limits.apart or not lost & {pod_title(pod) for pod in self._own_pods()}:
+            return False
+        self.parted = self.parted or time.monotonic()
+        heard = max(self.parted, self.heard, self.printer.at)
+        return time.monotonic() - heard > limits.apart
 
     def _notice_taken(self, now: State) -> None:
         """Know the pods that a queue takes back: how they end is no failure of the job."""
@@ -212,7 +231,8 @@ class Follower:
     def _show(self, now: State) -> None:
         """A progress line, or what the job waits for, when it is new."""
         if self.tail is not None:
-            self.fresh = self.progress.update(self.tail.read()) or self.fresh
+            if self.progress.update(self.tail.read()):
+                self.fresh, self.heard = True, time.monotonic()
             due = time.monotonic() - self.progressed >= PROGRESS_SECONDS
             if self.fresh and (due or now.over):
                 self.printer.say(self.progress.line())

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections import deque
 from datetime import datetime
 from pathlib import Path
@@ -54,6 +55,8 @@ class Printer:
     def __init__(self) -> None:
         self.places: dict[str, Place] = {}
         self.recent: dict[str, deque[str]] = {}
+        self.at = 0.0
+        """When a pod's line was printed last, on the monotonic clock."""
         self.lock = threading.Lock()
 
     def line(self, key: str, place: Place, text: str) -> None:
@@ -62,6 +65,7 @@ class Printer:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             self.places[key] = place
+            self.at = time.monotonic()
             recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
             recent.append(text.partition("] ")[2])
 

@@ -16,6 +16,8 @@ from kfp_ddp.components.launch.kinds import state
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.training.errors import InputError
 
+APART_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -108,7 +110,10 @@ def _where_to_start(attempts: dict[int, Object]) -> tuple[int, int]:
 
 def _follow(jobs: Jobs, attempt: int, ending: Ending, run_dir: Path | None) -> Ended:
     spec = jobs.spec
-    limits = Limits(spec.deadline_minutes * 60, spec.pending_minutes * 60)
+    # A job that may be tried again as a whole is not left to pods that cannot meet any more.
+    whole = spec.retries and not spec.elastic and spec.restart_policy == "Never"
+    apart = APART_SECONDS if whole and spec.kind in ("pytorchjob", "trainjob") else 0
+    limits = Limits(spec.deadline_minutes * 60, spec.pending_minutes * 60, apart)
     try:
         if ending.cancelled():
             raise Cancelled

@@ -186,6 +186,23 @@ def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
 
 
+def test_a_master_that_is_lost_before_the_ranks_have_met_costs_one_try(grounds: Grounds) -> None:
+    """Its successor and the worker would wait for each other a quarter of an hour."""
+    step = TrainStep(grounds, nodes=2, retries=1)
+    step.start()
+    until(lambda: len(_running(step)) == 2, "two running pods")
+    master, worker = sorted(_running(step))
+    ranks = ["python3", "-c", "import psutil; print(len(psutil.Process(1).children()))"]
+    until(lambda: run_in(grounds, worker, ranks, "pytorch").strip() != "0", "the worker's rank")
+    grounds.core.delete_namespaced_pod(master, grounds.namespace, grace_period_seconds=0)
+    assert step.wait() == "Succeeded", step.log()
+    assert "master-0: its pod was removed while it ran; trying again, 1 of 1" in step.log()
+
+
+def _running(step: LaunchStep) -> list[str]:
+    return [p.metadata.name for p in step.workers() if p.status.phase == "Running"]
+
+
 def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds: Grounds) -> None:
     claim(grounds, "tight", "small", "8Mi")
     with lands.opened(grounds, "tight") as tight, _filler(grounds, "tight") as filler:

@@ -8,8 +8,9 @@ from kubernetes import client
 from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.ending import Ending
 from kfp_ddp.components.launch.failure import root_cause
-from kfp_ddp.components.launch.follow import Follower
+from kfp_ddp.components.launch.follow import Follower, Limits
 from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.logs import Place, Stamp
 
 
 def pod(name: str, code: int | None = None, message: str = "") -> dict[str, Any]:
@@ -70,6 +71,23 @@ def test_a_pod_whose_place_was_taken_is_no_part_of_the_end() -> None:
     follower._notice_lost()
 
     assert follower._removed() == []
+
+
+def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while() -> None:
+    follower = following()
+    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
+    follower._notice_lost()
+    successor = pod("worker-0")
+    successor["metadata"]["uid"] = "another"
+    follower.pods.objects = {"another": successor, "master-0": pod("master-0")}
+    follower._notice_lost()
+
+    assert not follower._apart(Limits())
+    assert not follower._apart(Limits(apart=60))
+    follower.parted -= 61
+    assert follower._apart(Limits(apart=60))
+    follower.printer.line("another/pytorch", Place(0, Stamp(0, 0), 1), "[worker-0] epoch 1")
+    assert not follower._apart(Limits(apart=60))
 
 
 def following() -> Follower:

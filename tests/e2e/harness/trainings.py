@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.kinds import KINDS, state
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
@@ -21,6 +21,8 @@ class Seen:
 
     def __init__(self, scene: Scene, run: Run) -> None:
         self._scene, self._run, self._uids = scene, run, set[str]()
+        self.at_once = 0
+        """The most jobs that went on at the same time."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -28,7 +30,9 @@ class Seen:
     def _look(self) -> None:
         while not self._over.is_set():
             with contextlib.suppress(client.ApiException):  # of a server that just starts
-                self._uids |= {job["metadata"]["uid"] for job in jobs(self._scene, self._run)}
+                found = jobs(self._scene, self._run)
+                self._uids |= {job["metadata"]["uid"] for job in found}
+                self.at_once = max(self.at_once, sum(not state(job).over for job in found))
             time.sleep(0.3)
 
     def stop(self) -> set[str]:
