@@ -96,6 +96,7 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
     """The node has GPUs for the workers alone: a step or a launcher that took one would wait."""
     if kind == "mpijob":
         skip_without_mpi()
+    node = full.grounds.core.list_node().items[0].metadata.labels["kubernetes.io/hostname"]
     secret = {"metadata": {"name": f"token-{kind}"}, "stringData": {"key": "s3cr$t"}}
     full.grounds.core.create_namespaced_secret(full.grounds.namespace, secret)
 
@@ -106,7 +107,7 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
             kind,
             command=[*start, "python3", "-c", SAY],
             env={"PLACE": kind},
-            node_selector={"x/y": ""},
+            node_selector={"kubernetes.io/hostname": node},
         )
         task.set_accelerator_type(GPU).set_accelerator_limit(2)
         task.set_cpu_request("20m").set_memory_limit("2G").set_env_variable("A", "b")
@@ -117,9 +118,6 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
             task, secret_name=f"token-{kind}", secret_key_to_env={"key": "TOKEN"}
         )
 
-    node = client.CoreV1Api(cluster).list_node().items[0].metadata.name
-    label = [{"op": "add", "path": "/metadata/labels/x~1y", "value": ""}]
-    client.CoreV1Api(cluster).patch_node(node, label)
     with advertised(cluster, 4):
         run = full.run(_compiled(pipeline, tmp_path), work_claim=WORK).play()
 
@@ -130,7 +128,10 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
     for pod in workers:
         assert pod.spec.containers[0].resources.limits[GPU] == "2"
         assert pod.spec.containers[0].resources.limits["memory"] == "2G"
-        assert pod.spec.node_selector == {"kubernetes.io/os": "linux", "x/y": ""}
+        assert pod.spec.node_selector == {
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/hostname": node,
+        }
         assert "gpu" in [toleration.key for toleration in pod.spec.tolerations]
     for pod in (*(p for p in pods if p not in workers), _step(full, run)):
         assert GPU not in (pod.spec.containers[0].resources.limits or {})
