@@ -34,6 +34,8 @@ T = TypeVar("T")
 class UnreadableError(InputError):
     """The volume did not give what was asked for: it may be whole, so nothing may replace it."""
 
+    retryable = True
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -39,17 +39,17 @@ class World:
 
     def from_first(self, produce: Callable[[], T]) -> T:
         """What `produce` returned on rank 0, on every rank; its InputError is raised on all."""
-        box: list[tuple[T | None, str]] = [(None, "")]
+        box: list[tuple[T | None, InputError | None]] = [(None, None)]
         if self.first:
             try:
-                box = [(produce(), "")]
+                box = [(produce(), None)]
             except InputError as error:
-                box = [(None, str(error))]
+                box = [(None, error)]
         if self.control is not None:
             dist.broadcast_object_list(box, src=0, group=self.control)
-        value, error_line = box[0]
-        if error_line:
-            raise InputError(error_line)
+        value, problem = box[0]
+        if problem is not None:
+            raise problem
         return value  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:

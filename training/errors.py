@@ -10,6 +10,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 class InputError(ValueError):
     """Input that cannot be used; the message is one line: what, why and what to do."""
 
+    retryable = False
+    """Whether another try may find it usable."""
+
 
 def full(error: OSError, folder: Path | str) -> str:
     """The line for a volume without room: what could not be written, why, and what to do."""

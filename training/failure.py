@@ -81,11 +81,12 @@ def root_cause(error: Any, kept: str) -> Failure:
         line = f"{line or 'preempted'}; {kept}"
     elif not line:
         line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
-    return Failure(code, rank, line, code >= 128, at, consequence)
+    retryable = code >= 128 or bool(failure.error_file_data.get("retryable"))
+    return Failure(code, rank, line, retryable, at, consequence)
 
 
 def told(files: Iterable[Path], kept: str) -> Failure | None:
-    """The first failure that a rank itself judged to be final, by the ranks' error files.
+    """The first failure that a rank itself gave as why it ended, by the ranks' error files.
 
     `kept` is what to say of the checkpoint where the ranks stopped in order.
     """
@@ -98,7 +99,7 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
         if data.get("final"):
             code, line = int(data["exit_code"]), _line(data)
             line = f"{line}; {kept}" if code == 143 else line
-            found.append(Failure(code, data["rank"], line, code >= 128, data["exact_time"]))
+            found.append(Failure(code, data["rank"], line, data["retryable"], data["exact_time"]))
     return min(found, key=lambda failure: failure.time, default=None)
 
 

@@ -48,7 +48,8 @@ def _refuse(error: InputError) -> int:
     _record(error)
     with contextlib.suppress(OSError):  # the log may lie on the volume that is full
         print(f"error: {error}", file=sys.stderr, flush=True)
-    end_for_good()
+    if not error.retryable:
+        end_for_good()
     return USAGE
 
 
@@ -93,7 +94,7 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
             )
         done = run.fit()
         if not done and run.stop.reason == STALE:
-            _write_record(STALE, PREEMPTED, final=True)
+            _write_record(STALE, PREEMPTED, final=True, retryable=True)
             end_for_good()
         if done and caches[0] is not None and world.local_rank == 0:
             caches[0].remove()
@@ -231,13 +232,15 @@ def _record(error: Exception) -> None:
     """Tell the launcher what ended this rank, in the form that torch elastic reads."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, InputError):
-        _write_record(line, USAGE, final=True)
+        _write_record(line, USAGE, final=True, retryable=error.retryable)
     else:
         line = f"{type(error).__name__}: {line}"
         _write_record(line, 1, final=False, consequence=_lost_a_peer(error))
 
 
-def _write_record(line: str, code: int, final: bool, consequence: bool = False) -> None:
+def _write_record(
+    line: str, code: int, final: bool, retryable: bool = False, consequence: bool = False
+) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
@@ -251,6 +254,7 @@ def _write_record(line: str, code: int, final: bool, consequence: bool = False) 
         "exit_code": code,
         "rank": int(os.environ.get("RANK", "0")),
         "final": final,
+        "retryable": retryable,
         "consequence": consequence,
     }
     Path(path).write_text(json.dumps(record))

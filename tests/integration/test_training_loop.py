@@ -256,9 +256,11 @@ def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> 
     for path in found:
         (path / "state.pt").rename(path / "kept")
         (path / "state.pt").symlink_to("state.pt")
-    ranks = Ranks(config(data, tmp_path / "run"), 2)
+    record = tmp_path / "error.json"
+    ranks = Ranks(config(data, tmp_path / "run"), 2, env={"TORCHELASTIC_ERROR_FILE": str(record)})
     assert ranks.wait() == [2, 2], ranks.output()
     assert "Too many levels of symbolic links; it was left as it is" in ranks.output()
+    assert json.loads(record.read_text())["retryable"] is True
     for path in found:
         (path / "kept").replace(path / "state.pt")
     again = Ranks(config(data, tmp_path / "run"), 2)

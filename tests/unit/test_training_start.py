@@ -198,6 +198,10 @@ def test_the_root_cause_is_the_first_that_is_no_consequence() -> None:
     Error.failures = {0: Error.failures[0], 1: _Failure(-9, 10.0)}
     killed = root_cause(Error(), "kept")
     assert (killed.rank, killed.exit_code) == (1, 137)
+    Error.failures = {0: _Failure(2, 10.0, "cannot read it")}
+    assert not root_cause(Error(), "kept").retryable
+    Error.failures[0].error_file_data["retryable"] = True
+    assert root_cause(Error(), "kept").retryable
     Error.failures = {0: _Failure(143, 10.0), 1: _Failure(143, 11.0)}
     assert root_cause(Error(), "kept").error == "preempted; kept"
 
