@@ -181,7 +181,10 @@ class Follower:
             self.taken |= {*self.known, *self.pods.objects}
         elif since != self.since:
             self.taken |= {*self.known}
-        self.since = since
+        else:
+            return
+        self.since, self.lost, self.over = since, [], []
+        self.parted = self.restarted = 0.0
 
     def _own_pods(self) -> list[Object]:
         return [pod for uid, pod in self.pods.objects.items() if uid not in self.taken]

@@ -9,7 +9,7 @@ from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.ending import Ending
 from kfp_ddp.components.launch.failure import root_cause
 from kfp_ddp.components.launch.follow import Follower, Limits
-from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.kinds import KINDS, State
 from kfp_ddp.components.launch.logs import Place, Stamp
 
 
@@ -88,6 +88,42 @@ def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while() -> None:
     assert follower._apart(Limits(apart=60))
     follower.printer.line("another/pytorch", Place(0, Stamp(0, 0), 1), "[worker-0] epoch 1")
     assert not follower._apart(Limits(apart=60))
+
+
+def test_pods_that_a_queue_took_back_are_no_failure() -> None:
+    """Neither lost nor replaced, and nothing that was lost before counts once it is let in."""
+    follower = following()
+    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
+    follower._notice_lost()
+    follower._notice_taken(State("queued"))
+    follower.pods.objects = {"worker-0": pod("worker-0", 143)}
+    follower._notice_lost()
+    assert follower._own_pods() == []
+    assert follower._only_taken()
+    successor = pod("master-0")
+    successor["metadata"]["uid"] = "another"
+    follower.pods.objects = {"another": successor}
+    follower._notice_lost()
+
+    assert follower.lost == []
+    assert follower.over == []
+    assert not follower._only_taken()
+    assert not follower._apart(Limits(apart=60))
+    assert follower.parted == 0
+
+
+def test_a_pod_lost_before_the_queue_took_the_job_back_is_forgotten() -> None:
+    follower = following()
+    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
+    follower._notice_lost()
+    follower.pods.objects = {"master-0": pod("master-0")}
+    follower._notice_lost()
+    assert len(follower.lost) == 1
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+    follower.job["status"] = {"conditions": [resumed]}
+    follower._notice_taken(State("created"))
+    assert follower.lost == []
+    assert follower.taken == {"master-0"}
 
 
 def following() -> Follower:
