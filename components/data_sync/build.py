@@ -26,11 +26,13 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
         result.changes = manifest.compare(
             listing, manifest.rows(before / manifest.NAME) if before else iter(())
         )
+        if isinstance(stage, TarStage):  # what is taken from the version before is a copy
+            _preflight(store, stage, [i for i in stage.files() if i not in done])
         if before is not None:
             done |= _take(stage, before, result, done, options.verify == "full")
-        missing = [i for i in stage.files(range(len(listing))) if i not in done]
+        missing = [i for i in stage.files() if i not in done]
         _refuse_lost(result, missing)
-        store.preflight(sum(listing.sizes[i] for i in missing), len(missing) + len(stage.folders()))
+        _preflight(store, stage, missing)
         if not download(source, listing, stage, missing, options, result, watch):
             return False
     finally:
@@ -60,8 +62,14 @@ def repair(source: Source, store: Store, options: Options, result: Result, watch
     mtimes = [0] * len(listing)
     bad = []
     rows = {row.name: row for row in manifest.rows(path)}
+    unframed = set[int]()
+    if options.pack == "tar" and options.verify == "full":
+        unframed = TarStage(version, listing).unframed(version)
     for index, name in enumerate(listing.names):
         row = rows.get(name)
+        if index in unframed:
+            bad.append(index)
+            continue
         if name.endswith("/"):
             continue
         if row is None or not sound(version, row, options.verify):
@@ -72,10 +80,10 @@ def repair(source: Source, store: Store, options: Options, result: Result, watch
     if not bad:
         result.unchanged = True
         return True
-    _refuse_lost(result, bad)
     if options.pack == "tar":  # an archive is made again as a whole
         result.repaired = len(bad)
         return build(source, store, options, result, watch)
+    _refuse_lost(result, bad)
     stage = FileStage(store.building(result.digest), listing)
     try:
         done = stage.open()
@@ -106,7 +114,7 @@ def sound(version: Path, row: manifest.Row, verify: str) -> bool:
     path = version / (row.pack or row.name)
     if row.pack:
         if verify == "quick":
-            return path.is_file()
+            return path.is_file() and path.stat().st_size >= row.offset + row.size
         return member_checksum(path, row.offset, row.size) == row.crc
     try:
         found = path.lstat()
@@ -165,9 +173,14 @@ def preflight(store: Store, result: Result, missing: Sequence[int], options: Opt
         InputError: too few bytes or inodes are free.
     """
     listing = result.names.listing
-    done = set(stage_of(store.building_of(result.digest), listing, options).recover())
-    rest = [i for i in missing if i not in done and not listing.names[i].endswith("/")]
-    store.preflight(sum(listing.sizes[i] for i in rest), len(rest))
+    stage = stage_of(store.building_of(result.digest), listing, options)
+    done = set(stage.recover())
+    wanted = stage.files(None if isinstance(stage, TarStage) else missing)
+    _preflight(store, stage, [i for i in wanted if i not in done])
+
+
+def _preflight(store: Store, stage: FileStage, indices: Sequence[int]) -> None:
+    store.preflight(sum(stage.listing.sizes[i] for i in indices), stage.inodes(indices))
 
 
 def refuse_deletion(removed: int, files: int, source: str, options: Options) -> None:

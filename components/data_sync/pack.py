@@ -1,8 +1,10 @@
 """Many small files as a few tar archives, each member written in place as it arrives."""
 
+import itertools
 import os
 import tarfile
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 
 import google_crc32c
@@ -73,6 +75,10 @@ class TarStage(FileStage):
         """Archives need no folders."""
         return set()
 
+    def inodes(self, indices: Collection[int]) -> int:
+        """How many files and folders the objects need on the disk, at most."""
+        return min(len(indices), len(self._sizes))
+
     def place(self, index: int) -> tuple[str, int]:
         """Name of the archive, and the offset of the object's bytes in it."""
         return self._shard(self._shards[index]).name, self._starts[index]
@@ -136,6 +142,25 @@ class TarStage(FileStage):
     def kept(self, done: set[int]) -> set[str]:
         """Paths that a new start does not clear away."""
         return {str(self._shard(self._shards[index])) for index in done}
+
+    def unframed(self, version: Path) -> set[int]:
+        """Members of a version whose header, or the end of whose archive, is not right."""
+        bad = set()
+        for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):
+            try:
+                file = (version / self._shard(shard).name).open("rb", buffering=0)
+            except OSError:
+                bad.update(members)
+                continue
+            with file:
+                for index in members:
+                    header = self._header(index)
+                    found = os.pread(file.fileno(), len(header), self._starts[index] - len(header))
+                    if found != header:
+                        bad.add(index)
+                if os.pread(file.fileno(), 3 * _BLOCK, self._sizes[shard]) != bytes(2 * _BLOCK):
+                    bad.add(index)
+        return bad
 
     def _shard(self, shard: int) -> Path:
         return self.tree / f"shard-{shard:05}.tar"

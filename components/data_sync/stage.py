@@ -8,7 +8,7 @@ import stat
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,14 @@ class FileStage:
                 parent = parent.rpartition("/")[0]
         return found
 
-    def files(self, indices: "set[int] | range") -> list[int]:
-        """Those of the indices that are files, not folder markers."""
-        return [i for i in indices if not self.listing.names[i].endswith("/")]
+    def inodes(self, indices: Collection[int]) -> int:
+        """How many files and folders the objects need on the disk, at most."""
+        return len(indices) + len(self.folders())
+
+    def files(self, indices: Iterable[int] | None = None) -> list[int]:
+        """Those of the indices, or of all, that are files and not folder markers."""
+        chosen = range(len(self.listing)) if indices is None else indices
+        return [i for i in chosen if not self.listing.names[i].endswith("/")]
 
     def path(self, index: int) -> Path:
         """Where the object's file is, in this stage."""

@@ -30,6 +30,19 @@ def test_full_disk_is_refused_before_a_byte_is_written(
         assert bucket.gets == []
 
 
+def test_archive_needs_no_inodes_but_room_for_all_of_it(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    with small_disk(tmp_path / "disk", "size=260k,nr_inodes=30") as disk:
+        first = run(disk, pack="tar").path
+        bucket.put("ds/new", b"new")
+        bucket.gets.clear()
+        with pytest.raises(InputError, match=r"free and 120.0 kB are to come"):
+            run(disk, pack="tar")
+        assert "120.0 kB are to come" in run(disk, pack="tar", dry_run=True).refusal
+        assert bucket.gets == []
+        assert (disk / "current").resolve() == first
+
+
 @pytest.mark.parametrize(
     ("options", "count", "large"),
     [("size=64k", 40, 0), ("size=8m,nr_inodes=30", 40, 0), ("size=64k", 4, SMALL + 1)],

@@ -94,6 +94,26 @@ def test_damage_in_the_version_before_does_not_spread(bucket: Bucket, tmp_path: 
     assert content(run(tmp_path).path) == objects | {"new": b"new"}
 
 
+@pytest.mark.parametrize("place", ["name", "end", "cut"])
+def test_archive_is_checked_beside_its_members_too(
+    bucket: Bucket, tmp_path: Path, place: str
+) -> None:
+    objects = fill(bucket)
+    path = next(run(tmp_path, pack="tar").path.glob("*.tar"))
+    data = bytearray(path.read_bytes())
+    if place == "cut":
+        del data[-5000:]
+    else:
+        data[-1 if place == "end" else 10] ^= 1
+    path.write_bytes(data)
+    bucket.gets.clear()
+    mended = run(tmp_path, pack="tar", verify="quick" if place == "cut" else "full")
+    assert mended.repaired >= 1
+    assert len(bucket.gets) == (2 if place == "cut" else 0)
+    assert unpacked(mended.path, "tar") == objects
+    assert run(tmp_path, pack="tar", verify="full").unchanged
+
+
 def test_packed_version_is_deterministic_and_reuses_what_is_unchanged(
     bucket: Bucket, tmp_path: Path
 ) -> None:
