@@ -145,7 +145,7 @@ class TarStage(FileStage):
 
     def unframed(self, version: Path) -> set[int]:
         """Members of a version whose header, or the end of whose archive, is not right."""
-        bad = set()
+        bad = set[int]()
         for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):
             try:
                 file = (version / self._shard(shard).name).open("rb", buffering=0)
