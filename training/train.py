@@ -203,14 +203,22 @@ def _look_at_all(
     for line in world.gather(problem):
         if line:
             raise InputError(line)
-    if folder is not None and world.rank >= world.local_size:
-        found = []  # each node decodes all images for its own cache: the first one's count
-    _warn([item for items in world.gather(found) for item in items], world.first)
+    part = world.rank if folder is None else world.local_rank
+    _warn(world.gather((part, found)), world.first)
     return caches
 
 
-def _warn(findings: "list[Findings]", first: bool) -> None:
-    """One line if images had to be converted or could not be read."""
+def _warn(found: "list[tuple[int, list[Findings]]]", first: bool) -> None:
+    """One line if images had to be converted or could not be read.
+
+    `found` holds each rank's part and what it saw of it in each split. Every node looks at all
+    parts for its cache, unless another had filled it: a part counts once.
+    """
+    seen: dict[tuple[int, int], Findings] = {}
+    for part, splits in found:
+        for number, item in enumerate(splits):
+            seen[part, number] = max(item, seen.get((part, number), item))
+    findings = list(seen.values())
     checked = sum(item.checked for item in findings)
     broken = sum(item.broken for item in findings)
     not_rgb = sum(item.not_rgb for item in findings)
