@@ -1,5 +1,6 @@
 """Real ranks for tests of the training loop: forked from a server that has torch imported."""
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -82,7 +83,8 @@ class Ranks:
         """Send a signal to one rank, if it lives."""
         process = self.processes[rank]
         if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.kill(process.pid, number)
 
     def wait(self, seconds: float = 240) -> list[int]:
         """Exit codes of all ranks; a failed rank's peers get SIGTERM, as from torch's agent."""
