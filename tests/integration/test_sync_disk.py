@@ -82,13 +82,14 @@ def test_disk_is_one_line_whatever_does_not_fit(
             try:
                 run(disk, mirror=mirror)
             except InputError as error:
-                refused.add(str(error).split()[2].rpartition("/")[2])
+                name = Path(str(error).split()[2]).name
+                refused.add("a file" if name.endswith(".png") else name)  # whichever came first
             else:
                 assert content(disk if mirror else disk / "current") == objects
                 break
             subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(disk)], check=True)
             assert content(run(disk, mirror=mirror).path) == objects
-    wanted = {"building", "journal", "0000.png"}
+    wanted = {"building", "journal", "a file"}
     wanted |= {"manifest.jsonl.tmp"} if mirror else {"_MANIFEST.jsonl.tmp", "_SUCCESS.tmp"}
     assert wanted <= refused
 
