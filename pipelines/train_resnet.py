@@ -1,5 +1,7 @@
 """The pipeline `train_resnet`: bucket to evaluated, gated and exported model."""
 
+from pathlib import PurePosixPath
+
 from kfp import dsl, kubernetes
 
 from kfp_ddp.components.data_sync.component import data_sync
@@ -8,6 +10,7 @@ from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.components.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 
@@ -21,7 +24,7 @@ SECRET_ENV = (
 def _bucket(task: dsl.PipelineTask, credentials: object) -> dsl.PipelineTask:
     """Give a step the bucket's credentials, if such a secret is there."""
     kubernetes.use_secret_as_volume(
-        task, secret_name=credentials, mount_path="/var/run/secrets/kfp-ddp", optional=True
+        task, secret_name=credentials, mount_path=str(PurePosixPath(KEY).parent), optional=True
     )
     return kubernetes.use_secret_as_env(
         task, secret_name=credentials, secret_key_to_env={k: k for k in SECRET_ENV}, optional=True

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.files import sync
 
 STATE = "state.pt"
 MANIFEST = "manifest.json"
@@ -275,7 +276,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     aside = directory / f".{final.name}.tmp"
     if not directory.is_dir():
         directory.mkdir(parents=True)
-        _sync(directory.parent)
+        sync(directory.parent)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -290,7 +291,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
         shutil.rmtree(old)
     else:
         os.replace(aside, final)
-    _sync(directory)
+    sync(directory)
     return final
 
 
@@ -304,7 +305,7 @@ def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
         json.dump({**manifest, "files": files}, text, indent=1)
         text.flush()
         os.fsync(text.fileno())
-    _sync(aside)
+    sync(aside)
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
@@ -339,11 +340,3 @@ def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> d
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

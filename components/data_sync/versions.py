@@ -22,6 +22,7 @@ from pathlib import Path
 from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.files import sync
 
 MARGIN = 1.02
 """Room asked for beyond the bytes and files themselves, for folders and the journal."""
@@ -150,7 +151,7 @@ class Store:
         if place.is_symlink() or place.exists():  # damaged: it was not complete
             self.discard(place)
         tree.rename(place)
-        sync_folder(self.versions)
+        sync(self.versions)
         return place
 
     def flip(self, digest: str) -> bool:
@@ -168,7 +169,7 @@ class Store:
             fresh.rename(link)
         except OSError as error:
             raise unwritable(link, error) from error
-        sync_folder(self.root)
+        sync(self.root)
         return True
 
     def hand_out(self, digest: str) -> bool:
@@ -244,15 +245,6 @@ def sync_filesystem(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_durably(path: Path, text: str) -> None:
     """Write a file so that it is there whole, or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")
@@ -262,7 +254,7 @@ def write_durably(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     temporary.chmod(0o644)
     temporary.rename(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def human(size: float) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from typing import Any
 
 from kfp_ddp.components.places import Place, sha256
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.files import sync
 
 NAME = "bundle"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
@@ -84,7 +84,7 @@ def replacing(run_dir: Path) -> Iterator[Path]:
         if target.exists():
             target.rename(run_dir / f"{_ASIDE}old")
         aside.rename(target)
-        _sync(run_dir)
+        sync(run_dir)
         shutil.rmtree(run_dir / f"{_ASIDE}old", ignore_errors=True)
     except OSError as error:
         raise _unwritable(run_dir, error) from None
@@ -97,15 +97,15 @@ def seal(folder: Path) -> str:
     names = files(folder)
     for name in names:
         (folder / name).chmod(0o644)  # safetensors writes for its owner alone
-        _sync(folder / name)
+        sync(folder / name)
     lines = [f"{sha256(folder / name)}  {name}\n" for name in names]
     (folder / MANIFEST).write_text("".join(lines), encoding="utf-8")
-    _sync(folder / MANIFEST)
+    sync(folder / MANIFEST)
     found = sha256(folder / MANIFEST)
     (folder / SUCCESS).write_text(found + "\n")
-    _sync(folder / SUCCESS)
+    sync(folder / SUCCESS)
     for inner in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
-        _sync(inner)
+        sync(inner)
     return found
 
 
@@ -138,14 +138,6 @@ def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:
 def key(content: Mapping[str, Any]) -> str:
     """A digest of what a bundle is made from, to tell whether it needs to be made again."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unwritable(run_dir: Path, error: OSError) -> InputError:

@@ -76,23 +76,12 @@ class HttpReader:
         skip = offset if response.status == HTTPStatus.OK else 0  # a server without ranges
         while skip and (data := body.read(min(skip, _CHUNK))):
             skip -= len(data)
-        try:
-            check_length(response, size - offset)
-        except Transient:
+        expected = size - offset
+        if response.length is not None and response.length != expected and expected:
             self.close()
-            raise
+            raise Transient(f"length {response.length} instead of {expected}")
         return body
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def check_length(response: Response, expected: int) -> None:
-    """Compare what the answer announces with the listing, before its body is read.
-
-    Raises:
-        Transient: they differ.
-    """
-    if response.length is not None and response.length != expected and expected:
-        raise Transient(f"length {response.length} instead of {expected}")
