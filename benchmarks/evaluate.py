@@ -4,6 +4,8 @@
   and confusion matrix of 50,000 samples in 1,000 classes, from the same logits in the same
   batches; torchmetrics with compute groups and without its argument checks, as it is fastest.
   Ours also has the loss and each sample's confidence.
+- `rn50_224_vs_reference`: images a second of the evaluation of JPEG files, against `validate()` of
+  pytorch/examples' imagenet/main.py, a ResNet-50 in float32 on a CPU, each in its own process.
 - `onnx_vs_eager_rn50_b1`, `onnx_vs_eager_rn50_b8`: a ResNet-50 at 224 pixels, as the export
   component writes it, in ONNX Runtime against the same model in eager torch; uint8 images in,
   logits out.
@@ -13,13 +15,15 @@ CPU time of one thread each.
 
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rounds import measure, ratio, table
+from benchmarks.input import photographs
+from benchmarks.rounds import apart, measure, ratio, table, take_turns
 
 SAMPLES, CLASSES, BATCH = 50_000, 1000, 500
-ROUNDS = 7
+IMAGES, ROUNDS = 128, 7
 
 
 def run() -> dict[str, float]:
@@ -28,7 +32,7 @@ def run() -> dict[str, float]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    return _metrics() | _onnx((1, 8))
+    return _metrics() | _against_reference() | _onnx((1, 8))
 
 
 def _metrics() -> dict[str, float]:
@@ -90,28 +94,86 @@ def _metrics() -> dict[str, float]:
     return {"metrics_vs_torchmetrics": ratio(seconds, "kfp-ddp", "torchmetrics")}
 
 
-def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
+def _against_reference() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = photographs(Path(folder) / "data", 4 * IMAGES) / "val"
+        with apart(_ours, root) as ours, apart(_reference, root) as reference:
+            calls = {"kfp-ddp": ours, "pytorch/examples imagenet": reference}
+            seconds = take_turns(calls, rounds=3)
+    table("Evaluation of a ResNet-50 at 224 px from JPEG files", seconds, IMAGES, "image")
+    return {"rn50_224_vs_reference": ratio(seconds, "kfp-ddp", "pytorch/examples imagenet")}
+
+
+def _ours(root: Path) -> Callable[[], object]:
     import torch
 
-    from kfp_ddp.components.export.formats import ONNX, Servable, trace, write_onnx
-    from kfp_ddp.components.export.runtimes import eager, onnx
-    from kfp_ddp.training.checkpoint import ModelInfo
-    from kfp_ddp.training.model import MEAN, STD, build
+    from kfp_ddp.components.evaluate.predict import predict
+    from kfp_ddp.training.data import scan
+    from kfp_ddp.training.model import build
 
-    model = build("resnet50", CLASSES)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
-    model(torch.randn(8, 3, 224, 224))  # gives batch norm real statistics
-    info = ModelInfo(
+    torch.set_num_threads(1)
+    model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)
+    return lambda: predict(model, info, index, root, 32, torch.device("cpu"))
+
+
+def _reference(root: Path) -> Callable[[], object]:
+    """`validate()` of pytorch/examples' imagenet/main.py, its meters included."""
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision import datasets, models, transforms
+
+    torch.set_num_threads(1)
+    network = models.get_model("resnet50", weights=None)
+    criterion = torch.nn.CrossEntropyLoss()
+    normalize = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), normalize]
+    dataset = datasets.ImageFolder(str(root), transforms.Compose(steps))
+    loader = DataLoader(dataset, batch_size=32, shuffle=False)
+
+    def validate() -> None:
+        seen = [0.0, 0.0, 0.0]
+        network.eval()
+        with torch.no_grad():
+            for images, target in loader:
+                output = network(images)
+                loss = criterion(output, target)
+                _, predicted = output.topk(5, 1, True, True)
+                correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
+                top1, top5 = (correct[:k].reshape(-1).float().sum(0) for k in (1, 5))
+                for i, value in enumerate((loss, top1, top5)):
+                    seen[i] += value.item() * images.size(0)
+
+    return validate
+
+
+def _info(classes: int) -> Any:
+    from kfp_ddp.training.checkpoint import ModelInfo
+    from kfp_ddp.training.model import MEAN, STD
+
+    return ModelInfo(
         model="resnet50",
-        classes=tuple(map(str, range(CLASSES))),
+        classes=tuple(map(str, range(classes))),
         image_size=224,
         mean=MEAN,
         std=STD,
         step=0,
         config={},
     )
+
+
+def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
+    import torch
+
+    from kfp_ddp.components.export.formats import ONNX, Servable, trace, write_onnx
+    from kfp_ddp.components.export.runtimes import eager, onnx
+    from kfp_ddp.training.model import build
+
+    model = build("resnet50", CLASSES)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    model(torch.randn(8, 3, 224, 224))  # gives batch norm real statistics
+    info = _info(CLASSES)
     servable = Servable(model.eval(), info).eval()
     figures = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

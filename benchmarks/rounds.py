@@ -1,10 +1,15 @@
 """What the benchmarks share: interleaved rounds, their medians as a table, the machine."""
 
+import contextlib
+import functools
+import multiprocessing
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
 
 Clock = Callable[[], float]
 
@@ -28,14 +33,61 @@ def measure(
 
     CPU time by default: it does not count what else the machine is busy with.
     """
+    timed = {name: functools.partial(_seconds, call, clock) for name, call in calls.items()}
+    return take_turns(timed, rounds)
+
+
+def take_turns(calls: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each call returned in each round, after one turn to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
-            began = clock()
-            call()
+            took = call()
             if number:
-                seconds[name].append(clock() - began)
+                seconds[name].append(took)
     return seconds
+
+
+def _seconds(call: Callable[[], object], clock: Clock) -> float:
+    began = clock()
+    call()
+    return clock() - began
+
+
+@contextlib.contextmanager
+def apart(
+    make: Callable[..., Callable[[], object]], *arguments: Any, clock: Clock = time.process_time
+) -> Iterator[Callable[[], float]]:
+    """The seconds of `make(*arguments)()`, made once and run in a process of its own.
+
+    Where peers share a process they share an allocator's settings and its free memory.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, clock, make, arguments))
+    process.start()
+    there.close()
+
+    def ask() -> float:
+        here.send(True)
+        took: float = here.recv()
+        return took
+
+    try:
+        yield ask
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(
+    pipe: Connection, clock: Clock, make: Callable[..., Callable[[], object]], arguments: Any
+) -> None:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        call = make(*arguments)
+        with contextlib.suppress(EOFError):
+            while pipe.recv():
+                pipe.send(_seconds(call, clock))
 
 
 def ratio(seconds: Mapping[str, list[float]], ours: str, peer: str) -> float:

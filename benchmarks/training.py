@@ -1,5 +1,7 @@
 """The training loop against its peers, one thread a rank, CPU time, on generated photographs.
 
+Peers have processes of their own, as each sets up its allocator in its own way, or not at all.
+
 - `step_overhead`: our whole step (agreement to stop, schedule, metrics, NaN watch, data wait)
   over a hand-written DDP step on the same batch, two gloo ranks, ResNet-18 at 64 px: a share,
   1.00 is no overhead. The only figure here where less is better.
@@ -14,6 +16,7 @@
   for. Needs a core for each of the two.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.input import photographs
-from benchmarks.rounds import measure, ratio, table
+from benchmarks.rounds import apart, measure, ratio, table, take_turns
 
 ROUNDS = 5
 
@@ -38,7 +41,7 @@ def run() -> dict[str, float]:
         root = photographs(Path(folder) / "data", 128)
         figures = {"step_overhead": _step_overhead(root)}
         figures |= _against_reference(root, "resnet18", 64, batch=32, steps=4)
-        figures |= _against_reference(root, "resnet50", 224, batch=8, steps=1)
+        figures |= _against_reference(root, "resnet50", 224, batch=32, steps=1)
         figures["checkpoint_stall_vs_torch_save"] = _checkpoint_stall(Path(folder))
         figures["real_vs_synthetic"] = _real_vs_synthetic(root)
     return figures
@@ -115,7 +118,8 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
         "kfp-ddp": lambda: trainer.advance(forever),
         "bare DDP loop": bare,
     }
-    results.put((rank, measure(calls, rounds=36)))
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        results.put((rank, measure(calls, rounds=36)))
     trainer.world.barrier()
     torch.distributed.destroy_process_group()
 
@@ -132,14 +136,17 @@ def _against_reference(
 ) -> dict[str, float]:
     key = f"rn{name.removeprefix('resnet')}_{size}_vs_reference"
     fields = {"batch_size": batch, "precision": "bf16"}
-    cached = _trainer(root, name, size, **fields)
-    jpeg = _trainer(root, name, size, **fields, cache_gb=0)
-    calls = {
-        "kfp-ddp, bf16, decoded cache": _advance(cached, cached._batches(), steps),
-        "kfp-ddp, bf16, JPEG": _advance(jpeg, jpeg._batches(), steps),
-        "pytorch/examples imagenet": _reference(root, name, size, batch, steps),
-    }
-    seconds = measure(calls, ROUNDS if size < 128 else 3)
+    with (
+        apart(_ours, root, name, size, steps, fields) as cached,
+        apart(_ours, root, name, size, steps, {**fields, "cache_gb": 0}) as jpeg,
+        apart(_reference, root, name, size, steps, batch) as reference,
+    ):
+        calls = {
+            "kfp-ddp, bf16, decoded cache": cached,
+            "kfp-ddp, bf16, JPEG": jpeg,
+            "pytorch/examples imagenet": reference,
+        }
+        seconds = take_turns(calls, ROUNDS if size < 128 else 3)
     table(f"{name} at {size} px, batch {batch}, data included", seconds, batch * steps, "image")
     return {
         key: ratio(seconds, "kfp-ddp, bf16, decoded cache", "pytorch/examples imagenet"),
@@ -147,7 +154,18 @@ def _against_reference(
     }
 
 
-def _advance(trainer: Any, batches: Iterator[Any], steps: int) -> Callable[[], None]:
+def _ours(
+    root: Path, name: str, size: int, steps: int, fields: dict[str, Any], same: bool = False
+) -> Callable[[], None]:
+    """`steps` of our loop at a time; with `same` on one batch that is in memory."""
+    import torch
+
+    torch.set_num_threads(1)
+    trainer = _trainer(root, name, size, **fields)
+    batches: Iterator[Any] = trainer._batches()
+    if same:
+        batches = itertools.repeat(next(batches))
+
     def some() -> None:
         for _ in range(steps):
             trainer.advance(batches)
@@ -155,12 +173,13 @@ def _advance(trainer: Any, batches: Iterator[Any], steps: int) -> Callable[[], N
     return some
 
 
-def _reference(root: Path, name: str, size: int, batch: int, steps: int) -> Callable[[], None]:
+def _reference(root: Path, name: str, size: int, steps: int, batch: int) -> Callable[[], None]:
     """`train()` of pytorch/examples' imagenet/main.py, its meters included, `steps` at a time."""
     import torch
     from torch.utils.data import DataLoader
     from torchvision import datasets, models, transforms
 
+    torch.set_num_threads(1)
     network = models.get_model(name, weights=None)
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(network.parameters(), 0.001, momentum=0.9, weight_decay=1e-4)
@@ -229,13 +248,13 @@ def _checkpoint_stall(folder: Path) -> float:
 
 def _real_vs_synthetic(root: Path) -> float:
     fields = {"batch_size": 32, "precision": "bf16"}
-    real = _trainer(root, "resnet18", 64, **fields, workers=1, cache_gb=0)
-    synthetic = _trainer(root, "resnet18", 64, **fields)
-    batch = next(synthetic._batches())
-    calls = {
-        "from JPEG, one loader process": _advance(real, real._batches(), 4),
-        "the same batch again": _advance(synthetic, itertools.repeat(batch), 4),
-    }
-    seconds = measure(calls, 2 * ROUNDS, time.perf_counter)
+    jpeg = {**fields, "workers": 1, "cache_gb": 0}
+    wall = time.perf_counter
+    with (
+        apart(_ours, root, "resnet18", 64, 4, jpeg, clock=wall) as real,
+        apart(_ours, root, "resnet18", 64, 4, fields, True, clock=wall) as synthetic,
+    ):
+        calls = {"from JPEG, one loader process": real, "the same batch again": synthetic}
+        seconds = take_turns(calls, 2 * ROUNDS)
     table("ResNet-18 at 64 px, batch 32, wall time", seconds, 128, "image")
     return ratio(seconds, "from JPEG, one loader process", "the same batch again")

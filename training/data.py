@@ -100,14 +100,13 @@ def _images(folder: Path) -> Iterator[str]:
 
 
 class Batch(NamedTuple):
-    """One micro-batch, as the loader hands it over."""
+    """One micro-batch, as the loader hands it over: one tensor, as each costs it a descriptor."""
 
     images: Tensor
     """uint8 [N, 3, size, size], channels last in memory."""
-    targets: Tensor
-    """int64 [N]."""
-    indices: Tensor
-    """int64 [N], positions in the index."""
+    targets: list[int]
+    indices: list[int]
+    """Positions in the index."""
     skipped: int
     """Images that could not be read: replaced by a neighbour, or in evaluation left out."""
     error: str
@@ -133,7 +132,7 @@ class Images(Dataset[Batch]):
         config = self.config
         size = transforms.size_of_epoch(config, keys[0][0]) if self.training else config.image_size
         images = channels_last(len(keys), size)
-        indices = torch.tensor([position for _, position in keys])
+        indices = [position for _, position in keys]
         kept: list[int] = []
         for row, (epoch, position) in enumerate(keys):
             try:
@@ -149,8 +148,8 @@ class Images(Dataset[Batch]):
             images[row] = transforms.finish(image, config, self.training, epoch, at, prepared)
         skipped = len(keys) - len(kept)
         if skipped and not self.training:
-            images, indices = images[kept], indices[kept]
-        targets = torch.tensor([self.index.targets[i] for i in indices.tolist()], dtype=torch.long)
+            images, indices = images[kept], [indices[row] for row in kept]
+        targets = [self.index.targets[at] for at in indices]
         return Batch(images, targets, indices, skipped, "")
 
     def _usable(self, position: int) -> tuple[Tensor, int]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.memory import keep_freed
 
 T = TypeVar("T")
 
@@ -87,6 +88,8 @@ def start(config: TrainConfig) -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         _flight_recorder(config)
+    else:
+        keep_freed()
     if "RANK" not in os.environ or size == 1:
         return World(rank, size, local_rank, local_size, device)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)

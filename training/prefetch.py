@@ -17,8 +17,8 @@ class DeviceBatch(NamedTuple):
     images: Tensor
     """float32 [N, 3, S, S], normalised."""
     targets: Tensor
-    indices: Tensor
-    """int64 [N] on the CPU."""
+    """int64 [N]."""
+    indices: list[int]
     skipped: int
 
 
@@ -69,8 +69,9 @@ def _on_cpu(batches: Iterator[Batch], layout: torch.memory_format) -> Iterator[D
         for source, target in zip(pixels, values, strict=True):
             torch.addcmul(up, target.copy_(source), across, out=target)
         images = values.view(count, height, width, channels).permute(0, 3, 1, 2)
+        targets = torch.tensor(batch.targets, dtype=torch.long)
         yield DeviceBatch(
-            images.contiguous(memory_format=layout), batch.targets, batch.indices, batch.skipped
+            images.contiguous(memory_format=layout), targets, batch.indices, batch.skipped
         )
 
 
@@ -78,6 +79,7 @@ def _move(batch: Batch, device: torch.device, layout: torch.memory_format) -> De
     if batch.error:
         raise InputError(batch.error)
     images = batch.images.to(device, non_blocking=True)
-    targets = batch.targets.to(device, non_blocking=True)
+    targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
+    targets = targets.to(device, non_blocking=True)
     ready = normalise(images).contiguous(memory_format=layout)
     return DeviceBatch(ready, targets, batch.indices, batch.skipped)

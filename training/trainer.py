@@ -85,7 +85,7 @@ class Trainer:
         )
         self.meter = Meter(config, world, len(self.classes))
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
-        self.recent: deque[tuple[int, list[Tensor]]] = deque(maxlen=config.log_steps + 1)
+        self.recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
         self.step, self.first_step, self.skipped, self.saved_step = 0, 1, 0, -1
         self.latest: dict[str, float] = {}
         self.saved_at = time.monotonic()
@@ -218,7 +218,7 @@ class Trainer:
         """Raise the same InputError on all ranks if the loss of one was no number."""
         mine, files = int(self.first_bad_step), ""
         if mine < NEVER:
-            positions = [int(i) for micro in dict(self.recent).get(mine, []) for i in micro]
+            positions = [i for micro in dict(self.recent).get(mine, []) for i in micro]
             files = ", ".join(Path(self.training.index.paths[i]).name for i in positions[:8])
             files += f" and {len(positions) - 8} more" if len(positions) > 8 else ""
         step, rank, files = min(self.world.gather((mine, self.world.rank, files)))

@@ -17,6 +17,7 @@ from kfp_ddp.components.evaluate.record import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.memory import keep_freed
 from kfp_ddp.training.model import normalise
 
 
@@ -86,7 +87,9 @@ def predict(
     predicted = torch.full((n,), -1, dtype=torch.int64)
     confidence, loss = torch.zeros(n), torch.zeros(n)
     tally = Tally(len(info.classes), device)
-    model.to(device)
+    model.to(device).to(memory_format=torch.channels_last)
+    if device.type == "cpu":
+        keep_freed()
     with torch.inference_mode():
         for images, targets, positions in _batches(index, info.image_size, batch_size):
             pixels = normalise(images.to(device), info.mean, info.std)

@@ -110,10 +110,10 @@ def test_skipping_replaces_and_counts_in_training_and_leaves_out_in_evaluation(s
     keys = [(0, 2), (0, 3)]
     trained = Images(index, config, training=True).__getitems__(keys)
     assert (trained.skipped, trained.error) == (1, "")
-    assert trained.indices.tolist() == [2, 4]
+    assert trained.indices == [2, 4]
     evaluated = Images(index, config, training=False).__getitems__(keys)
     assert evaluated.skipped == 1
-    assert evaluated.indices.tolist() == [2]
+    assert evaluated.indices == [2]
     assert "1.png" in Images(index, run(split), training=True).__getitems__(keys).error
 
 
@@ -132,7 +132,7 @@ def test_cached_images_are_those_that_are_decoded(
     plain = Images(index, config, training).__getitems__(keys)
     cached = Images(index, config, training, cache).__getitems__(keys)
     assert torch.equal(plain.images, cached.images)
-    assert torch.equal(plain.targets, cached.targets)
+    assert plain.targets == cached.targets
 
 
 def test_a_cache_is_used_again_and_never_for_other_data(split: Path, tmp_path: Path) -> None:
@@ -250,5 +250,5 @@ def test_the_loader_keeps_the_order_with_workers(split: Path, workers: int) -> N
     index = scan(split)
     sampler = ResumableSampler(6, 2, 2, 0, 1, seed=1)
     images = Images(index, run(split), training=True)
-    got = [b.indices.tolist() for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
+    got = [b.indices for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
     assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]

