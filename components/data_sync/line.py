@@ -18,8 +18,8 @@ class Line(asyncio.BufferedProtocol):
     now and then. Honours the proxy variables of the environment, as `Connection` does.
     """
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
-        self._endpoint, self._timeout = Endpoint(endpoint), timeout
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        self._endpoint, self._timeout = endpoint, timeout
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Response] | None = None
         self._heard = 0.0

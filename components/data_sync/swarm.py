@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from threading import Event
 
+from kfp_ddp.components.data_sync.connection import Endpoint
 from kfp_ddp.components.data_sync.line import Line
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.pace import Meter, Retry, Throttle
@@ -52,10 +53,15 @@ class Swarm:
 
     async def _run(self, feed: deque[int]) -> None:
         count = min(self.connections, len(feed))
-        lines = [Line(self.objects.endpoint, self.objects.timeout) for _ in range(count)]
+        endpoint = Endpoint(self.objects.endpoint)
+        lines = [Line(endpoint, self.objects.timeout) for _ in range(count)]
         watch = asyncio.create_task(self._watch(lines))
         try:
-            await asyncio.gather(*(self._work(line, feed) for line in lines))
+            work = []
+            for line in lines:
+                work.append(asyncio.create_task(self._work(line, feed)))
+                await asyncio.sleep(0)  # the first ask while the last still shake hands
+            await asyncio.gather(*work)
         finally:
             watch.cancel()
             for line in lines:
@@ -121,4 +127,5 @@ class Swarm:
             return
         began = time.perf_counter()
         self.accept(index, data)
-        self._write_seconds += (time.perf_counter() - began - self._write_seconds) / 16
+        took = min(time.perf_counter() - began, 4 * SLOW_WRITE)  # one hiccup is no slow disk
+        self._write_seconds += (took - self._write_seconds) / 16
