@@ -65,6 +65,15 @@ class ModelInfo:
     step: int
     config: dict[str, Any]
 
+    @property
+    def blur_pool(self) -> bool:
+        """Whether the network has filters before its strides."""
+        return bool(self.config.get("blur_pool"))
+
+    def network(self) -> nn.Module:
+        """The network without its weights."""
+        return models.build(self.model, len(self.classes), self.blur_pool)
+
 
 def verify(path: Path) -> Checkpoint:
     """Read one step directory and check each file's size and sha256 against its manifest.
@@ -155,10 +164,6 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
     """
     checkpoint = verify(path)
     manifest = checkpoint.manifest
-    blur_pool = bool(manifest["config"].get("blur_pool"))
-    network = models.build(manifest["model"], len(manifest["classes"]), blur_pool)
-    state = checkpoint.state()
-    network.load_state_dict(state["ema"] or state["model"])
     info = ModelInfo(
         model=manifest["model"],
         classes=tuple(manifest["classes"]),
@@ -168,6 +173,8 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
         step=checkpoint.step,
         config=manifest["config"],
     )
+    network, state = info.network(), checkpoint.state()
+    network.load_state_dict(state["ema"] or state["model"])
     return network.float().eval(), info
 
 

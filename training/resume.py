@@ -122,7 +122,7 @@ def initialise(
         InputError: it does not verify, or holds another model.
     """
     source, info = checkpoint.load_model(Path(config.init_from))
-    if (info.model, bool(info.config.get("blur_pool"))) != (config.model, config.blur_pool):
+    if (info.model, info.blur_pool) != (config.model, config.blur_pool):
         raise InputError(
             f"init_from={config.init_from} holds a {info.model}, not a {config.model} of the same "
             "form: set model and blur_pool as that run had them"

@@ -80,6 +80,13 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
     if found is None:
         return None
     notes = found.metadata.annotations or {}
+    # A populated claim has the dataset at its root, a copied one below versions/.
+    before = notes.get(f"{DOMAIN}/strategy", strategy)
+    if (before == "populator") != (strategy == "populator"):
+        raise InputError(
+            f"claim {request.name} was published with publish={before}, which lays its files out "
+            f"in another way than {strategy}; delete it"
+        )
     if notes.get(f"{DOMAIN}/digest") != request.digest or found.spec.access_modes != [
         "ReadOnlyMany"
     ]:

@@ -41,7 +41,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> None:
         folder: An existing folder.
     """
     if any(module.training for module in model.modules()):
-        raise ValueError("the model is in training mode: batch norm would go into the graph as it")
+        raise ValueError("the model is in training mode: batch norm would be traced as in training")
     write_weights(model, info, folder / WEIGHTS)
     program = trace(Servable(model, info).eval(), info.image_size)
     torch.export.save(program, folder / PROGRAM)
@@ -56,6 +56,7 @@ def write_weights(model: nn.Module, info: ModelInfo, path: Path) -> None:
     metadata = {
         "format": "pt",
         "model": info.model,
+        "blur_pool": json.dumps(info.blur_pool),
         "classes": json.dumps(list(info.classes)),
         "image_size": str(info.image_size),
         "mean": json.dumps(list(info.mean)),

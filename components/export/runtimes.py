@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, WEIGHTS, Servable
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
-from kfp_ddp.training.model import build
 
 Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 logits (N, C)
 
@@ -30,7 +29,7 @@ def from_bundle(folder: Path, info: ModelInfo) -> Mapping[str, Predict]:
 def _weights(path: Path, info: ModelInfo) -> Predict:
     from safetensors.torch import load_file
 
-    model = build(info.model, len(info.classes))
+    model = info.network()
     model.load_state_dict(load_file(path))
     return eager(Servable(model.eval(), info))
 

@@ -41,6 +41,12 @@ def trained_checkpoint(trained_dataset: Path) -> Path:
     return _train(trained_dataset, trained_dataset.parent / "run")
 
 
+@pytest.fixture(scope="session")
+def blurred_checkpoint(trained_dataset: Path) -> Path:
+    """The same with filters before its strides."""
+    return _train(trained_dataset, trained_dataset.parent / "blurred", blur_pool=True)
+
+
 @pytest.fixture
 def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
     """A run folder of the test's own, with the metrics of the training."""
@@ -50,7 +56,7 @@ def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
     return run_dir
 
 
-def _train(dataset: Path, run_dir: Path) -> Path:
+def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     config = TrainConfig(
         data=str(dataset),
         output_dir=str(run_dir),
@@ -59,9 +65,10 @@ def _train(dataset: Path, run_dir: Path) -> Path:
         epochs=6,
         warmup_epochs=0,
         batch_size=32,
+        blur_pool=blur_pool,
     )
     torch.manual_seed(0)
-    network = build(config.model, len(CLASSES))
+    network = build(config.model, len(CLASSES), blur_pool)
     index = scan(dataset / "train")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []

@@ -74,6 +74,17 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
     }
 
 
+def test_a_network_with_filters_is_exported_too(
+    blurred_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    evaluate(blurred_checkpoint, tmp_path, trained_dataset, "val", 64, 4)
+    evaluation = tmp_path / "evaluation" / "evaluation.json"
+    make(blurred_checkpoint, tmp_path, trained_dataset / "val", evaluation, "squares")
+    assert bundle.intact(tmp_path / "bundle")
+    parity = json.loads((tmp_path / "bundle" / "parity.json").read_text())
+    assert set(parity["formats"]) == {"model.safetensors", "model.pt2", "model.onnx"}
+
+
 def test_a_bundle_holds_every_file_and_its_digest(made: Path) -> None:
     folder = made / "bundle"
     assert bundle.files(folder) == FILES
