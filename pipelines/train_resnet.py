@@ -123,6 +123,42 @@ def train_resnet(
         data_dir: Where the data claim is mounted; change it for local runs only.
         work_dir: Where the work claim is mounted; change it for local runs only.
     """
+    # Not in the group: where a claim is missing, the pod of teardown could not start either.
+    checked = _bucket(
+        preflight(
+            source=source,
+            data_dir=data_dir,
+            work_dir=work_dir,
+            data_claim=data_claim,
+            work_claim=work_claim,
+            publish=publish,
+            backend=backend,
+            image=image,
+            nodes=nodes,
+            nproc_per_node=nproc_per_node,
+            gpus_per_node=gpus_per_node,
+            cluster=cluster,
+            model=model,
+            image_size=image_size,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            warmup_epochs=warmup_epochs,
+            label_smoothing=label_smoothing,
+            seed=seed,
+            workers=workers,
+            checkpoint_epochs=checkpoint_epochs,
+            checkpoint_minutes=checkpoint_minutes,
+            training=training,
+            min_accuracy=min_accuracy,
+            champion=champion,
+            min_improvement=min_improvement,
+            model_name=model_name,
+            destination=destination,
+        ).set_caching_options(False),
+        credentials,
+    )
     last = teardown(
         run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         work_dir=work_dir,
@@ -131,41 +167,6 @@ def train_resnet(
     )
     _mount(last, work=work_claim)
     with dsl.ExitHandler(last, name="training"):
-        checked = _bucket(
-            preflight(
-                source=source,
-                data_dir=data_dir,
-                work_dir=work_dir,
-                data_claim=data_claim,
-                work_claim=work_claim,
-                publish=publish,
-                backend=backend,
-                image=image,
-                nodes=nodes,
-                nproc_per_node=nproc_per_node,
-                gpus_per_node=gpus_per_node,
-                cluster=cluster,
-                model=model,
-                image_size=image_size,
-                epochs=epochs,
-                batch_size=batch_size,
-                learning_rate=learning_rate,
-                weight_decay=weight_decay,
-                warmup_epochs=warmup_epochs,
-                label_smoothing=label_smoothing,
-                seed=seed,
-                workers=workers,
-                checkpoint_epochs=checkpoint_epochs,
-                checkpoint_minutes=checkpoint_minutes,
-                training=training,
-                min_accuracy=min_accuracy,
-                champion=champion,
-                min_improvement=min_improvement,
-                model_name=model_name,
-                destination=destination,
-            ).set_caching_options(False),
-            credentials,
-        )
         synced = _mount(
             data_sync(source=source, data_dir=data_dir, dataset=dataset),
             data=data_claim,
