@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kfp_ddp.components.launch import kueue
-from kfp_ddp.components.launch.api import Api, ApiError, Object
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core
 from kfp_ddp.components.launch.kinds import KINDS, Kind
 from kfp_ddp.components.launch.preflight import review
 from kfp_ddp.components.launch.specification import is_gpu
 from kfp_ddp.training.errors import InputError
 
-# Every right that a step uses: group, resource, verbs, and whether launching fails without it.
+# Every right that a launch uses: group, resource, verbs, and whether it fails without it.
 RIGHTS = (
     ("kubeflow.org", "pytorchjobs", "create get list watch patch delete", True),
     ("trainer.kubeflow.org", "trainjobs", "create get list watch patch delete", False),
@@ -23,16 +23,20 @@ RIGHTS = (
     ("", "pods", "get list watch", True),
     ("", "pods/log", "get", True),
     ("argoproj.io", "workflows", "get list watch", True),
-    ("", "persistentvolumeclaims", "create get", True),
+    ("", "persistentvolumeclaims", "get", True),
     ("", "events", "list watch", False),
     ("", "configmaps", "create", False),
 )
+# And what dataset_volume needs, unless publish is in-place.
+COPY_RIGHTS = (("", "persistentvolumeclaims", "create list patch delete", False),)
 # And with Kueue, to say what a job waits for.
 KUEUE_RIGHTS = (
     (kueue.GROUP, "localqueues", "get", False),
     (kueue.GROUP, "workloads", "list", False),
 )
 
+CLAIMS = ("kfp-ddp-data", "kfp-ddp-work")
+"""Those that train_resnet uses if it is not told otherwise."""
 ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
 
 
@@ -58,6 +62,8 @@ def examine(namespace: str, service_account: str, host: str) -> list[Finding]:
     found = [Finding("ok", "API server", f"Kubernetes {version['gitVersion']}")]
     found += _kinds(api)
     found += _rights(api, service_account)
+    found += _copy_rights(api, service_account)
+    found += [_claim(api, name) for name in CLAIMS]
     found.append(_storage(api))
     found.append(_gpus(api))
     found += _queues(api)
@@ -97,13 +103,29 @@ def _served(api: Api, kind: Kind) -> str:
 
 
 def _rights(api: Api, service_account: str) -> list[Finding]:
-    """One finding for each resource, with the verbs that lack."""
-    who = f"system:serviceaccount:{api.namespace}:{service_account}" if service_account else ""
-    found = []
+    """One finding for each resource that a launch uses, with the verbs that lack."""
     try:
         rights = (*RIGHTS, *KUEUE_RIGHTS) if kueue.group_version(api) else RIGHTS
     except ApiError:
         rights = RIGHTS
+    remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
+    return _lacking(api, service_account, rights, "rights on", remedy)
+
+
+def _copy_rights(api: Api, service_account: str) -> list[Finding]:
+    remedy = f"set namespace: {api.namespace} in deploy/storage and apply it; see deploy/README.md"
+    return _lacking(api, service_account, COPY_RIGHTS, "rights to copy", remedy)
+
+
+def _lacking(
+    api: Api,
+    service_account: str,
+    rights: tuple[tuple[str, str, str, bool], ...],
+    title: str,
+    remedy: str,
+) -> list[Finding]:
+    who = f"system:serviceaccount:{api.namespace}:{service_account}" if service_account else ""
+    found = []
     for group, resource, verbs, needed in rights:
         plural, _, sub = resource.partition("/")
         try:
@@ -112,14 +134,25 @@ def _rights(api: Api, service_account: str) -> list[Finding]:
             said = f"cannot be asked for: {' '.join(error.message.split())}"
             remedy = "run it as somebody who may create subjectaccessreviews"
             return [Finding("warn", "rights", said, remedy)]
-        what = f"rights on {resource}"
+        what = f"{title} {resource}"
         if not lacking:
             found.append(Finding("ok", what, verbs.replace(" ", ", ")))
             continue
-        remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
         said = f"no right to {', '.join(lacking)} in {api.namespace}"
         found.append(Finding("bad" if needed else "warn", what, said, remedy))
     return found
+
+
+def _claim(api: Api, name: str) -> Finding:
+    try:
+        claim = api.call("GET", core(api.namespace, "persistentvolumeclaims", name))
+    except ApiError as error:
+        if error.status != 404:
+            return Finding("warn", f"claim {name}", "may not be read", ASK_ADMIN)
+        remedy = f"kubectl apply -n {api.namespace} -f deploy/storage/claims.yaml, or name others"
+        return Finding("warn", f"claim {name}", "does not exist", remedy)
+    modes = ", ".join(claim["spec"].get("accessModes") or [])
+    return Finding("ok", f"claim {name}", f"{claim['status'].get('phase', '')}, {modes}")
 
 
 def _storage(api: Api) -> Finding:
@@ -204,7 +237,7 @@ def _kfp(host: str) -> Finding:
     """The KFP API server's version against the SDK's; only where a host is given."""
     sdk = importlib.metadata.version("kfp")
     if not host:
-        return Finding("ok", "KFP", f"SDK {sdk}; API server not asked, give --host")
+        return Finding("warn", "KFP", f"SDK {sdk}; the API server was not asked", "give --host")
     if not host.startswith(("http://", "https://")):
         remedy = "give one as http://localhost:8888"
         return Finding("bad", "KFP", f"{host} is no http(s) URL", remedy)
@@ -216,13 +249,13 @@ def _kfp(host: str) -> Finding:
     except urllib.error.HTTPError as error:
         error.close()
         said = f"{url} answers {error.code} {error.reason}"
-        return Finding("bad", "KFP", said, f"go round the login: {forward}")
+        return Finding("bad", "KFP", said, f"bypass the login: {forward}")
     except OSError as error:
         reason = getattr(error, "reason", error)
         return Finding("bad", "KFP", f"{url} does not answer ({reason})", forward)
     except (ValueError, KeyError, TypeError):
         said = f"{url} is not answered by a KFP API server"
-        return Finding("bad", "KFP", said, f"if it is a login page, go round it: {forward}")
+        return Finding("bad", "KFP", said, f"if it is a login page, bypass it: {forward}")
     if server.lstrip("v").split(".")[:2] == sdk.split(".")[:2]:
         return Finding("ok", "KFP", f"SDK {sdk}, API server {server}")
     said = f"SDK {sdk}, API server of {server} version"

@@ -136,7 +136,8 @@ def resources(spec: LaunchSpec) -> Object:
 
 def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
     """Volumes of the pod: given ones, claims by path, shared memory and the script."""
-    found = [dict(volume) for volume in spec.volumes]
+    # KFP names a volume after its claim, and lists one that is mounted twice two times.
+    found = list({volume["name"]: dict(volume) for volume in spec.volumes}.values())
     claims = dict.fromkeys(name.removesuffix(":ro") for name in spec.claims.values())
     found += [
         {"name": _volume(name), "persistentVolumeClaim": {"claimName": name}} for name in claims

@@ -24,8 +24,8 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
     for claim in sorted(_claims(spec)):
         if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
             raise InputError(
-                f"claim {claim} does not exist in namespace {api.namespace}; create it, or let "
-                "dataset_volume make it"
+                f"claim {claim} does not exist in namespace {api.namespace}; create it as "
+                "deploy/storage/claims.yaml does"
             )
     warnings = []
     if spec.scheduler == "kueue" and spec.queue:

@@ -37,6 +37,12 @@ def run(run_id: str, work_dir: str, backend: str, keep_runs: int = 0) -> str:
     return said
 
 
+def check_keep(keep_runs: int) -> None:
+    """Raise InputError for a number of runs that cannot be kept."""
+    if keep_runs < 0:
+        raise InputError(f"keep_runs is {keep_runs}; give 0 (all) or more")
+
+
 def _processes(run_dir: Path) -> list[str]:
     pid = processes.recorded(run_dir)
     if pid is None:
@@ -48,8 +54,7 @@ def _processes(run_dir: Path) -> list[str]:
 
 def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
     """Delete folders of runs that are over, but for the newest `keep`; this run counts as one."""
-    if keep < 0:
-        raise InputError(f"keep_runs is {keep}; give 0 (all) or more")
+    check_keep(keep)
     last = {folder: _last_written(folder) for folder in work_dir.iterdir() if _is_run(folder)}
     newest = sorted(last, key=lambda folder: (folder.name == run_id, last[folder]), reverse=True)
     over = [folder for folder in newest[keep:] if time.time() - last[folder] > QUIET_SECONDS]

@@ -18,7 +18,10 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @click.option("--host", default="", help="URL of the KFP API server, to compare its version.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(namespace: str, service_account: str, host: str, as_json: bool) -> None:
-    """Check API server, operators, rights, storage, GPUs, queues and KFP; exit 1 if one lacks."""
+    """Check API server, operators, rights, claims, storage, GPUs, queues and KFP.
+
+    Exit 1 if something is missing that no run can do without.
+    """
     from kfp_ddp.components.launch.checks import examine
 
     findings = examine(namespace, service_account, host)
