@@ -100,7 +100,8 @@ def train_resnet(
         checkpoint_epochs: Save a checkpoint each so many epochs.
         checkpoint_minutes: And each so many minutes; 0 for epochs only.
         publish: How workers get the data: in-place, clone, snapshot, populator, auto or none.
-        backend: pytorchjob, trainjob, or local for processes of the train step itself.
+        backend: pytorchjob, trainjob, or local for processes of the train step itself, where its
+            image has torch: the published one has not.
         nodes: Pods of the job.
         nproc_per_node: Ranks a node; 0 for one for each GPU, or one on a CPU.
         gpus_per_node: GPUs of a node.
@@ -119,7 +120,8 @@ def train_resnet(
         work_claim: Claim that holds checkpoints, evaluations and bundles.
         keep_runs: Folders of runs to keep on the work claim; 0 for all. A recurring run fills it.
         credentials: Secret with the bucket's credentials, where pods have none of their own:
-            key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+            key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need
+            not be there, but the name must not be empty.
         data_dir: Where the data claim is mounted; change it for local runs only.
         work_dir: Where the work claim is mounted; change it for local runs only.
     """
@@ -156,6 +158,7 @@ def train_resnet(
             min_improvement=min_improvement,
             model_name=model_name,
             destination=destination,
+            keep_runs=keep_runs,
         ).set_caching_options(False),
         credentials,
     )

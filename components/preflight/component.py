@@ -36,6 +36,7 @@ def preflight(
     min_improvement: float = 0.0,
     model_name: str = "resnet",
     destination: str = "",
+    keep_runs: int = 0,
 ) -> str:
     """Check the parameters of a training run before a byte moves; change nothing.
 
@@ -74,6 +75,7 @@ def preflight(
         min_improvement: As for gate.
         model_name: As for export.
         destination: As for export; a bucket that is not there is an error.
+        keep_runs: As for teardown.
 
     Returns:
         One line that says what will run.
@@ -110,4 +112,5 @@ def preflight(
         champion=champion,
         model_name=model_name,
         destination=destination,
+        keep_runs=keep_runs,
     )

@@ -1,5 +1,6 @@
 """The `preflight` step: the checks of the steps that follow, all at once and first."""
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.components.places import Bucket, Place, place
 from kfp_ddp.components.step import step
+from kfp_ddp.components.teardown.engine import check_keep
 from kfp_ddp.components.train import settings
 from kfp_ddp.training.config import TrainConfig
 
@@ -38,6 +40,7 @@ def run(
     champion: str,
     model_name: str,
     destination: str,
+    keep_runs: int,
 ) -> str:
     """Check all, write what will run, and return it in one line.
 
@@ -51,10 +54,14 @@ def run(
     config = TrainConfig.create(**settings.of_training(training, more_training))
     Rules.checked(**rules).check_champion(champion)
     check_model_name(model_name)
+    check_keep(keep_runs)
     for where in (champion_place(champion)[0] if champion else None, _place(destination)):
         if isinstance(where, Bucket):  # a folder lies on a claim that is not mounted here
             where.prepare()
-    warnings = [] if backend == "local" else _on_cluster(backend, nproc_per_node, job, claims)
+    if backend == "local":
+        warnings = _in_this_image()
+    else:
+        warnings = _on_cluster(backend, nproc_per_node, job, claims)
     what = _in_words(config, backend, job)
     for warning in warnings:
         print(f"warning: {warning}", flush=True)
@@ -62,6 +69,16 @@ def run(
     Path(summary.path).write_text("\n".join(text) + "\n", encoding="utf-8")
     print(what, flush=True)
     return what
+
+
+def _in_this_image() -> list[str]:
+    """Warnings about processes of the step itself, whose image is as a rule that of this step."""
+    if importlib.util.find_spec("torch"):
+        return []
+    return [
+        "backend=local trains in the step's own container, and this image has no torch: use "
+        "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
+    ]
 
 
 def _place(destination: str) -> Place | None:

@@ -79,11 +79,15 @@ def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Pa
     assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
 
 
-def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(scene: Scene) -> None:
-    run = scene.run(**TRAINING, backend="pytorchjob", data_claim="nothing").play()
+@pytest.mark.parametrize("claim", ["data_claim", "work_claim"])
+def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
+    scene: Scene, claim: str
+) -> None:
+    """Nothing waits for a claim that is missing, teardown neither: its pod could not start."""
+    run = scene.run(**TRAINING | {"backend": "pytorchjob", claim: "nothing"}).play()
 
     assert run.succeeded is False
-    assert list(run.steps) == ["preflight", "teardown"]
+    assert list(run.steps) == ["preflight"]
     assert "claim nothing does not exist" in _error(run, "preflight")
 
 

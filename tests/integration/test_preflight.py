@@ -50,6 +50,7 @@ def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:
         ({"cluster": {"command": ["x"]}}, "cluster sets command, which the step sets"),
         ({"min_accuracy": 70}, "min_accuracy is 70: "),
         ({"min_improvement": 0.01}, "min_improvement is set but champion is empty"),
+        ({"keep_runs": -1}, "keep_runs is -1; give 0 (all) or more"),
         ({"model_name": "../model"}, "model_name is '../model'"),
         ({"destination": "s3://bucket/x"}, "s3://bucket/x cannot be used: give gs://"),
         ({"destination": "gs://absent/x"}, "the bucket gs://absent is not there"),
@@ -81,5 +82,5 @@ def test_its_inputs_are_those_of_the_steps_that_it_speaks_for() -> None:
     assert {n: own[n].default for n in shared - {"work_dir"}} == {
         n: trained[n].default for n in shared - {"work_dir"}
     }
-    unchecked = {"dataset", "credentials", "keep_runs"}
+    unchecked = {"dataset", "credentials"}
     assert set(train_resnet.pipeline_spec.root.input_definitions.parameters) - set(own) == unchecked
