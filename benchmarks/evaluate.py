@@ -113,7 +113,7 @@ def _ours(root: Path) -> Callable[[], object]:
 
     torch.set_num_threads(1)
     model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)
-    return lambda: predict(model, info, index, root, 32, torch.device("cpu"))
+    return lambda: predict(model, info, index, 32, torch.device("cpu"))
 
 
 def _reference(root: Path) -> Callable[[], object]:

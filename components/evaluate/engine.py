@@ -105,7 +105,7 @@ def evaluate(
     model, info = load_model(checkpoint)
     index = data.scan(dataset / split, classes=info.classes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = predict(model, info, index, dataset / split, batch_size, device)
+    found = predict(model, info, index, batch_size, device)
 
     result = _record(found, info, checkpoint, dataset, split, device.type, started)
     names = list(info.classes)

@@ -26,7 +26,6 @@ class Predictions:
     """What every sample of a split came to, (N,) tensors in the order of the index."""
 
     index: data.Index
-    root: Path
     predicted: Tensor
     confidence: Tensor
     loss: Tensor
@@ -41,7 +40,7 @@ class Predictions:
 
     def relative(self, position: int) -> str:
         """Path of a sample below its split, with forward slashes."""
-        return Path(self.index.paths[position]).relative_to(self.root).as_posix()
+        return Path(self.index.paths[position]).relative_to(self.index.root).as_posix()
 
     def to_csv(self) -> str:
         """One row a sample: path, true and predicted class, confidence, loss."""
@@ -73,7 +72,6 @@ def predict(
     model: torch.nn.Module,
     info: ModelInfo,
     index: data.Index,
-    root: Path,
     batch_size: int,
     device: torch.device,
 ) -> Predictions:
@@ -107,7 +105,7 @@ def predict(
             loss[positions] = batch.loss.cpu()
     if tally.samples != n or bool((predicted < 0).any()):
         raise RuntimeError(f"{tally.samples} predictions for {n} samples, or one came twice")
-    return Predictions(index, root, predicted, confidence, loss, tally)
+    return Predictions(index, predicted, confidence, loss, tally)
 
 
 def _batches(

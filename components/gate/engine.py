@@ -32,7 +32,7 @@ def run(
     verdict_artifact: "dsl.Markdown",
 ) -> bool:
     """Judge the model, write the verdict, and return whether it is blessed."""
-    rules = Rules.checked(
+    rules = Rules.create(
         min_accuracy=min_accuracy,
         use_lower_bound=use_lower_bound,
         min_class_recall=min_class_recall,

@@ -2,39 +2,34 @@
 
 from dataclasses import dataclass
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kfp_ddp.components.evaluate.record import Evaluation
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.settings import Settings
 
+_SHARE = "written as a share, 97 % as 0.97"
+
 
 class Rules(Settings):
     """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
 
-    min_accuracy: float = Field(0.0, ge=0, le=1)
-    use_lower_bound: bool = False
-    min_class_recall: float = Field(0.0, ge=0, le=1)
-    max_calibration_error: float = Field(1.0, ge=0, le=1)
-    min_improvement: float = Field(0.0, ge=-1, le=1)
-    max_p_value: float = Field(1.0, gt=0, le=1)
-
-    @classmethod
-    def checked(cls, **values: float | bool) -> "Rules":
-        """The rules with `values`.
-
-        Raises:
-            InputError: naming the first threshold that is out of its range.
-        """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            raise InputError(
-                f"{name} is {values.get(name)}: {first['msg'][0].lower()}{first['msg'][1:]}; "
-                "shares are written from 0 to 1, 97 % as 0.97"
-            ) from None
+    min_accuracy: float = Field(0.0, ge=0, le=1, description=f"accuracy to have, {_SHARE}")
+    use_lower_bound: bool = Field(
+        False, description="whether the interval's lower end must have it"
+    )
+    min_class_recall: float = Field(
+        0.0, ge=0, le=1, description=f"recall that every class must have, {_SHARE}"
+    )
+    max_calibration_error: float = Field(
+        1.0, ge=0, le=1, description=f"calibration error to have at most, {_SHARE}"
+    )
+    min_improvement: float = Field(
+        0.0, ge=-1, le=1, description=f"accuracy to gain on the champion, {_SHARE}"
+    )
+    max_p_value: float = Field(
+        1.0, gt=0, le=1, description="chance that the gain is luck, above 0; 1 to not ask"
+    )
 
     @property
     def need_evaluation(self) -> list[str]:

@@ -52,7 +52,7 @@ def run(
     job = settings.of_job(cluster, more_cluster)
     settings.check_backend(backend, nproc_per_node, int(job["nodes"]))
     config = TrainConfig.create(**settings.of_training(training, more_training))
-    Rules.checked(**rules).check_champion(champion)
+    Rules.create(**rules).check_champion(champion)
     check_model_name(model_name)
     check_keep(keep_runs)
     for where in (champion_place(champion)[0] if champion else None, _place(destination)):

@@ -48,7 +48,7 @@ def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:
         ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
         ({"epochs": 30, "training": {"epochs": 20}}, "epochs is given twice: 30 as an input"),
         ({"cluster": {"command": ["x"]}}, "cluster sets command, which the step sets"),
-        ({"min_accuracy": 70}, "min_accuracy is 70: "),
+        ({"min_accuracy": 70}, "min_accuracy=70 cannot be used: it should be"),
         ({"min_improvement": 0.01}, "min_improvement is set but champion is empty"),
         ({"keep_runs": -1}, "keep_runs is -1; give 0 (all) or more"),
         ({"model_name": "../model"}, "model_name is '../model'"),

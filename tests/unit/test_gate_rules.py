@@ -198,10 +198,16 @@ def test_the_exports_of_a_model_stand_for_the_last_of_them(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ({"min_accuracy": 97.0}, "min_accuracy is 97.0: input should be less than or equal to 1"),
-        ({"min_accuracy": -0.1}, "min_accuracy is -0.1"),
-        ({"min_accuracy": math.nan}, "min_accuracy is nan"),
-        ({"max_p_value": 0.0}, "max_p_value is 0.0"),
+        (
+            {"min_accuracy": 97.0},
+            "min_accuracy=97.0 cannot be used: it should be less than or equal to 1",
+        ),
+        ({"min_accuracy": -0.1}, "min_accuracy=-0.1"),
+        (
+            {"min_accuracy": math.nan},
+            "min_accuracy=nan cannot be used: it should be a finite number",
+        ),
+        ({"max_p_value": 0.0}, "max_p_value=0.0"),
         ({"use_lower_bound": True}, "use_lower_bound is set but evaluation is empty"),
         ({"min_class_recall": 0.5}, "min_class_recall is set but evaluation is empty"),
         ({"champion": "/c"}, "champion is set but evaluation is empty"),
@@ -226,6 +232,13 @@ def test_bad_input_is_one_line(tmp_path: Path, rules: dict[str, Any], says: str)
     with pytest.raises(SystemExit, match=re.escape(says)) as caught:
         judged(tmp_path, 0.97, **given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_percentage_is_told_how_shares_are_written(tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"\(accuracy to have, written as a share, 97 % as 0\.97\)"
+    ):
+        judged(tmp_path, 0.97, min_accuracy=97)
 
 
 @pytest.mark.parametrize("accuracy", [math.nan, math.inf, -0.1, 1.1])
