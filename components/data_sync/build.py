@@ -22,10 +22,8 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
     try:
         done = stage.open()
         result.resumed = len(done)
-        before = store.current()
-        result.changes = manifest.compare(
-            listing, manifest.rows(before / manifest.NAME) if before else iter(())
-        )
+        before = store.before(options.dataset)
+        result.changes = changes(listing, before, options.dataset)
         if isinstance(stage, TarStage):  # what is taken from the version before is a copy
             _preflight(store, stage, [i for i in stage.files() if i not in done])
         if before is not None:
@@ -44,6 +42,17 @@ def build(source: Source, store: Store, options: Options, result: Result, watch:
     store.publish(stage.tree, result.digest)
     store.building("")
     return True
+
+
+def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Changes:
+    """How the listing differs from a version; another dataset's only lends what is the same."""
+    if before is None:
+        return manifest.compare(listing, iter(()))
+    found = manifest.compare(listing, manifest.rows(before / manifest.NAME))
+    if manifest.dataset(before) != dataset:
+        found.added = sorted([*found.added, *found.changed])
+        found.changed, found.removed = [], []
+    return found
 
 
 def stage_of(folder: Path, listing: Listing, options: Options) -> FileStage:

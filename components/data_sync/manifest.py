@@ -87,6 +87,11 @@ def header(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def dataset(version: Path) -> str:
+    """The dataset that a version is of; '' where its manifest cannot be read."""
+    return str(header(version / NAME).get("dataset", ""))
+
+
 def rows(path: Path) -> Iterator[Row]:
     """The files of a manifest, one at a time; nothing when it cannot be read."""
     try:

@@ -5,9 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest, mirror, names
-from kfp_ddp.components.data_sync.build import build, preflight, refuse_deletion, repair
+from kfp_ddp.components.data_sync.build import (
+    build,
+    changes,
+    preflight,
+    refuse_deletion,
+    repair,
+)
 from kfp_ddp.components.data_sync.dataset import dataset_name
-from kfp_ddp.components.data_sync.listing import Listing, select
+from kfp_ddp.components.data_sync.listing import select
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source, open_source
 from kfp_ddp.components.data_sync.stage import writing
@@ -37,30 +43,19 @@ def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda 
 
 def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Result | None:
     """One listing and what follows from it; None if objects changed meanwhile."""
-    watch("listing", None, 0, 0)
-    listing, markers = names.without_markers(source.listing())
-    listing = select(listing, options.include, options.exclude)
-    if not listing:
-        raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
-    folds = names.folds_names(target, probe=not options.dry_run)
-    judged = names.apply(listing, options.hostile_names, folds)
-    judged.skipped[:0] = markers
+    judged = _listed(source, target, options, watch)
     if options.mirror:
         return mirror.run(source, target, judged, options, watch)
     store = Store(target)
-    before = store.current()
-    if not options.delete and before is not None:
-        _keep_extras(judged, before)
-    listing = judged.listing
-    digest = listing.digest("" if options.pack == "none" else options.pack)
-    result = Result(source.url, digest, store.version(digest), judged)
+    result = _wanted(source, store, judged, options)
     if options.dry_run:
         return _plan(source, store, result, options)
-    if _up_to_date(store, result, options) and store.hand_out(digest):
+    digest = result.digest
+    if options.verify == "list" and store.complete(digest) and store.hand_out(digest):
+        store.flip(digest)  # no other sync has to end for that
         result.unchanged = True
         return result
-    if not store.complete(digest):
-        _guard(before, listing, source.url, options)
+    _guard(store, result, options)
     store.prepare()
     with store.lock(options.lock_wait), writing(target):
         if not store.complete(digest):
@@ -72,35 +67,51 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
         store.flip(digest)
         store.hand_out(digest)
         result.removed_versions = store.collect(
-            options.keep_versions, options.keep_hours, options.dataset
+            options.keep_versions, options.keep_hours, options.dataset, digest
         )
     return result
 
 
-def _up_to_date(store: Store, result: Result, options: Options) -> bool:
-    """Whether there is nothing to do, known without a lock or a right to write."""
-    there = store.complete(result.digest) and store.current() == result.path
-    return there and options.verify == "list"
+def _listed(source: Source, target: Path, options: Options, watch: Watch) -> names.Names:
+    """What the source holds now, under names that can be files."""
+    watch("listing", None, 0, 0)
+    listing, markers = names.without_markers(source.listing())
+    listing = select(listing, options.include, options.exclude)
+    if not listing:
+        raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
+    folds = names.folds_names(target, probe=not options.dry_run)
+    judged = names.apply(listing, options.hostile_names, folds)
+    judged.skipped[:0] = markers
+    return judged
+
+
+def _wanted(source: Source, store: Store, judged: names.Names, options: Options) -> Result:
+    """The version that the target is to hold, with nothing done for it yet."""
+    if not options.delete:
+        _keep_extras(judged, store.before(options.dataset), options.dataset)
+    digest = judged.listing.digest("" if options.pack == "none" else options.pack)
+    return Result(source.url, digest, store.version(digest), judged)
 
 
 def _plan(source: Source, store: Store, result: Result, options: Options) -> Result:
     """What a run would do, and whether it would be refused."""
     result.planned = True
-    before, listing = store.current(), result.names.listing
-    rows = manifest.rows(before / manifest.NAME) if before else iter(())
-    result.changes = manifest.compare(listing, rows)
+    listing = result.names.listing
+    result.changes = changes(listing, store.before(options.dataset), options.dataset)
     if store.complete(result.digest):
         return result
     try:
-        _guard(before, listing, source.url, options)
+        _guard(store, result, options)
         preflight(store, result, [*result.changes.added, *result.changes.changed], options)
     except InputError as error:
         result.refusal = str(error)
     return result
 
 
-def _keep_extras(judged: names.Names, before: Path) -> None:
-    """Add to the listing what the version before has and the source no longer."""
+def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None:
+    """Add to the listing what the dataset's version before has and the source no longer."""
+    if before is None or manifest.dataset(before) != dataset:
+        return
     listing = judged.listing
     judged.kept = set(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
     for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
@@ -109,16 +120,18 @@ def _keep_extras(judged: names.Names, before: Path) -> None:
     judged.listing = listing.sorted()
 
 
-def _guard(before: Path | None, listing: Listing, source: str, options: Options) -> None:
-    """Refuse a listing from which too much of the version before is gone.
+def _guard(store: Store, result: Result, options: Options) -> None:
+    """Refuse a new version that lacks too much of the one before, of the same source.
 
     Raises:
         InputError: the share of removed files is over `max_delete`.
     """
-    if before is None:
+    before = store.before(options.dataset)
+    if before is None or store.complete(result.digest):
         return
     head = manifest.header(before / manifest.NAME)
-    if head.get("source") != source:
+    if head.get("source") != result.source:
         return
-    removed = len(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
-    refuse_deletion(removed, int(head.get("files") or 0), source, options)
+    rows = manifest.rows(before / manifest.NAME)
+    removed = len(manifest.compare(result.names.listing, rows).removed)
+    refuse_deletion(removed, int(head.get("files") or 0), result.source, options)

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -52,6 +53,23 @@ class Store:
             return None
         path = self.versions / Path(target).name
         return path if Path(target).parent == Path("versions") and success(path) else None
+
+    def before(self, dataset: str) -> Path | None:
+        """What a new version of this dataset is compared with and takes unchanged files from.
+
+        That is the dataset's newest version; `current`, whosever it is, where there is none.
+        """
+        current, own = self.current(), [path for _, path in self._versions_of(dataset)]
+        return current if current in own or not own else own[0]
+
+    def _versions_of(self, dataset: str) -> list[tuple[int, Path]]:
+        """When each complete version of a dataset was handed out last, and the version."""
+        found = []
+        for path in self.versions.glob("*"):
+            if success(path) and manifest.dataset(path) == dataset:
+                with contextlib.suppress(FileNotFoundError):  # another sync has removed it
+                    found.append(((path / manifest.SUCCESS).stat().st_mtime_ns, path))
+        return sorted(found, reverse=True)
 
     def prepare(self, versions: bool = True) -> None:
         """Make the work area, and the folder of the versions if there are to be some.
@@ -154,23 +172,21 @@ class Store:
         sync(self.versions)
         return place
 
-    def flip(self, digest: str) -> bool:
-        """Point `current` at the version; False if it did already."""
+    def flip(self, digest: str) -> None:
+        """Point `current` at the version; needs no lock, whoever comes last is right."""
         target = f"versions/{digest[:12]}"
         link = self.root / "current"
         if link.is_symlink() and os.readlink(link) == target:
-            return False
+            return
         if link.is_dir() and not link.is_symlink():
             raise InputError(f"{link} is a folder where a link must be; move it away")
-        fresh = self.work / "current"
+        fresh = self.work / f"current-{secrets.token_hex(8)}"
         try:
-            fresh.unlink(missing_ok=True)
             fresh.symlink_to(target)
             fresh.rename(link)
+            sync(self.root)
         except OSError as error:
             raise unwritable(link, error) from error
-        sync(self.root)
-        return True
 
     def hand_out(self, digest: str) -> bool:
         """Note that a run gets this version now; False if it was removed meanwhile."""
@@ -182,28 +198,24 @@ class Store:
             pass  # not ours to write: then it is not ours to remove either
         return True
 
-    def collect(self, keep: int, hours: float, dataset: str) -> list[str]:
+    def collect(self, keep: int, hours: float, dataset: str, digest: str) -> list[str]:
         """Remove all but the `keep` versions of a dataset that were handed out last.
 
-        Never the current one, nor one that was handed out in the last so many hours: a run may
-        read it for long, and from a mount that only reads it can leave no trace of that.
+        Never the current one, nor the one with this digest, nor one that was handed out in the
+        last so many hours: a run may read it for long, and from a mount that only reads it can
+        leave no trace of that.
         """
         if keep <= 0:
             return []
-        current = self.current()
-        found = []
-        for entry in os.scandir(self.versions):
-            path = Path(entry.path)
-            if not entry.is_dir(follow_symlinks=False) or not success(path):
-                continue
-            if manifest.header(path / manifest.NAME).get("dataset") == dataset:
-                found.append(((path / manifest.SUCCESS).stat().st_mtime_ns, path))
-        old = [entry for entry in sorted(found, reverse=True) if entry[1] != current]
+        new = self.version(digest)
+        old = [entry for entry in self._versions_of(dataset) if entry[1] != new]
         before = time.time_ns() - int(hours * 3600e9)
-        extra = [path for when, path in old[max(0, keep - 1) :] if when < before]
-        for path in extra:
-            self.discard(path)
-        return [path.name for path in extra]
+        removed = []
+        for when, path in old[keep - 1 :]:
+            if when < before and path != self.current():  # which may change meanwhile, see `flip`
+                self.discard(path)
+                removed.append(path.name)
+        return removed
 
     def discard(self, path: Path) -> None:
         """Take a folder out of sight at once, then remove it."""

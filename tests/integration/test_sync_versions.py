@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync import manifest, report
-from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.options import Options, Result
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -78,6 +78,45 @@ def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
     assert len(list((tmp_path / "versions").iterdir())) == 3
 
 
+def test_datasets_that_take_turns_are_each_compared_with_their_own(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    for name, data in objects.items():
+        bucket.put(f"other/{name}", data[::-1])
+
+    def other() -> Result:
+        return sync("gs://bucket/other", tmp_path, Options(dataset="b"))
+
+    first = run(tmp_path, dataset="a")
+    assert (other().linked, len(other().changes.removed)) == (0, 0)
+    assert (tmp_path / "current").resolve() == other().path
+    bucket.put("ds/train/c0/new.png", b"new")
+    planned = run(tmp_path, dataset="a", dry_run=True)
+    assert report.table(planned)[-1] == "1 to add, 0 to replace, 0 to delete, 40 unchanged"
+    grown = run(tmp_path, dataset="a")
+    assert (grown.linked, grown.downloaded) == (40, 1)
+    assert other().unchanged
+    for name in list(objects)[:30]:
+        del bucket.objects[f"ds/{name}"]
+    with pytest.raises(InputError, match=r"lacks 30 of the 41 files .* max_delete to 1"):
+        run(tmp_path, dataset="a")
+    assert first.path.is_dir()
+
+
+def test_a_new_dataset_takes_files_of_another_and_keeps_none_of_it(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    fill(bucket)
+    bucket.put("other/train/c0/0000.png", bucket.objects["ds/train/c0/0000.png"].data)
+    bucket.put("other/train/c1/0001.png", b"else")
+    run(tmp_path)
+    result = sync("gs://bucket/other", tmp_path, Options(delete=False))
+    assert (result.files, result.linked, result.downloaded) == (2, 1, 1)
+    changes = result.changes
+    assert (changes.added, changes.changed, changes.removed) == ([1], [], [])
+
+
 def test_version_that_a_run_got_lately_is_kept(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket, 4)
     got = []
@@ -91,8 +130,11 @@ def test_version_that_a_run_got_lately_is_kept(bucket: Bucket, tmp_path: Path) -
     os.utime(got[3] / "_SUCCESS", (day_ago, day_ago))
     assert run(tmp_path, keep_versions=1, keep_hours=24).unchanged, "nothing to remove yet"
     bucket.put("ds/extra", bytes([1]))
+    assert run(tmp_path, keep_versions=1, keep_hours=24).unchanged
+    assert (tmp_path / "current").resolve() == got[1]
+    bucket.put("ds/extra", bytes([4]))
     run(tmp_path, keep_versions=1, keep_hours=24)
-    assert [path.is_dir() for path in got] == [False, True, False, True], "current, and used again"
+    assert [path.is_dir() for path in got] == [False, True, False, True], "given out again"
 
 
 def test_sources_do_not_share_a_retention_unless_named_so(tmp_path: Path) -> None:
