@@ -15,6 +15,7 @@ from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.files import sync
 
 NAME = "bundle"
+WEIGHTS = "model.safetensors"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 CHAMPION = "CHAMPION"
 """Beside the versions of a model: the one that was exported last, which a next one has to beat."""
@@ -52,12 +53,17 @@ def intact(folder: Path) -> bool:
     """Is the bundle complete, and does every file have the digest in the manifest?"""
     if not digest(folder):
         return False
-    lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
-    listed = {name: wanted for wanted, _, name in (line.partition("  ") for line in lines)}
+    listed = listed_in((folder / MANIFEST).read_text(encoding="utf-8"))
     there = [name for name in files(folder) if name not in (MANIFEST, SUCCESS)]
     return there == sorted(listed) and all(
         sha256(folder / n) == wanted for n, wanted in listed.items()
     )
+
+
+def listed_in(manifest: str) -> dict[str, str]:
+    """SHA-256 of each file that the text of a manifest lists, by its name."""
+    parts = (line.partition("  ") for line in manifest.splitlines())
+    return {name: wanted for wanted, _, name in parts}
 
 
 @contextmanager

@@ -89,11 +89,11 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
     with bundle.replacing(run_dir) as folder:
         formats.write_all(model, info, folder)
         reference = runtimes.from_checkpoint(checkpoint)
-        loaded = runtimes.from_bundle(folder, info)
+        loaded = runtimes.from_bundle(folder)
         parity = prove.parity(reference, loaded, images)
         # Loaded from safetensors it is the eager model again.
         timed = {"eager": reference, **loaded}
-        del timed[formats.WEIGHTS]
+        del timed[bundle.WEIGHTS]
         latency = prove.latency(timed, info.image_size)
         serving.write(
             folder / "serving", folder / formats.ONNX, model_name, info.classes, info.image_size

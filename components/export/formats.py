@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kfp_ddp.components import weights
+from kfp_ddp.components.export.bundle import WEIGHTS
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.model import normalise
 
-WEIGHTS, PROGRAM, ONNX = "model.safetensors", "model.pt2", "model.onnx"
+PROGRAM, ONNX = "model.pt2", "model.onnx"
 INPUT, OUTPUT = "images", "logits"
 MAX_BATCH = 1024
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
@@ -42,27 +44,10 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> None:
     """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
-    write_weights(model, info, folder / WEIGHTS)
+    weights.write(model, info, folder / WEIGHTS)
     program = trace(Servable(model, info).eval(), info.image_size)
     torch.export.save(program, folder / PROGRAM)
     write_onnx(program, info, folder / ONNX)
-
-
-def write_weights(model: nn.Module, info: ModelInfo, path: Path) -> None:
-    """The network's state dict, with what is needed to build and feed the network beside it."""
-    from safetensors.torch import save_file
-
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {
-        "format": "pt",
-        "model": info.model,
-        "blur_pool": json.dumps(info.blur_pool),
-        "classes": json.dumps(list(info.classes)),
-        "image_size": str(info.image_size),
-        "mean": json.dumps(list(info.mean)),
-        "std": json.dumps(list(info.std)),
-    }
-    save_file(state, path, metadata=metadata)
 
 
 def trace(servable: Servable, image_size: int) -> Any:

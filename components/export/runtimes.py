@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, WEIGHTS, Servable
-from kfp_ddp.training.checkpoint import ModelInfo, load_model
+from kfp_ddp.components import weights
+from kfp_ddp.components.export.bundle import WEIGHTS
+from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, Servable
+from kfp_ddp.training.checkpoint import load_model
 
 Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 logits (N, C)
 
@@ -17,21 +19,13 @@ def from_checkpoint(checkpoint: Path) -> Predict:
     return eager(Servable(*load_model(checkpoint)))
 
 
-def from_bundle(folder: Path, info: ModelInfo) -> Mapping[str, Predict]:
+def from_bundle(folder: Path) -> Mapping[str, Predict]:
     """A function for each file of weights in `folder`, by the file's name."""
     return {
-        WEIGHTS: _weights(folder / WEIGHTS, info),
+        WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0))),
         PROGRAM: eager(torch.export.load(folder / PROGRAM).module()),
         ONNX: onnx(folder / ONNX),
     }
-
-
-def _weights(path: Path, info: ModelInfo) -> Predict:
-    from safetensors.torch import load_file
-
-    model = info.network()
-    model.load_state_dict(load_file(path))
-    return eager(Servable(model.eval(), info))
 
 
 def eager(module: Callable[[Tensor], Tensor]) -> Predict:

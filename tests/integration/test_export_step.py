@@ -17,7 +17,6 @@ from kfp_ddp.components.export import bundle, formats, prove
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
-from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.errors import InputError
 
 FILES = [
@@ -121,10 +120,9 @@ def test_the_onnx_file_is_one_that_old_runtimes_read_and_tells_no_paths(made: Pa
 def test_every_format_takes_any_batch_and_says_what_the_checkpoint_says(
     made: Path, trained_checkpoint: Path, batch: int
 ) -> None:
-    _, info = load_model(trained_checkpoint)
     images = torch.randint(0, 256, (batch, 3, 16, 16), dtype=torch.uint8)
     expected = from_checkpoint(trained_checkpoint)(images)
-    loaded = from_bundle(made / "bundle", info)
+    loaded = from_bundle(made / "bundle")
     assert sorted(loaded) == ["model.onnx", "model.pt2", "model.safetensors"]
     for predict in loaded.values():
         torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
