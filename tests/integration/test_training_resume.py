@@ -27,17 +27,18 @@ def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
     """Kill one rank or all by a signal of chance, up to three times, then let the run end."""
     draw = random.Random(number)
-    run = config(data, output, checkpoint_steps=3)
-    for kills in range(draw.randint(1, 3)):
+    run = config(data, output, checkpoint_steps=3, log_steps=1)
+    for _ in range(draw.randint(1, 3)):
         ranks = Ranks(run, 2)
-        if draw.random() < 0.3 and kills == 0:
-            ranks.wait_for("epoch 1/3")
-        time.sleep(draw.uniform(0.0, 1.5))
+        if draw.random() < 0.8:  # the others while they start
+            ranks.wait_for_steps(draw.randint(1, 8))
+        time.sleep(draw.uniform(0.0, 0.05))
         how = draw.choice((signal.SIGTERM, signal.SIGKILL))
         victims = draw.choice(((0,), (1,), (0, 1)))
         for victim in victims:
             ranks.kill(victim, how)
         codes = ranks.wait()
+        assert all(codes[victim] for victim in victims), f"it came too late\n{ranks.output()}"
         if how == signal.SIGTERM:
             # Before the handler is in place a rank dies of the signal, and its peer of the loss.
             assert set(codes) <= {0, 143, -signal.SIGTERM, 1}, ranks.output()

@@ -110,6 +110,14 @@ class Ranks:
             assert any(process.is_alive() for process in self.processes), self.output()
             time.sleep(0.02)
 
+    def wait_for_steps(self, count: int, seconds: float = 240) -> None:
+        """Until rank 0 has reported so many steps since it started."""
+        until = time.monotonic() + seconds
+        while (steps := self.output().count(": loss ")) < count:
+            assert time.monotonic() < until, f"{steps} steps in\n{self.output()}"
+            assert any(process.is_alive() for process in self.processes), self.output()
+            time.sleep(0.002)
+
     def output(self) -> str:
         """What the ranks printed."""
         return "".join(path.read_text() for path in sorted(self.log.iterdir()))

