@@ -112,8 +112,10 @@ def train_resnet(
             component train lists them.
         min_accuracy: The gate blesses a model of at least this accuracy, 0 to 1.
         champion: Model to beat: <destination>/<model_name> for the last that was exported there,
-            or the folder of a bundle; empty for none.
-        min_improvement: Accuracy that the model must gain on the champion, -1 to 1.
+            or the folder of a bundle; empty for none. Better in a bucket: one on the work claim
+            may go with the runs that keep_runs deletes.
+        min_improvement: Accuracy that the model must gain on the champion, -1 to 1. At 0 a tie
+            passes; 0.001 asks for a tenth of a percent more.
         model_name: Name of the exported model in its bundle and serving layout.
         destination: Where the bundle is uploaded to: gs://bucket/prefix; empty for nowhere.
         data_claim: Claim that holds the versions of the dataset.
@@ -220,10 +222,12 @@ def train_resnet(
                 checkpoint=trained.outputs["checkpoint"],
                 run_dir=trained.outputs["run_dir"],
                 dataset_path=volume.outputs["path"],
+                champion=champion,
             ),
             data=volume.outputs["claim"],
             work=work_claim,
         )
+        _bucket(evaluated, credentials)
         verdict = _mount(
             gate(
                 accuracy=evaluated.outputs["accuracy"],

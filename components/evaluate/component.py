@@ -17,6 +17,7 @@ def evaluate(
     split: str = "val",
     batch_size: int = 256,
     worst: int = 24,
+    champion: str = "",
 ) -> NamedTuple("Evaluated", [("accuracy", float), ("evaluation", str)]):
     """Evaluate a checkpoint on every sample of a split, each exactly once.
 
@@ -31,6 +32,8 @@ def evaluate(
         split: Folder of the dataset to evaluate on.
         batch_size: Images at a time.
         worst: How many of the worst mistakes the report shows, 0 to 200.
+        champion: The gate's, if it has one. A bundle whose own evaluation is not of the samples of
+            this split is evaluated on them too, so that the gate can compare.
 
     Returns:
         accuracy: Share of the samples whose likeliest class is the true one.
@@ -45,6 +48,7 @@ def evaluate(
         split=split,
         batch_size=batch_size,
         worst=worst,
+        champion=champion,
         metrics=metrics,
         confusion=confusion,
         report=report,

@@ -1,22 +1,14 @@
 """The evaluate step: checkpoint and split in, `evaluation.json`, report and artifacts out."""
 
-import json
 import math
-import os
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.components.evaluate.record import (
-    FILE,
-    PREDICTIONS,
-    Evaluation,
-    digest_of_samples,
-    reason,
-    wilson,
-)
+from kfp_ddp.components import champion as champions
+from kfp_ddp.components.evaluate import results
+from kfp_ddp.components.evaluate.record import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
 
@@ -24,11 +16,8 @@ if TYPE_CHECKING:
     from kfp import dsl
 
     from kfp_ddp.components.evaluate.measure import Roc
-    from kfp_ddp.components.evaluate.predict import Predictions
-    from kfp_ddp.training.checkpoint import ModelInfo
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
-CONFUSION_CLASSES = 200  # 126 KB of JSON
 
 
 @step
@@ -40,6 +29,7 @@ def run(
     split: str,
     batch_size: int,
     worst: int,
+    champion: str,
     metrics: "dsl.Metrics",
     confusion: "dsl.ClassificationMetrics",
     report: "dsl.HTML",
@@ -51,7 +41,7 @@ def run(
         Accuracy, and the path of `evaluation.json`.
     """
     result, roc, document = evaluate(
-        Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst
+        Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst, champion
     )
     from kfp_ddp.components.evaluate.report import markdown
 
@@ -60,21 +50,24 @@ def run(
     Path(report.path).write_text(document, encoding="utf-8")
     Path(summary.path).write_text(markdown(result), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
-    return result.accuracy, str(folder(Path(run_dir), split) / FILE)
-
-
-def folder(run_dir: Path, split: str) -> Path:
-    """Where the evaluation of a split lies; that of `val` is the run's own."""
-    return run_dir / ("evaluation" if split == "val" else f"evaluation-{split}")
+    return result.accuracy, str(results.folder(Path(run_dir), split) / FILE)
 
 
 def evaluate(
-    checkpoint: Path, run_dir: Path, dataset: Path, split: str, batch_size: int, worst: int
+    checkpoint: Path,
+    run_dir: Path,
+    dataset: Path,
+    split: str,
+    batch_size: int,
+    worst: int,
+    champion: str = "",
 ) -> "tuple[Evaluation, Roc | None, str]":
     """The record, the ROC and the HTML report; all is also written below `run_dir`.
 
+    A champion whose own evaluation is of other samples is evaluated on these after it.
+
     Raises:
-        InputError: for a checkpoint, split or parameter that cannot be used.
+        InputError: for a checkpoint, split, champion or parameter that cannot be used.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", split):
         raise InputError(f"split is {split!r}: it names a folder of the dataset, such as val")
@@ -91,13 +84,14 @@ def evaluate(
             f"the dataset {dataset} has no folder {split}/: evaluation needs "
             f"{split}/<class>/ with images"
         )
-    target = folder(run_dir, split)
-    _prepare(target)
+    held = champions.find(champion) if champion else None
+    target = results.folder(run_dir, split)
+    results.prepare(target)
     started = time.monotonic()
     # From here on torch is needed, which takes seconds to import.
     import torch
 
-    from kfp_ddp.components.evaluate import report
+    from kfp_ddp.components.evaluate import baseline, report
     from kfp_ddp.components.evaluate.predict import predict
     from kfp_ddp.training import data
     from kfp_ddp.training.checkpoint import load_model
@@ -107,7 +101,14 @@ def evaluate(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = predict(model, info, index, batch_size, device)
 
-    result = _record(found, info, checkpoint, dataset, split, device.type, started)
+    result = results.summarise(
+        found,
+        info,
+        checkpoint=str(checkpoint),
+        checkpoint_digest=results.checkpoint_digest(checkpoint),
+        device=device.type,
+        started=started,
+    )
     names = list(info.classes)
     mistakes = [
         report.Mistake(
@@ -120,7 +121,11 @@ def evaluate(
         for at in found.worst(worst)
     ]
     document = report.html(result, run_dir, mistakes, info.config)
-    _write(target, result, found.to_csv(), document)
+    results.write(target, result, {PREDICTIONS: found.to_csv(), "report.html": document})
+    if held is not None:
+        again = baseline.evaluate_again(held, result, index, batch_size, device, target / AGAIN)
+        if again is not None:
+            print(f"champion {held.where.uri} on this split: accuracy {again.accuracy:.4f}")
     return result, found.tally.roc(), document
 
 
@@ -149,100 +154,3 @@ def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.Classification
     chart.log_confusion_matrix([c.name for c in result.classes], result.confusion)
     if roc is not None:
         chart.log_roc_curve(roc.false_positive_rate, roc.true_positive_rate, roc.threshold)
-
-
-def dataset_digest(dataset: Path) -> str:
-    """The digest that data_sync wrote when the version was complete; '' if there is none."""
-    try:
-        text = (dataset / "_SUCCESS").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    found = re.search(r"\b[0-9a-f]{64}\b", text)
-    return found[0] if found else ""
-
-
-def checkpoint_digest(checkpoint: Path) -> str:
-    """SHA-256 of the checkpoint's state, from its manifest."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-    return str(manifest["files"]["state.pt"]["sha256"])
-
-
-def _record(
-    found: "Predictions",
-    info: "ModelInfo",
-    checkpoint: Path,
-    dataset: Path,
-    split: str,
-    device: str,
-    started: float,
-) -> Evaluation:
-    tally, names = found.tally, list(info.classes)
-    classes = tally.per_class(names)
-    precision, recall, f1 = tally.macro(classes)
-    low, high = wilson(tally.correct, tally.samples)
-    roc = tally.roc()
-    samples = ((found.relative(i), names[t]) for i, t in enumerate(found.index.targets))
-    return Evaluation(
-        split=split,
-        samples=tally.samples,
-        correct=tally.correct,
-        accuracy=tally.correct / tally.samples,
-        accuracy_low=low,
-        accuracy_high=high,
-        loss=tally.loss,
-        top5=tally.top5,
-        macro_precision=precision,
-        macro_recall=recall,
-        macro_f1=f1,
-        calibration_error=tally.calibration_error,
-        roc_auc=roc.area if roc else None,
-        classes=classes,
-        calibration=tally.calibration(),
-        confusion=tally.confusion.tolist() if len(names) <= CONFUSION_CLASSES else None,
-        model=info.model,
-        image_size=info.image_size,
-        step=info.step,
-        checkpoint=str(checkpoint),
-        checkpoint_digest=checkpoint_digest(checkpoint),
-        dataset_digest=dataset_digest(dataset),
-        samples_digest=digest_of_samples(samples),
-        device=device,
-        seconds=time.monotonic() - started,
-    )
-
-
-def _prepare(target: Path) -> None:
-    """Make the folder and remove an earlier record, so that a failed step leaves none."""
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        (target / FILE).unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
-            pass
-    except OSError as error:
-        raise _unwritable(target, error) from None
-
-
-def _write(target: Path, result: Evaluation, predictions: str, document: str) -> None:
-    """Write the files of an evaluation, `evaluation.json` last, each complete or not there."""
-    files = {
-        PREDICTIONS: predictions,
-        "report.html": document,
-        FILE: result.model_dump_json(indent=1) + "\n",
-    }
-    try:
-        for name, text in files.items():
-            part = target / f".{name}.part"
-            with part.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target / name)
-    except OSError as error:
-        raise _unwritable(target, error) from None
-
-
-def _unwritable(target: Path, error: OSError) -> InputError:
-    return InputError(
-        f"the evaluation cannot be written to {target}: {reason(error)}; "
-        "make run_dir writable and give it room"
-    )

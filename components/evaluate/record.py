@@ -1,10 +1,8 @@
 """What an evaluation found, as `evaluation.json` holds it. Free of torch, for gate and export."""
 
 import csv
-import hashlib
 import io
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +12,8 @@ from kfp_ddp.training.errors import InputError
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
+AGAIN = "champion"
+"""Beside the evaluation of a model: that of the champion on the same samples."""
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -45,7 +45,8 @@ class Evaluation(_Frozen):
 
     `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
     cross-entropy in nats, without label smoothing. Macro means leave out classes that were
-    neither there nor predicted. `samples_digest` identifies the samples by path and class.
+    neither there nor predicted. `samples_digest` identifies the samples by path and class,
+    `split_digest` by path, size and crc32c, where the version has a manifest.
     """
 
     format: Literal[1] = 1
@@ -72,6 +73,7 @@ class Evaluation(_Frozen):
     checkpoint_digest: str
     dataset_digest: str
     samples_digest: str
+    split_digest: str = ""
     predictions: str = Field(PREDICTIONS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     device: str
     seconds: float
@@ -108,6 +110,15 @@ class Evaluation(_Frozen):
             ) from None
         return cls.parse(text, str(path))
 
+    def same_samples(self, other: "Evaluation") -> bool:
+        """Were both evaluated on the same samples? Content counts where both know its digest."""
+        if self.samples_digest != other.samples_digest:
+            return False
+        if self.split_digest and other.split_digest:
+            return self.split_digest == other.split_digest
+        known = self.dataset_digest and other.dataset_digest
+        return not known or self.dataset_digest == other.dataset_digest
+
 
 def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
@@ -116,14 +127,6 @@ def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
     centre = (p + z * z / (2 * samples)) / shrink
     half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def digest_of_samples(samples: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over the (path, class) pairs in sorted order: which samples, not their pixels."""
-    total = hashlib.sha256()
-    for path, name in sorted(samples):
-        total.update(f"{path}\0{name}\n".encode())
-    return total.hexdigest()
 
 
 def hits_by_path(text: str) -> dict[str, bool]:

@@ -28,8 +28,10 @@ def gate(
         max_calibration_error: Expected calibration error a model may have, 0 to 1.
         champion: Model to beat: <destination>/<model_name> of an export for the last one there,
             a bundle, or an evaluation.json; as path, file:// or gs://; empty for none. While
-            nothing is there yet, every challenger passes.
-        min_improvement: Accuracy that the challenger must gain on the champion, -1 to 1.
+            nothing is there yet, every challenger passes. Better in a bucket: one on the work
+            claim may go with the runs that keep_runs deletes.
+        min_improvement: Accuracy that the challenger must gain on the champion, -1 to 1. At 0 a
+            tie passes; 0.001 asks for a tenth of a percent more.
         max_p_value: Chance that the gain is luck, by McNemar's exact test on the same samples;
             1 to not ask.
 

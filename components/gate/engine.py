@@ -4,17 +4,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.components.evaluate.record import FILE, Evaluation, hits_by_path
-from kfp_ddp.components.export.bundle import CHAMPION
+from kfp_ddp.components.champion import Champion, find
+from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, hits_by_path
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict
-from kfp_ddp.components.places import Place, place
+from kfp_ddp.components.places import place
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
 
 if TYPE_CHECKING:
     from kfp import dsl
-
-_CHAMPION_FILES = (FILE, "metrics.json")  # beside a run, and in a bundle
 
 
 @step
@@ -76,15 +74,16 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list
 
 def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) -> list[Check]:
     """The comparison with the champion at the URI `champion`."""
-    where, names = champion_place(champion)
-    for name in names:
-        text = where.read(name)
-        if text is not None:
-            break
-    else:
+    held = find(champion)
+    if held is None:
         return [Check(True, f"there is no champion at {champion} yet")]
-    title = f"{where.uri}/{name}"
-    record = Evaluation.parse(text.decode(errors="replace"), title)
+    record, where, note = held.evaluation, held.where, ""
+    if not record.same_samples(challenger):
+        again = _evaluated_again(folder / AGAIN, held, challenger)
+        if again is None:
+            return [Check(False, incomparable(held, challenger))]
+        record, where = again, place(str(folder / AGAIN))
+        note = f" (champion {held.version()} re-evaluated on this split: {again.accuracy:.4f})"
     hits = None
     if rules.max_p_value < 1:
         ours = place(str(folder)).read(challenger.predictions)
@@ -96,22 +95,32 @@ def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) 
                 "keep the predictions beside the evaluation, or leave max_p_value at 1"
             )
         hits = (hits_by_path(ours.decode()), hits_by_path(theirs.decode()))
-    return champion_checks(rules, challenger, record, hits)
+    return champion_checks(rules, challenger, record, hits, note)
 
 
-def champion_place(champion: str) -> tuple[Place, tuple[str, ...]]:
-    """The folder a champion lies in, and the names that its evaluation may have there.
+def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Evaluation | None:
+    """What evaluate found of this very champion on the challenger's samples, if it did."""
+    if not (folder / FILE).is_file():
+        return None
+    found = Evaluation.read(folder / FILE)
+    same_model = found.checkpoint_digest == held.evaluation.checkpoint_digest
+    return found if same_model and found.same_samples(challenger) else None
 
-    The folder of a model's exports stands for the one that was exported last.
-    """
-    if champion.endswith(".json"):
-        folder, slash, name = champion.rpartition("/")
-        return place(folder if slash else "."), (name,)
-    where = place(champion)
-    version = where.read(CHAMPION)
-    if version is not None:
-        where = place(f"{where.uri}/{version.decode(errors='replace').strip()}")
-    return where, _CHAMPION_FILES
+
+def incomparable(held: Champion, challenger: Evaluation) -> str:
+    """Why a champion that was evaluated on other samples was not evaluated on these too."""
+    said = "the champion was evaluated on other samples, so the two do not compare"
+    if name := held.unknown_class(challenger):
+        return (
+            f"{said}, and it does not know the class {name!r} of this split: "
+            "run once with champion empty to export this model as the next one to beat"
+        )
+    if not held.version():
+        return (
+            f"{said}, and only its evaluation is at {held.where.uri}: give its bundle, "
+            "which evaluate can evaluate on this split"
+        )
+    return f"{said}: give evaluate the same champion, which it then evaluates on this split"
 
 
 def markdown(blessed: bool, checks: list[Check]) -> str:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.components import champion as champions
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.publish import check_strategy
 from kfp_ddp.components.export.bundle import check_model_name
-from kfp_ddp.components.gate.engine import champion_place
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.launch import preflight
 from kfp_ddp.components.launch.api import Api
 from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.places import Bucket, Place, place
+from kfp_ddp.components.places import Bucket, place
 from kfp_ddp.components.step import step
 from kfp_ddp.components.teardown.engine import check_keep
 from kfp_ddp.components.train import settings
@@ -55,9 +55,13 @@ def run(
     Rules.create(**rules).check_champion(champion)
     check_model_name(model_name)
     check_keep(keep_runs)
-    for where in (champion_place(champion)[0] if champion else None, _place(destination)):
-        if isinstance(where, Bucket):  # a folder lies on a claim that is not mounted here
-            where.prepare()
+    # A folder lies on a claim, which on a cluster is not mounted here.
+    mounted = all(Path(folder).is_dir() for folder in claims)
+    if champion and (mounted or isinstance(place(champion), Bucket)):
+        champions.find(champion)
+    where = place(destination) if destination else None
+    if isinstance(where, Bucket):
+        where.prepare()
     if backend == "local":
         warnings = _in_this_image()
     else:
@@ -79,10 +83,6 @@ def _in_this_image() -> list[str]:
         "backend=local trains in the step's own container, and this image has no torch: use "
         "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
     ]
-
-
-def _place(destination: str) -> Place | None:
-    return place(destination) if destination else None
 
 
 def _on_cluster(

@@ -9,9 +9,9 @@ from kfp import dsl
 from kfp_ddp.components.evaluate.record import (
     ClassResult,
     Evaluation,
-    digest_of_samples,
     wilson,
 )
+from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.gate.rules import mcnemar
 
@@ -48,7 +48,7 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
         "checkpoint": "/work/run/checkpoints/step-00000007",
         "checkpoint_digest": "c" * 64,
         "dataset_digest": "d" * 64,
-        "samples_digest": digest_of_samples((f"{i}.png", "cat") for i in range(n)),
+        "samples_digest": samples_digest((f"{i}.png", "cat") for i in range(n)),
         "device": "cpu",
         "seconds": 1.0,
     }

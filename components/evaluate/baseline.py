@@ -1,0 +1,60 @@
+"""The champion on the samples of today, where its own evaluation is of others."""
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kfp_ddp.components import champion, weights
+from kfp_ddp.components.evaluate import results
+from kfp_ddp.components.evaluate.predict import predict
+from kfp_ddp.components.evaluate.record import PREDICTIONS, Evaluation
+from kfp_ddp.training.data import Index
+from kfp_ddp.training.errors import InputError
+
+
+def evaluate_again(
+    held: champion.Champion,
+    challenger: Evaluation,
+    index: Index,
+    batch_size: int,
+    device: torch.device,
+    target: Path,
+) -> Evaluation | None:
+    """Evaluate the champion on the challenger's samples and write that to `target`.
+
+    Returns:
+        The record; None where the champion's own compares already, or none can be made: it is
+        no bundle, or lacks a class. The gate says which.
+
+    Raises:
+        InputError: the champion's bundle is damaged.
+    """
+    own = held.evaluation
+    if own.same_samples(challenger) or held.unknown_class(challenger) or not held.version():
+        return None
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = held.fetch_weights(Path(folder))
+        try:
+            model, info = weights.read(file, own.step)
+        except InputError as error:
+            raise InputError(
+                f"the champion {held.where.uri} cannot be evaluated on this split: {error}"
+            ) from None
+    number = {name: at for at, name in enumerate(info.classes)}
+    targets = tuple(number[index.classes[target]] for target in index.targets)
+    index = replace(index, classes=info.classes, targets=targets)
+    found = predict(model, info, index, batch_size, device)
+    result = results.summarise(
+        found,
+        info,
+        checkpoint=held.where.uri,
+        checkpoint_digest=own.checkpoint_digest,
+        device=device.type,
+        started=started,
+    )
+    results.write(target, result, {PREDICTIONS: found.to_csv()})
+    return result

@@ -1,0 +1,137 @@
+"""From predictions to the files of an evaluation."""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, reason, wilson
+from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
+from kfp_ddp.training.errors import InputError
+
+if TYPE_CHECKING:
+    from kfp_ddp.components.evaluate.predict import Predictions
+    from kfp_ddp.training.checkpoint import ModelInfo
+
+CONFUSION_CLASSES = 200  # 126 KB of JSON
+
+
+def folder(run_dir: Path, split: str) -> Path:
+    """Where the evaluation of a split lies; that of `val` is the run's own."""
+    return run_dir / ("evaluation" if split == "val" else f"evaluation-{split}")
+
+
+def checkpoint_digest(checkpoint: Path) -> str:
+    """SHA-256 of the checkpoint's state, from its manifest."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    return str(manifest["files"]["state.pt"]["sha256"])
+
+
+def summarise(
+    found: "Predictions",
+    info: "ModelInfo",
+    *,
+    checkpoint: str,
+    checkpoint_digest: str,
+    device: str,
+    started: float,
+) -> Evaluation:
+    """The record of an evaluation that began at `started` of the monotonic clock.
+
+    Args:
+        found: Predictions for all samples of a split, which is a folder of its dataset.
+        info: The model.
+        checkpoint: Where the model came from.
+        checkpoint_digest: SHA-256 of the state that it was trained to.
+        device: What it ran on.
+        started: When it began.
+    """
+    tally, names = found.tally, list(info.classes)
+    root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
+    classes = tally.per_class(names)
+    precision, recall, f1 = tally.macro(classes)
+    low, high = wilson(tally.correct, tally.samples)
+    roc = tally.roc()
+    return Evaluation(
+        split=root.name,
+        samples=tally.samples,
+        correct=tally.correct,
+        accuracy=tally.correct / tally.samples,
+        accuracy_low=low,
+        accuracy_high=high,
+        loss=tally.loss,
+        top5=tally.top5,
+        macro_precision=precision,
+        macro_recall=recall,
+        macro_f1=f1,
+        calibration_error=tally.calibration_error,
+        roc_auc=roc.area if roc else None,
+        classes=classes,
+        calibration=tally.calibration(),
+        confusion=tally.confusion.tolist() if len(names) <= CONFUSION_CLASSES else None,
+        model=info.model,
+        image_size=info.image_size,
+        step=info.step,
+        checkpoint=checkpoint,
+        checkpoint_digest=checkpoint_digest,
+        dataset_digest=dataset_digest(root.parent),
+        samples_digest=samples_digest(
+            (path, names[target]) for path, target in zip(paths, found.index.targets, strict=True)
+        ),
+        split_digest=split_digest(root.parent, root.name, paths),
+        device=device,
+        seconds=time.monotonic() - started,
+    )
+
+
+def prepare(target: Path) -> None:
+    """Make the folder and remove earlier records, so that a failed step leaves none.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        (target / FILE).unlink(missing_ok=True)
+        if (target / AGAIN).exists():
+            shutil.rmtree(target / AGAIN)
+        with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
+    """Write the files of an evaluation, `evaluation.json` last, each complete or not there.
+
+    Args:
+        target: Folder of the evaluation; made if it is not there.
+        result: The record.
+        others: Texts of the other files, by name.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
+    try:
+        target.mkdir(exist_ok=True)
+        for name, text in files.items():
+            part = target / f".{name}.part"
+            with part.open("w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(target / name)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def _unwritable(target: Path, error: OSError) -> InputError:
+    return InputError(
+        f"the evaluation cannot be written to {target}: {reason(error)}; "
+        "make run_dir writable and give it room"
+    )

@@ -1,0 +1,48 @@
+"""Which samples an evaluation is of: the digests that two of them are compared by."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from kfp_ddp.components.data_sync import manifest
+
+
+def dataset_digest(dataset: Path) -> str:
+    """The digest that data_sync wrote when the version was complete; '' if there is none."""
+    try:
+        text = (dataset / manifest.SUCCESS).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = re.search(r"\b[0-9a-f]{64}\b", text)
+    return found[0] if found else ""
+
+
+def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the (path, class) pairs in sorted order: which samples, not their pixels."""
+    total = hashlib.sha256()
+    for path, name in sorted(samples):
+        total.update(f"{path}\0{name}\n".encode())
+    return total.hexdigest()
+
+
+def split_digest(dataset: Path, split: str, paths: Iterable[str]) -> str:
+    """SHA-256 over path, size and crc32c of the samples of a split, from the version's manifest.
+
+    Args:
+        dataset: Folder of the version.
+        split: Folder of the split in it.
+        paths: The samples, below the split.
+
+    Returns:
+        The digest in hex; '' where there is no manifest, or one that lacks a sample.
+    """
+    rows = manifest.rows(dataset / manifest.NAME)
+    content = {row.name: (row.size, row.crc) for row in rows if row.name.startswith(f"{split}/")}
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        if f"{split}/{path}" not in content:
+            return ""
+        size, crc = content[f"{split}/{path}"]
+        total.update(f"{path}\0{size}\0{crc:08x}\n".encode())
+    return total.hexdigest()
