@@ -48,6 +48,7 @@ def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> 
 def train_resnet(
     source: str,
     dataset: str = "",
+    sync: dict = {},  # noqa: B006
     model: str = "resnet50",
     image_size: int = 224,
     epochs: int = 90,
@@ -87,6 +88,8 @@ def train_resnet(
             s3://, or a manifest's https:// address.
         dataset: Name of the dataset, for labels and the names of its claims; empty for one made
             from the source.
+        sync: Further settings of the sync by name, such as {"max_delete": 1}; the component
+            data_sync lists them.
         model: resnet18, resnet34, resnet50, or cifar_resnet8, 14, 20 for small images.
         image_size: Height and width of the images that the network sees, in pixels.
         epochs: Passes over the training split.
@@ -131,6 +134,8 @@ def train_resnet(
     checked = _bucket(
         preflight(
             source=source,
+            dataset=dataset,
+            sync=sync,
             data_dir=data_dir,
             work_dir=work_dir,
             data_claim=data_claim,
@@ -173,7 +178,7 @@ def train_resnet(
     _mount(last, work=work_claim)
     with dsl.ExitHandler(last, name="training"):
         synced = _mount(
-            data_sync(source=source, data_dir=data_dir, dataset=dataset),
+            data_sync(source=source, data_dir=data_dir, dataset=dataset, options=sync),
             data=data_claim,
         )
         _bucket(synced, credentials).after(checked)

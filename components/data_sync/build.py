@@ -152,7 +152,7 @@ def download(
         listing,
         stage,
         concurrency=options.concurrency,
-        bandwidth=options.bandwidth,
+        bandwidth=options.bandwidth_mb * 1e6,
         retry=options.retry,
     )
     watch("downloading", transfer.meter, len(missing), size)

@@ -25,7 +25,8 @@ def data_sync(
     bandwidth_mb: float = 0.0,
     keep_versions: int = 3,
     keep_hours: float = 168.0,
-    lock_wait: int = 600,
+    lock_wait: int = 86400,
+    options: dict = {},  # noqa: B006
 ) -> NamedTuple("Synced", [("digest", str), ("path", str)]):
     """Bring a bucket prefix to a claim as a verified version, named by its content.
 
@@ -58,28 +59,34 @@ def data_sync(
         keep_versions: Versions of this dataset to keep, the new one included; 0 for all.
         keep_hours: Versions that a sync gave to a run in the last so many hours are kept too, as
             the run may still read them: more than the longest run takes.
-        lock_wait: Seconds to wait for another sync of the same folder.
+        lock_wait: Seconds to wait for another sync of the same folder, which may be the first of
+            a large dataset. A version that is there already waits for nobody.
+        options: Any of the inputs from include to lock_wait by name, for a pipeline that passes
+            them on as one parameter: {"max_delete": 1}. They go before those inputs.
     """
     from kfp_ddp.components.data_sync.engine import run
 
     return run(
-        version,
-        report,
-        source,
-        data_dir,
-        dataset,
-        include,
-        exclude,
-        hostile_names,
-        symlinks,
-        verify,
-        pack,
-        delete,
-        max_delete,
-        dry_run,
-        concurrency,
-        bandwidth_mb,
-        keep_versions,
-        keep_hours,
-        lock_wait,
+        version=version,
+        report_artifact=report,
+        source=source,
+        data_dir=data_dir,
+        dataset=dataset,
+        inputs={
+            "include": include,
+            "exclude": exclude,
+            "hostile_names": hostile_names,
+            "symlinks": symlinks,
+            "verify": verify,
+            "pack": pack,
+            "delete": delete,
+            "max_delete": max_delete,
+            "dry_run": dry_run,
+            "concurrency": concurrency,
+            "bandwidth_mb": bandwidth_mb,
+            "keep_versions": keep_versions,
+            "keep_hours": keep_hours,
+            "lock_wait": lock_wait,
+        },
+        more=options,
     )

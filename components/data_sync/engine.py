@@ -2,13 +2,14 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.dataset import dataset_name
-from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.progress import Progress
+from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
@@ -35,42 +36,27 @@ def run(
     source: str,
     data_dir: str,
     dataset: str,
-    include: str,
-    exclude: str,
-    hostile_names: str,
-    symlinks: str,
-    verify: str,
-    pack: str,
-    delete: bool,
-    max_delete: float,
-    dry_run: bool,
-    concurrency: int,
-    bandwidth_mb: float,
-    keep_versions: int,
-    keep_hours: float,
-    lock_wait: int,
+    inputs: Mapping[str, object],
+    more: Mapping[str, object],
 ) -> Synced:
-    """Sync, print what happened, and write the version's facts and the report."""
+    """Sync, print what happened, and write the version's facts and the report.
+
+    Args:
+        version: Gets the facts.
+        report_artifact: Gets the report.
+        source: Where the data comes from.
+        data_dir: Folder that holds the versions.
+        dataset: Name of the dataset; empty for one made from the source.
+        inputs: Options by name, the step's inputs.
+        more: Further ones by name, which go before.
+
+    Raises:
+        InputError: one line, before a byte is written wherever that can be known.
+    """
     if not source:
         raise InputError("source is empty; give gs://bucket/prefix, or a folder")
     dataset = dataset_name(dataset, source)
-    options = Options(
-        dataset=dataset,
-        include=globs(include),
-        exclude=globs(exclude),
-        hostile_names=hostile_names,
-        symlinks=symlinks,
-        verify=verify,
-        pack=pack,
-        delete=delete,
-        max_delete=max_delete,
-        dry_run=dry_run,
-        concurrency=concurrency,
-        bandwidth=bandwidth_mb * 1e6,
-        keep_versions=keep_versions,
-        keep_hours=keep_hours,
-        lock_wait=lock_wait,
-    )
+    options = options_of(dataset, inputs, more)
     with Progress(sys.stdout) as progress:
         result = sync(source, Path(data_dir), options, progress.watch)
     if result.planned:
@@ -89,8 +75,3 @@ def run(
     Path(version.path).write_text(json.dumps(facts, indent=1) + "\n")
     Path(report_artifact.path).write_text(report.markdown(result))
     return Synced(result.digest, str(result.path))
-
-
-def globs(text: str) -> tuple[str, ...]:
-    """Patterns from a comma-separated list."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -34,11 +34,11 @@ class Options:
     delete: bool = True
     max_delete: float = 0.5
     concurrency: int = 64
-    bandwidth: float = 0
+    bandwidth_mb: float = 0.0
     keep_versions: int = 3
-    keep_hours: float = 168
-    lock_wait: float = 600
-    timeout: float = 30
+    keep_hours: float = 168.0
+    lock_wait: int = 86400
+    timeout: float = 30.0
     mirror: bool = False
     dry_run: bool = False
     retry: Retry = field(default_factory=Retry)
@@ -60,7 +60,7 @@ class Options:
         for option, number, least, most in (
             ("concurrency", self.concurrency, 1, 1024),
             ("max_delete", self.max_delete, 0, 1),
-            ("bandwidth", self.bandwidth, 0, math.inf),
+            ("bandwidth_mb", self.bandwidth_mb, 0, math.inf),
             ("keep_versions", self.keep_versions, 0, math.inf),
             ("keep_hours", self.keep_hours, 0, math.inf),
             ("lock_wait", self.lock_wait, 0, math.inf),

@@ -9,6 +9,8 @@ def preflight(
     source: str,
     data_dir: str,
     work_dir: str,
+    dataset: str = "",
+    sync: dict = {},  # noqa: B006
     data_claim: str = "",
     work_claim: str = "",
     publish: str = "in-place",
@@ -48,6 +50,8 @@ def preflight(
         source: As for data_sync.
         data_dir: Folder that the data claim is mounted at.
         work_dir: Folder that the work claim is mounted at.
+        dataset: As for data_sync.
+        sync: As the options of data_sync.
         data_claim: Claim of the dataset.
         work_claim: Claim of checkpoints and results.
         publish: As for dataset_volume.
@@ -85,6 +89,8 @@ def preflight(
     return run(
         summary=summary,
         source=source,
+        dataset=dataset,
+        sync=sync,
         claims={data_dir: data_claim, work_dir: work_claim},
         publish=publish,
         backend=backend,

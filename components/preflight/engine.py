@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.components import champion as champions
+from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.publish import check_strategy
 from kfp_ddp.components.export.bundle import check_model_name
@@ -18,6 +20,7 @@ from kfp_ddp.components.step import step
 from kfp_ddp.components.teardown.engine import check_keep
 from kfp_ddp.components.train import settings
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.errors import InputError
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -28,6 +31,8 @@ def run(
     *,
     summary: "dsl.Markdown",
     source: str,
+    dataset: str,
+    sync: Mapping[str, object],
     claims: Mapping[str, str],
     publish: str,
     backend: str,
@@ -48,6 +53,7 @@ def run(
         InputError: the first parameter that cannot be used, in the order of the steps.
     """
     open_source(source)
+    _check_sync(dataset, source, sync)
     check_strategy(publish, source)
     job = settings.of_job(cluster, more_cluster)
     settings.check_backend(backend, nproc_per_node, int(job["nodes"]))
@@ -83,6 +89,19 @@ def _in_this_image() -> list[str]:
         "backend=local trains in the step's own container, and this image has no torch: use "
         "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
     ]
+
+
+def _check_sync(dataset: str, source: str, sync: Mapping[str, object]) -> None:
+    """Refuse what data_sync would, and what leaves the steps after it without files.
+
+    Raises:
+        InputError: naming the parameter.
+    """
+    options = options_of(dataset_name(dataset, source), {}, sync)
+    if options.dry_run:
+        raise InputError("sync sets dry_run, which leaves nothing to train on; leave it out")
+    if options.pack != "none":
+        raise InputError(f"sync sets pack to {options.pack!r}; training reads files, leave it out")
 
 
 def _on_cluster(

@@ -20,7 +20,12 @@ from kfp_ddp.components.data_sync.options import PACKS, SYMLINKS, VERIFY
 @click.option("--delete/--no-delete", default=None, help="Remove what the source does not have.")
 @click.option("--max-delete", default=0.5, help="Largest share of files to remove.")
 @click.option("--verify", type=click.Choice(VERIFY), help="How to check what is there already.")
-@click.option("--pack", type=click.Choice(PACKS), default="none", help="With --versions.")
+@click.option(
+    "--pack",
+    type=click.Choice(PACKS),
+    default="none",
+    help="Pack files into tar archives (with --versions).",
+)
 @click.option(
     "--hostile-names",
     type=click.Choice(POLICIES),
@@ -34,10 +39,10 @@ from kfp_ddp.components.data_sync.options import PACKS, SYMLINKS, VERIFY
     help="What to do with symbolic links in a source folder.",
 )
 @click.option("-j", "--concurrency", default=64, help="Connections at once.")
-@click.option("--bandwidth", default=0.0, metavar="MB/S", help="Limit; 0 for none.")
-@click.option("--keep-versions", default=3, help="With --versions; 0 for all.")
-@click.option("--keep-hours", default=168.0, help="Keep what a run got since then.")
-@click.option("--lock-wait", default=600, metavar="S", help="Wait for another sync.")
+@click.option("--bandwidth-mb", default=0.0, metavar="MB/S", help="Limit; 0 for none.")
+@click.option("--keep-versions", default=3, help="Versions to keep (with --versions); 0 for all.")
+@click.option("--keep-hours", default=168.0, help="Also keep versions used in the last N hours.")
+@click.option("--lock-wait", default=86400, metavar="S", help="Wait for another sync.")
 @click.option("--timeout", default=30.0, metavar="S", help="Longest silence of a peer.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(
@@ -55,7 +60,7 @@ def command(
     hostile_names: str,
     symlinks: str,
     concurrency: int,
-    bandwidth: float,
+    bandwidth_mb: float,
     keep_versions: int,
     keep_hours: float,
     lock_wait: int,
@@ -83,7 +88,7 @@ def command(
         delete=versions if delete is None else delete,
         max_delete=max_delete,
         concurrency=concurrency,
-        bandwidth=bandwidth * 1e6,
+        bandwidth_mb=bandwidth_mb,
         keep_versions=keep_versions,
         keep_hours=keep_hours,
         lock_wait=lock_wait,

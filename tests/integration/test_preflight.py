@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.train.component import train
 from kfp_ddp.pipelines.train_resnet import train_resnet
@@ -37,6 +38,11 @@ def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:
     ("given", "why"),
     [
         ({"source": "ftp://host/ds"}, "unknown scheme"),
+        ({"dataset": "Flowers"}, "dataset is 'Flowers'; give at most 40 lower-case letters"),
+        ({"sync": {"max_delet": 1.0}}, "the sync has no setting 'max_delet'; it has "),
+        ({"sync": {"max_delete": 2.0}}, "max_delete is 2; give 0 to 1"),
+        ({"sync": {"dry_run": True}}, "sync sets dry_run, which leaves nothing to train on"),
+        ({"sync": {"pack": "tar"}}, "sync sets pack to 'tar'; training reads files"),
         ({"publish": "copy"}, "publish is 'copy'; give one of auto"),
         ({"publish": "populator", "source": "s3://bucket/ds"}, "the populator needs gs://"),
         ({"backend": "slurm"}, "backend 'slurm' is not known"),
@@ -77,10 +83,13 @@ def test_a_bucket_that_is_there_is_a_destination(bucket: Bucket, summary: Simple
 def test_its_inputs_are_those_of_the_steps_that_it_speaks_for() -> None:
     """Same names, same defaults; the pipeline passes on each of its own that can be wrong."""
     own, trained = preflight.component_spec.inputs, train.component_spec.inputs
+    synced = data_sync.component_spec.inputs
     shared = set(own) & set(trained)
     assert len(shared) >= 20
     assert {n: own[n].default for n in shared - {"work_dir"}} == {
         n: trained[n].default for n in shared - {"work_dir"}
     }
-    unchecked = {"dataset", "credentials"}
+    assert own["dataset"].default == synced["dataset"].default
+    assert own["sync"].default == synced["options"].default == {}
+    unchecked = {"credentials"}
     assert set(train_resnet.pipeline_spec.root.input_definitions.parameters) - set(own) == unchecked

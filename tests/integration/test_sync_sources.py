@@ -373,7 +373,7 @@ def test_urls_that_name_nothing(tmp_path: Path, url: str, message: str) -> None:
         (Options(verify="maybe"), "verify is 'maybe'; give one of list, quick, full"),
         (Options(concurrency=0), "concurrency is 0; give 1 to 1024"),
         (Options(max_delete=2), "max_delete is 2; give 0 to 1"),
-        (Options(bandwidth=-1), "bandwidth is -1; give 0 or more"),
+        (Options(bandwidth_mb=-1), "bandwidth_mb is -1; give 0 or more"),
         (Options(hostile_names="x"), "hostile_names is 'x'"),
         (Options(mirror=True, pack="tar"), "pack=tar makes versions"),
     ],

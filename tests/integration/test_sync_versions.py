@@ -234,5 +234,5 @@ def test_include_and_exclude(bucket: Bucket, tmp_path: Path) -> None:
 def test_bandwidth_limit_slows_down(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket, 40, 10_000)
     began = time.monotonic()
-    run(tmp_path, bandwidth=1e6)
+    run(tmp_path, bandwidth_mb=1)
     assert time.monotonic() - began >= 0.38, "400 kB at 1 MB/s"
