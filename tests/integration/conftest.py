@@ -1,11 +1,13 @@
-"""A small trained model, as the train step leaves one behind."""
+"""A small trained model, as the train step leaves one behind, and a bucket for what comes of it."""
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from google.cloud import storage
 from PIL import Image
 
 from kfp_ddp.training import checkpoint
@@ -45,6 +47,22 @@ def trained_checkpoint(trained_dataset: Path) -> Path:
 def blurred_checkpoint(trained_dataset: Path) -> Path:
     """The same with filters before its strides."""
     return _train(trained_dataset, trained_dataset.parent / "blurred", blur_pool=True)
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[storage.Client]:
+    """gcp-storage-emulator with the bucket `models`."""
+    server_module = pytest.importorskip("gcp_storage_emulator.server")
+    storage_module = pytest.importorskip("gcp_storage_emulator.storage")
+    kept = storage_module.Storage(use_memory_fs=True)
+    server = server_module.APIThread("127.0.0.1", 0, kept, daemon=True)
+    server.start()
+    server.is_running.wait()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._httpd.server_port}")
+    client = storage.Client()
+    client.create_bucket("models")
+    yield client
+    server.join()
 
 
 @pytest.fixture

@@ -17,12 +17,16 @@ from kfp_ddp.components.gate.component import gate
 
 @dsl.pipeline(name="last-steps")
 def last_steps(checkpoint: str, run_dir: str, data: str, minimum: float, destination: str):
-    found = evaluate(checkpoint=checkpoint, run_dir=run_dir, dataset_path=data)
+    champion = f"{destination}/squares"
+    found = evaluate(
+        checkpoint=checkpoint, run_dir=run_dir, dataset_path=data, champion=champion
+    )
     verdict = gate(
         accuracy=found.outputs["accuracy"],
         evaluation=found.outputs["evaluation"],
         min_accuracy=minimum,
         min_class_recall=0.01,
+        champion=champion,
     )
     with dsl.If(verdict.outputs["Output"] == True):
         export(
@@ -47,6 +51,7 @@ components.load_component_from_file(f"{root}/pipeline.yaml")(
 def run(root: Path, checkpoint: Path, run_dir: Path, data: Path, minimum: float) -> None:
     program = root / "program.py"
     program.write_text(PROGRAM)
+    (root / "models").mkdir()
     arguments = [str(root), str(checkpoint), str(run_dir), str(data), str(minimum)]
     subprocess.run([sys.executable, str(program), *arguments], check=True)
 
@@ -69,6 +74,7 @@ def test_from_checkpoint_to_destination(
     assert {"report", "summary", "executor_output.json"} <= names
     verdict = next(tmp_path.glob("artifacts/*/gate/verdict")).read_text()
     assert verdict.startswith("## Blessed" if blessed else "## Not blessed")
+    assert "holds: there is no champion at" in verdict
     assert bool(list(tmp_path.glob("models/squares/*/_SUCCESS"))) == blessed
     assert (trained_run / "bundle" / "_SUCCESS").exists() == blessed
     if blessed:

@@ -31,22 +31,6 @@ def sealed(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[storage.Client]:
-    """gcp-storage-emulator with the bucket `models`."""
-    server_module = pytest.importorskip("gcp_storage_emulator.server")
-    storage_module = pytest.importorskip("gcp_storage_emulator.storage")
-    kept = storage_module.Storage(use_memory_fs=True)
-    server = server_module.APIThread("127.0.0.1", 0, kept, daemon=True)
-    server.start()
-    server.is_running.wait()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._httpd.server_port}")
-    client = storage.Client()
-    client.create_bucket("models")
-    yield client
-    server.join()
-
-
 def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
     emulator: storage.Client, sealed: Path
 ) -> None:

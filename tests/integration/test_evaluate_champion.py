@@ -1,0 +1,312 @@
+"""A champion stays comparable while the dataset grows under it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from google.cloud import storage
+from kfp import dsl
+from PIL import Image
+from safetensors.torch import save_file
+
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.evaluate.engine import evaluate as engine
+from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.export import bundle
+from kfp_ddp.components.export.engine import make
+from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.places import place
+from kfp_ddp.training import checkpoint as checkpoints
+from kfp_ddp.training.model import build
+
+OF_OTHERS = "the champion was evaluated on other samples, so the two do not compare"
+
+
+@pytest.fixture(scope="module")
+def source(trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the bucket held when the champion was trained."""
+    folder = tmp_path_factory.mktemp("source") / "squares"
+    return Path(shutil.copytree(trained_dataset, folder, ignore=lambda *_: ["_SUCCESS"]))
+
+
+@pytest.fixture(scope="module")
+def exported(
+    blurred_checkpoint: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The champion's bundle, which no test changes; its evaluation is of `source`."""
+    run_dir = tmp_path_factory.mktemp("champion")
+    version = sync(str(source), run_dir / "data", Options()).path
+    engine(blurred_checkpoint, run_dir, version, "val", 64, 0)
+    evaluation = run_dir / "evaluation" / "evaluation.json"
+    return make(blurred_checkpoint, run_dir, version / "val", evaluation, "squares")
+
+
+@pytest.fixture
+def champion(exported: Path, tmp_path: Path) -> Path:
+    """A copy of the bundle."""
+    return Path(shutil.copytree(exported, tmp_path / "champion"))
+
+
+def today(source: Path, tmp_path: Path, change: Callable[[Path], object]) -> Path:
+    """The version that a sync makes after a change of the bucket."""
+    changed = tmp_path / "source"
+    shutil.copytree(source, changed)
+    change(changed)
+    return sync(str(changed), tmp_path / "data", Options()).path
+
+
+def evaluated(checkpoint: Path, tmp_path: Path, version: Path, champion: object) -> Path:
+    """Folder of the evaluation of a challenger, by the step itself."""
+    kinds = {"metrics": dsl.Metrics, "confusion": dsl.ClassificationMetrics}
+    kinds |= {"report": dsl.HTML, "summary": dsl.Markdown}
+    artifacts = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
+    _, path = evaluate.python_func(
+        checkpoint=str(checkpoint),
+        run_dir=str(tmp_path / "run"),
+        dataset_path=str(version),
+        champion=str(champion),
+        **artifacts,
+    )
+    return Path(path).parent
+
+
+def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
+    """Whether the gate blesses, and why."""
+    verdict = dsl.Markdown(name="verdict", uri=str(folder / "verdict.md"))
+    record = Evaluation.read(folder / "evaluation.json")
+    blessed = gate.python_func(
+        accuracy=record.accuracy,
+        evaluation=str(folder / "evaluation.json"),
+        champion=str(champion),
+        verdict=verdict,
+        **rules,
+    )
+    return blessed, verdict.metadata["reason"]
+
+
+def picture(path: Path, colour: tuple[int, int, int] = (9, 9, 9)) -> None:
+    """Write one more image."""
+    path.parent.mkdir(exist_ok=True)
+    Image.new("RGB", (16, 16), colour).save(path)
+
+
+def untrained(folder: Path, trained: Path, classes: tuple[str, ...]) -> Path:
+    """A checkpoint of a network that was taught other classes."""
+    torch.manual_seed(1)
+    network = build("cifar_resnet8", len(classes))
+    manifest = {**checkpoints.verify(trained).manifest, "classes": list(classes)}
+    state = {"model": network.state_dict(), "ema": None}
+    return checkpoints.write(folder / "checkpoints", 40, state, manifest)
+
+
+def test_one_more_training_image_leaves_the_champion_comparable(
+    emulator: storage.Client,
+    exported: Path,
+    source: Path,
+    trained_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    bundle.upload(exported, "squares", place("gs://models/exports"))
+    version = today(source, tmp_path, lambda data: picture(data / "train" / "red" / "more.png"))
+    folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
+    mine = Evaluation.read(folder / "evaluation.json")
+    its = Evaluation.read(exported / "metrics.json")
+    assert mine.dataset_digest != its.dataset_digest
+    assert mine.split_digest == its.split_digest != ""
+    assert not (folder / "champion").exists()
+    _, reason = judged(folder, "gs://models/exports/squares", min_improvement=-1)
+    gain = (mine.correct - its.correct) / 48
+    assert f"improvement on the champion {gain:.4f} >= -1" in reason
+    assert "re-evaluated" not in reason
+
+
+@pytest.mark.parametrize("kind", ["added", "changed", "removed"])
+def test_where_the_split_changed_the_gate_decides_by_the_champion_evaluated_again(
+    kind: str,
+    emulator: storage.Client,
+    exported: Path,
+    source: Path,
+    trained_checkpoint: Path,
+    blurred_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+
+    def change(data: Path) -> None:
+        for number in range(9):
+            if kind == "removed":
+                (data / f"val/red/00{number}.png").unlink()
+            else:
+                picture(data / f"val/red/{'more' if kind == 'added' else '00'}{number}.png")
+
+    bundle.upload(exported, "squares", place("gs://models/exports"))
+    version = today(source, tmp_path, change)
+    folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
+    mine = Evaluation.read(folder / "evaluation.json")
+    again = Evaluation.read(folder / "champion" / "evaluation.json")
+    expected, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
+    assert again.correct == expected.correct
+    assert again.checkpoint_digest == expected.checkpoint_digest
+    assert again.step == expected.step
+    assert (folder / "champion" / "predictions.csv").read_text() == (
+        tmp_path / "expected" / "evaluation" / "predictions.csv"
+    ).read_text()
+
+    gain = (mine.correct - again.correct) / mine.samples
+    name = bundle.digest(exported)[:12]
+    asked = {"champion": "gs://models/exports/squares", "max_p_value": 0.9999999}
+    for least, blessed in ((gain, True), (gain + 0.01, False)):
+        found, reason = judged(folder, min_improvement=least, **asked)  # type: ignore[arg-type]
+        assert f"re-evaluated on this split: {again.accuracy:.4f})" in reason
+        assert f"(champion {name} re-evaluated" in reason
+        if blessed:
+            assert f"improvement on the champion {gain:.4f} >= {gain:g}" in reason
+            assert "McNemar p-value" in reason
+        assert found == blessed
+
+
+def test_a_champion_with_classes_that_the_split_lacks_is_evaluated_by_their_names(
+    champion: Path,
+    source: Path,
+    trained_checkpoint: Path,
+    blurred_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    version = today(source, tmp_path, lambda data: shutil.rmtree(data / "val" / "blue"))
+    checkpoint = untrained(tmp_path, trained_checkpoint, ("green", "red"))
+    folder = evaluated(checkpoint, tmp_path, version, champion)
+    again = Evaluation.read(folder / "champion" / "evaluation.json")
+    expected, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
+    assert again.correct == expected.correct > 0
+    assert "re-evaluated on this split" in judged(folder, champion)[1]
+
+
+def test_a_champion_that_lacks_a_class_of_the_split_does_not_compare(
+    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda data: picture(data / "val" / "violet" / "a.png"))
+    classes = ("blue", "green", "red", "violet")
+    checkpoint = untrained(tmp_path, trained_checkpoint, classes)
+    folder = evaluated(checkpoint, tmp_path, version, champion)
+    assert not (folder / "champion").exists()
+    assert judged(folder, champion) == (
+        False,
+        f"not blessed: {OF_OTHERS}, and it does not know the class 'violet' of this split: "
+        "run once with champion empty to export this model as the next one to beat",
+    )
+
+
+def test_a_bare_evaluation_cannot_be_made_again_and_the_gate_says_so(
+    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda data: picture(data / "val" / "red" / "more.png"))
+    alone = tmp_path / "alone" / "evaluation.json"
+    alone.parent.mkdir()
+    shutil.copy(champion / "metrics.json", alone)
+    folder = evaluated(trained_checkpoint, tmp_path, version, alone)
+    assert not (folder / "champion").exists()
+    blessed, reason = judged(folder, alone)
+    assert not blessed
+    assert f"{OF_OTHERS}, and only its evaluation is at {alone.parent}: give its bundle" in reason
+
+
+def test_no_champion_yet_is_nothing_to_evaluate(
+    source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda _: None)
+    none = tmp_path / "none"
+    folder = evaluated(trained_checkpoint, tmp_path, version, none)
+    assert not (folder / "champion").exists()
+    blessed, reason = judged(folder, none)
+    assert blessed
+    assert f"there is no champion at {none} yet" in reason
+
+
+def test_an_unchanged_split_needs_nothing_of_the_bundle_but_its_evaluation(
+    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    for path in champion.iterdir():
+        if path.name not in ("metrics.json", "predictions.csv"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    version = today(source, tmp_path, lambda _: None)
+    folder = evaluated(trained_checkpoint, tmp_path, version, champion)
+    assert not (folder / "champion").exists()
+    assert "improvement on the champion" in judged(folder, champion)[1]
+
+
+def test_what_an_earlier_try_found_of_a_champion_does_not_stay(
+    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda data: picture(data / "val" / "red" / "more.png"))
+    folder = evaluated(trained_checkpoint, tmp_path, version, champion)
+    assert (folder / "champion").exists()
+    assert evaluated(trained_checkpoint, tmp_path, version, "") == folder
+    assert not (folder / "champion").exists()
+    blessed, reason = judged(folder, champion)
+    assert not blessed
+    assert f"{OF_OTHERS}: give evaluate the same champion" in reason
+
+
+def spoil(kind: str, folder: Path) -> None:
+    """Damage a bundle, or make it one of somebody else."""
+    weights = folder / "model.safetensors"
+    match kind:
+        case "altered weights":
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        case "no weights":
+            weights.unlink()
+        case "another evaluation":
+            record = json.loads((folder / "metrics.json").read_text())
+            (folder / "metrics.json").write_text(json.dumps(record | {"checkpoint_digest": "0"}))
+        case "not finished":
+            (folder / "_SUCCESS").unlink()
+        case "weights of another program":
+            save_file({"fc.weight": torch.zeros(3, 3)}, weights)
+            bundle.seal(folder)
+        case "weights never there":
+            weights.unlink()
+            for own in ("MANIFEST.sha256", "_SUCCESS"):
+                (folder / own).unlink()
+            bundle.seal(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("altered weights", "is damaged: model.safetensors is not what MANIFEST.sha256 lists"),
+        ("no weights", "is damaged: model.safetensors is missing"),
+        ("another evaluation", "is damaged: metrics.json is not what MANIFEST.sha256 lists"),
+        ("not finished", "is damaged: _SUCCESS is not the digest of MANIFEST.sha256"),
+        ("weights of another program", "cannot be evaluated on this split: model.safetensors"),
+        ("weights never there", "has no model.safetensors to evaluate on this split"),
+    ],
+)
+def test_a_bundle_that_cannot_be_used_is_one_line(
+    kind: str, says: str, champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda data: picture(data / "val" / "red" / "more.png"))
+    spoil(kind, champion)
+    with pytest.raises(SystemExit) as caught:
+        evaluated(trained_checkpoint, tmp_path, version, champion)
+    said = str(caught.value)
+    assert said.startswith(f"error: the champion {champion} ")
+    assert says in said
+    assert "\n" not in said
+    assert not (tmp_path / "run" / "evaluation" / "champion").exists()
+
+
+def test_digests_of_a_split_are_told_apart_by_content_and_need_every_sample(
+    source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    version = today(source, tmp_path, lambda _: None)
+    assert engine(trained_checkpoint, tmp_path, version, "val", 64, 0)[0].split_digest
+    picture(version / "val" / "red" / "put-there-by-hand.png")
+    assert engine(trained_checkpoint, tmp_path, version, "val", 64, 0)[0].split_digest == ""
+    (version / "_MANIFEST.jsonl").unlink()
+    assert engine(trained_checkpoint, tmp_path, version, "val", 64, 0)[0].split_digest == ""
