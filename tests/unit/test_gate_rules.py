@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 import re
 from pathlib import Path
@@ -151,15 +153,68 @@ def test_luck_is_told_from_gain_sample_by_sample(tmp_path: Path) -> None:
         judged(tmp_path, 0.97, max_p_value=0.03, **given)
 
 
-@pytest.mark.parametrize("changed", [{"dataset_digest": "e" * 64}, {"samples_digest": "e" * 64}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"dataset_digest": "e" * 64}, {"samples_digest": "e" * 64}, {"split_digest": "e" * 64}],
+)
 def test_a_champion_of_other_samples_does_not_compare(
     tmp_path: Path, changed: dict[str, str]
 ) -> None:
     champion = evaluation(tmp_path / "champion", hits(50), **changed)
-    path = evaluation(tmp_path / "run", hits(3))
+    path = evaluation(tmp_path / "run", hits(3), split_digest="d" * 64)
     blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=champion)
     assert not blessed
     assert "evaluated on other samples" in reason
+
+
+def test_what_is_outside_of_the_split_does_not_matter(tmp_path: Path) -> None:
+    split = {"split_digest": "5" * 64}
+    champion = evaluation(tmp_path / "champion", hits(5), dataset_digest="e" * 64, **split)
+    path = evaluation(tmp_path / "run", hits(3), **split)
+    assert judged(tmp_path, 0.97, evaluation=path, champion=champion)[0]
+
+
+@pytest.mark.parametrize(("digest", "compares"), [("d" * 64, True), ("e" * 64, False)])
+def test_an_evaluation_from_before_there_were_digests_of_splits_is_read(
+    tmp_path: Path, digest: str, compares: bool
+) -> None:
+    champion = Path(evaluation(tmp_path / "champion", hits(5), dataset_digest=digest))
+    before = json.loads(champion.read_text())
+    del before["split_digest"]
+    champion.write_text(json.dumps(before))
+    path = evaluation(tmp_path / "run", hits(3), split_digest="5" * 64)
+    blessed, _ = judged(tmp_path, 0.97, evaluation=path, champion=str(champion))
+    assert blessed == compares
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"checkpoint_digest": "f" * 64}, {"samples_digest": "f" * 64}]
+)
+def test_the_champion_evaluated_again_counts_if_it_is_of_this_model_and_these_samples(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    before = {"dataset_digest": "e" * 64, "checkpoint_digest": "a" * 64}
+    champion = Path(evaluation(tmp_path / "champion", hits(50), **before))
+    (champion.parent / "MANIFEST.sha256").write_text("0  model.safetensors\n")
+    path = evaluation(tmp_path / "run", hits(3))
+    evaluation(tmp_path / "run" / "champion", hits(2), **{"checkpoint_digest": "a" * 64} | changed)
+    asked = {"evaluation": path, "champion": str(champion.parent), "max_p_value": 1 - 1e-9}
+    blessed, reason = judged(tmp_path, 0.97, **asked)
+    assert not blessed
+    if changed:
+        assert "give evaluate the same champion" in reason
+    else:
+        version = hashlib.sha256(b"0  model.safetensors\n").hexdigest()[:12]
+        note = f"(champion {version} re-evaluated on this split: 0.9800)"
+        assert f"improvement on the champion -0.0100 < 0 {note}" in reason
+        assert "(0 samples won, 1 lost)" in reason
+
+
+def test_a_tie_passes_unless_a_gain_is_asked_for(tmp_path: Path) -> None:
+    champion = evaluation(tmp_path / "champion", hits(3))
+    given = {"evaluation": evaluation(tmp_path / "run", hits(3)), "champion": champion}
+    assert judged(tmp_path, 0.97, **given)[0]
+    assert not judged(tmp_path, 0.97, min_improvement=0.001, **given)[0]
 
 
 def test_without_a_champion_yet_the_first_model_passes_and_the_reason_says_so(
@@ -170,6 +225,27 @@ def test_without_a_champion_yet_the_first_model_passes_and_the_reason_says_so(
     blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=absent, max_p_value=0.05)
     assert blessed
     assert f"there is no champion at {absent} yet" in reason
+
+
+@pytest.mark.parametrize("name", ["gone/bundle", "gone/evaluation.json"])
+def test_a_champion_below_a_folder_that_is_gone_is_refused(tmp_path: Path, name: str) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    gone = str(tmp_path / name)
+    with pytest.raises(SystemExit) as caught:
+        judged(tmp_path, 0.97, evaluation=path, champion=gone)
+    said = str(caught.value)
+    assert f"champion is {gone}, but there is no folder {tmp_path}/gone: correct the path" in said
+    assert "\n" not in said
+
+
+def test_a_pointer_to_a_version_that_is_gone_is_no_first_model(tmp_path: Path) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    exports = tmp_path / "models"
+    exports.mkdir()
+    (exports / "CHAMPION").write_text("bbbbbbbbbbbb\n")
+    says = f"{exports}/CHAMPION names {exports}/bbbbbbbbbbbb, where no evaluation lies"
+    with pytest.raises(SystemExit, match=re.escape(says)):
+        judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
 
 
 def test_a_bundle_is_a_champion_too(tmp_path: Path) -> None:
