@@ -80,6 +80,18 @@ def test_a_bucket_that_is_there_is_a_destination(bucket: Bucket, summary: Simple
     assert check(summary, destination="gs://bucket/models", champion="gs://bucket/none")
 
 
+def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
+    summary: SimpleNamespace, tmp_path: Path, bucket: Bucket
+) -> None:
+    bucket.put("ds/x", b"x")
+    missing = str(tmp_path / "misspelt" / "resnet")
+    assert check(summary, champion=missing)
+    folders = {"data_dir": str(tmp_path), "work_dir": str(tmp_path)}
+    assert check(summary, champion=str(tmp_path / "resnet"), **folders)
+    with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/misspelt: correct"):
+        check(summary, champion=missing, **folders)
+
+
 def test_its_inputs_are_those_of_the_steps_that_it_speaks_for() -> None:
     """Same names, same defaults; the pipeline passes on each of its own that can be wrong."""
     own, trained = preflight.component_spec.inputs, train.component_spec.inputs
