@@ -41,7 +41,7 @@ def run(source: Source, root: Path, judged: Names, options: Options, watch: Watc
         return result
     store = Store(root)
     store.prepare(versions=False)
-    with store.lock(options.lock_wait), writing(root):
+    with store.lock(options.lock_wait, source.url, watch), writing(root):
         return _update(source, store, result, options, watch)
 
 

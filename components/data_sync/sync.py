@@ -57,7 +57,11 @@ def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Re
         return result
     _guard(store, result, options)
     store.prepare()
-    with store.lock(options.lock_wait), writing(target):
+    with store.lock(options.lock_wait, source.url, watch) as waited, writing(target):
+        if waited:  # for hours, perhaps: what was listed then is not to follow what came since
+            result = _wanted(source, store, _listed(source, target, options, watch), options)
+            digest = result.digest
+            _guard(store, result, options)
         if not store.complete(digest):
             finished = build(source, store, options, result, watch)
         else:

@@ -15,12 +15,14 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from kfp_ddp.components.data_sync import manifest, names
+from kfp_ddp.components.data_sync.options import Watch
 from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.files import sync
@@ -91,8 +93,16 @@ class Store:
             (self.work / names.PROBE).touch()
 
     @contextlib.contextmanager
-    def lock(self, wait: float) -> Iterator[None]:
+    def lock(self, wait: float, what: str, watch: Watch) -> Iterator[bool]:
         """Hold the target against other runs; the kernel frees it if this one dies.
+
+        Args:
+            wait: The most seconds to wait for another run.
+            what: What this one syncs, for those that wait for it.
+            watch: Called with who holds it, when this one has to wait.
+
+        Yields:
+            Whether it had to wait.
 
         Raises:
             InputError: another run held it for more than `wait` seconds.
@@ -103,22 +113,30 @@ class Store:
         except OSError as error:
             raise unwritable(path, error) from error
         try:
-            self._acquire(descriptor, wait)
-            yield
+            waited = self._acquire(descriptor, wait, watch)
+            since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+            _note(descriptor, f"{socket.gethostname()} syncs {what} since {since}")
+            yield waited
         finally:
             os.close(descriptor)
 
-    def _acquire(self, descriptor: int, wait: float) -> None:
+    def _acquire(self, descriptor: int, wait: float, watch: Watch) -> bool:
+        """Whether it had to wait."""
         deadline = time.monotonic() + wait
+        told = None
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                holder = _noted(descriptor)
                 if time.monotonic() >= deadline:
                     raise InputError(
-                        f"another sync is writing {self.root} and did not end in {wait:.0f} s; "
-                        "wait for it, or give lock_wait more seconds"
+                        f"another sync is writing {self.root} ({holder}) and did not end in "
+                        f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
                     ) from None
+                if holder != told:
+                    watch(f"waiting for another sync of {self.root}: {holder}", None, 0, 0)
+                    told = holder
                 time.sleep(0.2)
             except OSError as error:
                 raise InputError(
@@ -126,7 +144,7 @@ class Store:
                     "with flock"
                 ) from error
             else:
-                return
+                return told is not None
 
     def preflight(self, size: int, files: int) -> None:
         """Refuse before the first byte what cannot fit.
@@ -222,6 +240,19 @@ class Store:
         gone = self.work / "trash" / f"{path.name}-{time.time_ns()}"
         path.rename(gone)
         remove(gone)
+
+
+def _note(descriptor: int, holder: str) -> None:
+    """Write who holds the lock, for those that wait; a full disk is no reason to stop."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode("utf-8", "replace"), 0)
+        os.fsync(descriptor)  # who waits may be on another node
+
+
+def _noted(descriptor: int) -> str:
+    text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in text) or "it does not say which"
 
 
 def success(path: Path) -> str:

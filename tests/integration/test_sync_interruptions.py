@@ -1,7 +1,9 @@
 """What a sync that was killed, raced or interrupted leaves, and how the next one goes on."""
 
+import contextlib
 import random
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync import stage
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -99,11 +103,44 @@ def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -
     fill(bucket)
     store = Store(tmp_path)
     store.prepare()
+    who = rf"{socket.gethostname()} syncs gs://bucket/other since \d{{4}}-.* UTC"
     with (
-        store.lock(0),
-        pytest.raises(InputError, match=r"another sync is writing .* lock_wait"),
+        store.lock(0, "gs://bucket/other", lambda *_: None),
+        pytest.raises(InputError, match=rf"another sync is writing .* \({who}\) .* lock_wait"),
     ):
         run(tmp_path, lock_wait=0)
+
+
+def test_second_run_says_for_whom_it_waits_and_then_lists_anew(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket)
+    store = Store(tmp_path)
+    store.prepare()
+    told: list[str] = []
+    holding = contextlib.ExitStack()
+    holding.enter_context(store.lock(0, "gs://bucket/other", lambda *_: None))
+
+    def watch(phase: str, *_: object) -> None:
+        told.append(phase)
+        if phase.startswith("waiting"):
+            bucket.put("ds/new", b"new")
+            holding.close()
+
+    result = sync("gs://bucket/ds", tmp_path, Options(), watch)
+    assert told[0] == told[2] == "listing"
+    assert f"{tmp_path}: {socket.gethostname()} syncs gs://bucket/other since" in told[1]
+    assert content(result.path) == objects | {"new": b"new"}
+
+
+def test_version_that_is_there_waits_for_nobody(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    first = run(tmp_path).path
+    bucket.put("other/x", b"x")
+    sync("gs://bucket/other", tmp_path, Options())
+    with Store(tmp_path).lock(0, "gs://bucket/third", lambda *_: None):
+        assert run(tmp_path, lock_wait=0).unchanged
+        assert (tmp_path / "current").resolve() == first
 
 
 def test_threads_end_with_the_run(bucket: Bucket, tmp_path: Path) -> None:
