@@ -86,7 +86,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
 
     def epoch() -> int:
         batches = iter(loader(images, sampler, workers=0, pin=False))
-        moved = to_device(batches, torch.device("cpu"), torch.channels_last)
+        moved = to_device(batches, torch.device("cpu"))
         return sum(len(batch.targets) for batch in moved)
 
     return epoch

@@ -125,10 +125,12 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
 
 
 def _fresh(trainer: Any) -> Any:
+    import torch
+
     from kfp_ddp.training import model
 
     network = model.build(trainer.config.model, len(trainer.classes))
-    return network.to(memory_format=trainer.layout)
+    return network.to(memory_format=torch.channels_last)
 
 
 def _against_reference(

@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from typing import NoReturn
 
 from kfp_ddp.training.train import main
@@ -27,4 +28,9 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001  threads of NCCL's may hang while Python goes down
+        traceback.print_exc()
+        code = 1
+    leave(code)

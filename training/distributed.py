@@ -50,6 +50,7 @@ class World:
             dist.broadcast_object_list(box, src=0, group=self.control)
         value, problem = box[0]
         if problem is not None:
+            problem.consequence = not self.first
             raise problem
         return value  # type: ignore[return-value]
 
@@ -112,9 +113,13 @@ def _flight_recorder(config: TrainConfig) -> None:
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl_trace_rank_"))
 
 
-def finish() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
+def leave(world: World, in_order: bool) -> None:
+    """Leave the process group.
+
+    Not NCCL's after an error: its end waits for peers that wait for this rank, and nobody would
+    learn why. The end of the process tells them.
+    """
+    if dist.is_initialized() and (in_order or world.device.type != "cuda"):
         dist.destroy_process_group()
 
 

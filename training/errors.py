@@ -12,6 +12,8 @@ class InputError(ValueError):
 
     retryable = False
     """Whether another try may find it usable."""
+    consequence = False
+    """Whether it is another rank's, which all ranks stop for."""
 
 
 def full(error: OSError, folder: Path | str) -> str:

@@ -99,8 +99,17 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
         if data.get("final"):
             code, line = int(data["exit_code"]), _line(data)
             line = f"{line}; {kept}" if code == 143 else line
-            found.append(Failure(code, data["rank"], line, data["retryable"], data["exact_time"]))
-    return min(found, key=lambda failure: failure.time, default=None)
+            found.append(
+                Failure(
+                    code,
+                    data["rank"],
+                    line,
+                    data["retryable"],
+                    data["exact_time"],
+                    data["consequence"],
+                )
+            )
+    return min(found, key=lambda failure: (failure.consequence, failure.time), default=None)
 
 
 def _line(data: dict[str, Any]) -> str:

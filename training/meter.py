@@ -1,5 +1,6 @@
 """Speed of a run between two lines of metrics: images, waiting for data, FLOPs, memory."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import TypeVar
@@ -13,13 +14,14 @@ from kfp_ddp.training.distributed import World
 T = TypeVar("T")
 
 PEAK_TFLOPS = {
-    "V100": 125.0,
     "T4": 65.0,
     "A10G": 70.0,
     "A10": 125.0,
     "L40S": 362.0,
     "L4": 121.0,
     "A100": 312.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
     "H100": 989.0,
     "H200": 989.0,
     "B200": 2250.0,
@@ -73,7 +75,12 @@ def _known_peak(device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)
-    return next((peak for known, peak in PEAK_TFLOPS.items() if known in name), 0.0)
+    return peak_of(name)
+
+
+def peak_of(name: str) -> float:
+    """`PEAK_TFLOPS` of the GPU that torch calls so; 0 if it is not known."""
+    return next((p for known, p in PEAK_TFLOPS.items() if re.search(rf"\b{known}\b", name)), 0.0)
 
 
 def _training_flops(config: TrainConfig, num_classes: int) -> float:

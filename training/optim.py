@@ -24,7 +24,7 @@ def sgd(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
         lr=peak(config),
         momentum=config.momentum,
         nesterov=config.momentum > 0,
-        fused=config.strategy != "fsdp",
+        fused=None if config.strategy == "fsdp" else True,  # DTensors have foreach kernels only
     )
 
 

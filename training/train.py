@@ -75,32 +75,34 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         launches = world.gather(os.environ.get(LAUNCH, ""))
         training, validation = world.from_first(lambda: _scan(config))
         config = world.from_first(lambda: _resolve(config, world, len(training), launches))
-        caches = _look_at_all(config, world, training, validation)
+        caches = _built_or_examined(config, world, training, validation)
         world.from_first(lambda: resume.begin(config, launches))
-        run = trainer.Trainer(
+        loop = trainer.Trainer(
             config,
             world,
             trainer.Split(training, caches[0]),
             trainer.Split(validation, caches[1]),
         )
-        run.stop.on_signals()
+        loop.stop.on_signals()
         if parent is not None:
-            parent.on_gone = lambda: run.stop.ask("the launcher is gone")
+            parent.on_gone = lambda: loop.stop.ask("the launcher is gone")
         if config.stop_when_stale and world.first:
             Heartbeat(
                 Path(config.stop_when_stale),
                 config.stale_seconds,
-                lambda: run.stop.ask(STALE),
+                lambda: loop.stop.ask(STALE),
             )
-        done = run.fit()
-        if not done and run.stop.reason == STALE:
+        done = loop.fit()
+        if not done and loop.stop.reason == STALE:
             _write_record(STALE, PREEMPTED, final=True, retryable=True)
             end_for_good()
         if done and caches[0] is not None and world.local_rank == 0:
             caches[0].remove()
-        return done
-    finally:
-        distributed.finish()
+    except BaseException:
+        distributed.leave(world, in_order=False)
+        raise
+    distributed.leave(world, in_order=True)
+    return done
 
 
 def _scan(config: TrainConfig) -> "tuple[Index, Index]":
@@ -157,7 +159,8 @@ def _resolve(
     config.check_dealt(batch, micro, ranks, uneven)
     precision = config.precision
     if precision == "auto":
-        bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        cuda = world.device.type == "cuda"
+        bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if bf16 else "fp32"
     resolved = config.model_copy(
         update={
@@ -170,10 +173,10 @@ def _resolve(
     return resolved
 
 
-def _look_at_all(
+def _built_or_examined(
     config: TrainConfig, world: "World", training: "Index", validation: "Index"
 ) -> "list[Cache | None]":
-    """Decode images of both splits before the first epoch, into caches where they fit.
+    """A cache of each split where both fit; otherwise images are only tried, and it is None.
 
     Raises:
         InputError: the first problem of any rank, on all ranks.
@@ -202,7 +205,9 @@ def _look_at_all(
         problem = str(error)
     for line in world.gather(problem):
         if line:
-            raise InputError(line)
+            found_first = InputError(line)
+            found_first.consequence = line != problem
+            raise found_first
     part = world.rank if folder is None else world.local_rank
     _warn(world.gather((part, found)), world.first)
     return caches
@@ -240,7 +245,7 @@ def _record(error: Exception) -> None:
     """Tell the launcher what ended this rank, in the form that torch elastic reads."""
     line = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, InputError):
-        _write_record(line, USAGE, final=True, retryable=error.retryable)
+        _write_record(line, USAGE, True, error.retryable, error.consequence)
     else:
         line = f"{type(error).__name__}: {line}"
         _write_record(line, 1, final=False, consequence=_lost_a_peer(error))
@@ -270,5 +275,8 @@ def _write_record(
 
 def _lost_a_peer(error: Exception) -> bool:
     """Whether this error only says that another rank went away."""
-    words = ("connection closed", "connection reset", "connection refused", "broken pipe", "nccl")
+    words = (
+        *("connection closed", "connection reset", "connection refused", "broken pipe"),
+        *("nccl", "timed out waiting"),
+    )
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

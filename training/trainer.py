@@ -61,14 +61,13 @@ class Trainer:
         torch.manual_seed(config.seed)
         bf16 = config.precision == "bf16"
         sharded = config.strategy == "fsdp" and world.size > 1
-        # Shards have to lie as they are indexed.
-        self.layout = torch.contiguous_format if sharded else torch.channels_last
         network = model.build(config.model, len(self.classes), config.blur_pool)
         if config.init_from:
             resume.initialise(network, config, self.classes, say=world.first)
-        # The strategy moves shards to the device block by block: the whole may not fit there.
+        # The strategy moves shards, which must be contiguous, to the device block by block: the
+        # whole may not fit there.
         self.network = (
-            network if sharded else network.to(world.device).to(memory_format=self.layout)
+            network if sharded else network.to(world.device).to(memory_format=torch.channels_last)
         )
         self.ema = optim.Ema(self.network, config.ema_decay) if config.ema_decay else None
         self.strategy = spread(
@@ -139,7 +138,7 @@ class Trainer:
         images = Images(self.training.index, self.config, training=True, cache=self.training.cache)
         pin = self.world.device.type == "cuda"
         loaded = loader(images, epochs, self.config.workers, pin)
-        return to_device(iter(loaded), self.world.device, self.layout)
+        return to_device(iter(loaded), self.world.device)
 
     def _train_step(self, batches: Iterator[DeviceBatch]) -> Tensor:
         """One optimizer step over this rank's micro-batches; returns the mean of their losses.
@@ -246,21 +245,20 @@ class Trainer:
         began = time.monotonic()
         network = self._synchronised()
         network.eval()
-        sums = torch.zeros(4, dtype=torch.float64, device=self.world.device)
-        rounds = 0
+        sums = torch.zeros(3, dtype=torch.float64, device=self.world.device)
+        rounds = samples = 0
         for batch in self._validation_batches():
             self.skipped += batch.skipped
-            rounds += 1
+            rounds, samples = rounds + 1, samples + len(batch.targets)
             with self.autocast:
                 output = network(batch.images)
             top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
             loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
-            count = loss.new_tensor(len(batch.targets))
-            sums += torch.stack([loss, top[:, 0].sum(), top.sum(), count])
+            sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
         if self.strategy.collective_state:
             self._forward_with_the_others(network, rounds)
         network.train(network is self.network)
-        loss_sum, first, five, count_all = self.world.sum(sums.tolist())
+        loss_sum, first, five, count_all = self.world.sum([*sums.tolist(), samples])
         count_all = max(count_all, 1)
         self.latest = {
             "loss": loss_sum / count_all,
@@ -285,7 +283,7 @@ class Trainer:
         # A run's worth of start-up and no gain where decoding is done already.
         workers = 0 if self.validation.cache else self.config.workers
         loaded = iter(loader(images, keys, workers, pin))
-        return to_device(loaded, self.world.device, self.layout)
+        return to_device(loaded, self.world.device)
 
     def _forward_with_the_others(self, network: nn.Module, rounds: int) -> None:
         """Sharded weights are gathered by all: pass as many batches as the rank with the most."""

@@ -15,6 +15,7 @@ from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.failure import Failure, read, report, root_cause
+from kfp_ddp.training.meter import peak_of
 from kfp_ddp.training.recipes import RECIPES, recipe
 from kfp_ddp.training.recipes.__main__ import main as recipes_main
 from kfp_ddp.training.train import _resolve
@@ -220,3 +221,21 @@ def test_a_long_error_stays_json_that_kubernetes_takes_whole(
     assert told.error.startswith("it begins")
     assert told.error.endswith("and ends")
     assert message.read_bytes() == (tmp_path / "failure.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 0),
+        ("NVIDIA RTX A1000", 0),
+        ("Tesla T4", 65),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+    ],
+)
+def test_the_peak_of_a_gpu_is_its_own(name: str, tflops: float) -> None:
+    assert peak_of(name) == tflops
