@@ -29,15 +29,15 @@ class Throttle:
     """A bandwidth limit in bytes a second over all threads; 0 for none."""
 
     def __init__(self, rate: float) -> None:
-        self._rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
+        self.rate, self._lock, self._free_at = rate, threading.Lock(), 0.0
 
     def delay(self, count: int) -> float:
         """Seconds to wait before `count` more bytes may pass; they count as passed."""
-        if not self._rate:
+        if not self.rate:
             return 0
         with self._lock:
             now = time.monotonic()
-            self._free_at = max(self._free_at, now) + count / self._rate
+            self._free_at = max(self._free_at, now) + count / self.rate
             return self._free_at - now
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kfp_ddp.components.data_sync import manifest, report
 from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.pace import Throttle
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, bucket
@@ -231,8 +232,23 @@ def test_include_and_exclude(bucket: Bucket, tmp_path: Path) -> None:
         names(include=("*.gif",))
 
 
-def test_bandwidth_limit_slows_down(bucket: Bucket, tmp_path: Path) -> None:
+def test_bandwidth_in_megabytes_holds_for_every_body(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, int]] = []
+
+    def delay(self: Throttle, count: int) -> float:
+        seen.append((self.rate, count))
+        return 0
+
     fill(bucket, 40, 10_000)
-    began = time.monotonic()
-    run(tmp_path, bandwidth_mb=1)
-    assert time.monotonic() - began >= 0.38, "400 kB at 1 MB/s"
+    with monkeypatch.context() as patch:
+        patch.setattr(Throttle, "delay", delay)  # the real one takes its time
+        run(tmp_path, bandwidth_mb=1.5)
+    assert seen == [(1.5e6, 10_000)] * 40
+
+
+def test_throttle_lets_bytes_pass_one_after_another() -> None:
+    slow = Throttle(1e-3)  # bytes a second: what this test takes does not show
+    assert [slow.delay(1000) for _ in range(3)] == pytest.approx([1e6, 2e6, 3e6], rel=1e-3)
+    assert Throttle(0).delay(1000) == 0
