@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from google.cloud import storage
+from google.protobuf import json_format
 from kfp import dsl
 from PIL import Image
 from safetensors.torch import save_file
@@ -17,10 +18,12 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.evaluate.engine import evaluate as engine
 from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.evaluate.samples import split_digest
 from kfp_ddp.components.export import bundle
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.places import place
+from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 
@@ -301,7 +304,19 @@ def test_a_bundle_that_cannot_be_used_is_one_line(
     assert not (tmp_path / "run" / "evaluation" / "champion").exists()
 
 
-def test_digests_of_a_split_are_told_apart_by_content_and_need_every_sample(
+def test_digests_of_a_split_tell_images_of_one_name_and_size_apart(
+    source: Path, tmp_path: Path
+) -> None:
+    found = {}
+    for colour in ((9, 9, 9), (8, 8, 8)):
+        folder, name = tmp_path / str(colour), "red/one.png"
+        version = today(source, folder, lambda data: picture(data / "val" / name, colour))  # noqa: B023
+        found[split_digest(version, "val", [name])] = (version / "val" / name).stat().st_size
+    assert len(found) == 2
+    assert len(set(found.values())) == 1
+
+
+def test_a_digest_of_a_split_needs_every_sample(
     source: Path, trained_checkpoint: Path, tmp_path: Path
 ) -> None:
     version = today(source, tmp_path, lambda _: None)
@@ -310,3 +325,15 @@ def test_digests_of_a_split_are_told_apart_by_content_and_need_every_sample(
     assert engine(trained_checkpoint, tmp_path, version, "val", 64, 0)[0].split_digest == ""
     (version / "_MANIFEST.jsonl").unlink()
     assert engine(trained_checkpoint, tmp_path, version, "val", 64, 0)[0].split_digest == ""
+
+
+def test_the_pipeline_gives_evaluate_the_champion_of_the_gate_and_rights_to_read_it() -> None:
+    spec = json_format.MessageToDict(train_resnet.pipeline_spec)
+    dags = [one["dag"]["tasks"] for one in spec["components"].values() if "dag" in one]
+    tasks = next(tasks for tasks in dags if "evaluate" in tasks)
+    champions = [tasks[name]["inputs"]["parameters"]["champion"] for name in ("evaluate", "gate")]
+    assert champions[0] == champions[1]
+    platform = json_format.MessageToDict(train_resnet.platform_spec)["platforms"]["kubernetes"]
+    executors = platform["deploymentSpec"]["executors"]
+    for secret in ("secretAsVolume", "secretAsEnv"):
+        assert executors["exec-evaluate"][secret] == executors["exec-gate"][secret]
