@@ -193,6 +193,12 @@ def core(namespace: str, plural: str, name: str = "") -> str:
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
+def short(text: str) -> str:
+    """What the cluster says, in one line of at most 240 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 240 else line[:237] + "..."
+
+
 def custom(group_version: str, namespace: str, plural: str, name: str = "") -> str:
     """Path of a resource of a named group, `group/version`."""
     path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"

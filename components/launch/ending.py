@@ -28,7 +28,6 @@ class Ending:
         self.api, self.owner = api, owner
         self.quick = api.another()
         self.job_path = ""
-        self.asked = False
         self.before_exit: Callable[[], None] = lambda: None
         self.mirrors: list[Mirror] = []
         if owner is not None:
@@ -80,7 +79,6 @@ class Ending:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
-        self.asked = True
         name = self.job_path.rpartition("/")[2]
         if not self.cancelled() and (self.evicted() or self._evicted_now()):
             said = f"this step is moved elsewhere; job {name} goes on and will be taken up again"

@@ -21,6 +21,7 @@ from kfp_ddp.training.errors import InputError
 REPORTED, PREEMPTED = "kfp-ddp/reported", "kfp-ddp/preempted"
 # An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
 ENV_SCRIPT_BYTES = 100_000
+DELETION_SECONDS = 300
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Jobs:
             InputError: when a job of this name is not ours, was made from another
                 specification, or cannot be created.
         """
-        wait_until = time.monotonic() + 300
+        wait_until = time.monotonic() + DELETION_SECONDS
         while True:
             try:
                 found = self.api.patient(lambda: self._create(attempt))
@@ -77,12 +78,12 @@ class Jobs:
                 raise InputError(self._refused(error)) from error
             self._check_ours(found)
             if "deletionTimestamp" not in found["metadata"]:
-                print(f"taking up {self.kind.title} {found['metadata']['name']}", flush=True)
+                print(f"adopting {self.kind.title} {found['metadata']['name']}", flush=True)
                 return found
             if time.monotonic() > wait_until:
                 raise InputError(
-                    f"{self.kind.title} {found['metadata']['name']} is being deleted but stays; "
-                    "look at its finalizers"
+                    f"{self.kind.title} {found['metadata']['name']} has been terminating for "
+                    f"{DELETION_SECONDS / 60:g} minutes; check its finalizers"
                 )
             time.sleep(0.5)
 
@@ -119,11 +120,13 @@ class Jobs:
         if not self.spec.script:
             return ""
         path = core(self.api.namespace, "configmaps")
+        body = script_map(self.spec, self.identity, self.owner)
+        name = str(body["metadata"]["name"])
         try:
-            self.api.call("POST", path, script_map(self.spec, self.identity, self.owner))
+            self.api.call("POST", path, body)
         except ApiError as error:
             if error.status == 409:
-                return self.identity.name
+                return name
             if error.status in PASSING:
                 raise
             if len(self.spec.script.encode()) > ENV_SCRIPT_BYTES:
@@ -132,7 +135,7 @@ class Jobs:
                     f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
                 ) from error
             return ""
-        return self.identity.name
+        return name
 
     def _check_ours(self, found: Object) -> None:
         name, labels = found["metadata"]["name"], found["metadata"].get("labels", {})
@@ -176,7 +179,7 @@ class Jobs:
     def _mark(self, attempt: int, annotation: str) -> None:
         body = {"metadata": {"annotations": {annotation: "true"}}}
         try:
-            self.api.call("PATCH", self.path(attempt), body)
+            self.api.patient(lambda: self.api.call("PATCH", self.path(attempt), body))
         except ApiError as error:
             if error.status == 404:
                 return
@@ -184,8 +187,12 @@ class Jobs:
 
 
 def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
-    """The ConfigMap by which a script reaches the pods of every attempt."""
-    meta: Object = {"name": identity.name, "labels": identity.labels(0)}
+    """The ConfigMap by which a script reaches the pods of every attempt.
+
+    It is immutable, and one from before the script was edited may be there: names tell them apart.
+    """
+    name = f"{identity.name}-{identity.spec_digest[:8]}"
+    meta: Object = {"name": name, "labels": identity.labels(0)}
     if owner is not None:
         meta["ownerReferences"] = [owner.reference()]
     data = {SCRIPT_FILE: spec.script}

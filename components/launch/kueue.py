@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from kfp_ddp.components.launch.api import Api, ApiError, Object, custom
+from kfp_ddp.components.launch.api import Api, ApiError, Object, custom, short
 from kfp_ddp.training.errors import InputError
 
 GROUP = "kueue.x-k8s.io"
@@ -59,7 +59,7 @@ def check_queue(api: Api, queue: str) -> list[str]:
 def inactive(queue: Object) -> str:
     """Why a LocalQueue admits nothing; '' when it is active."""
     stopped = _condition(queue, "Active", "False")
-    return _short(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
+    return short(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
 
 
 def waiting(job: Object, api: Api) -> str:
@@ -88,14 +88,14 @@ def waiting(job: Object, api: Api) -> str:
         words += f", while {_names(holders)} hold{'' if len(holders) > 1 else 's'} quota"
     pending = (_condition(ours, "QuotaReserved", "False") or {}).get("message", "")
     if pending and pending != (evicted or {}).get("message"):
-        words += f" ({_short(pending)})"
+        words += f" ({short(pending)})"
     return words
 
 
 def _evicted(condition: Object, workloads: list[Object]) -> str:
     """Why a job was put back into its queue, with the name of what came before it."""
     how = "preempted" if condition.get("reason") == "Preempted" else "put back"
-    message = _short(condition.get("message", ""))
+    message = short(condition.get("message", ""))
     for workload in workloads:
         known = f"a workload (UID: {workload['metadata'].get('uid')}, "
         head, found, tail = message.partition(known)
@@ -138,8 +138,3 @@ def _condition(item: Object, kind: str, status: str = "True") -> Object | None:
             found: Object = condition
             return found
     return None
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 240 else line[:237] + "..."

@@ -76,8 +76,17 @@ class Printer:
             sys.stdout.flush()
 
     def dump(self) -> str:
-        """The places as JSON."""
-        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in self.places.items()})
+        """The places as JSON.
+
+        Without the lock, which the thread that a signal interrupts may hold.
+        """
+        places = self.places.copy()  # other threads add to it
+        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in places.items()})
+
+    def last_lines(self) -> dict[str, list[str]]:
+        """The end of each pod's log, by uid."""
+        recent = self.recent.copy()  # other threads add to it
+        return {uid: list(lines) for uid, lines in recent.items()}
 
     def load(self, text: str) -> None:
         """Take up the places that an earlier launcher noted; what cannot be read is ignored."""

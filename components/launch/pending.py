@@ -3,7 +3,7 @@
 import re
 
 from kfp_ddp.components.launch import kueue
-from kfp_ddp.components.launch.api import Api, ApiError, Object, core
+from kfp_ddp.components.launch.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.launch.kinds import State, pod_title
 
 PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -41,7 +41,7 @@ def explain(job: Object, state: State, pods: list[Object], events: list[Object],
     if not pods:
         warnings = [e for e in events if e.get("type") == "Warning"]
         if warnings:
-            return f"no pods yet: {_short(str(warnings[-1].get('message', '')))}"
+            return f"no pods yet: {short(str(warnings[-1].get('message', '')))}"
         return "no pods yet: the operator has not made them"
     return ""
 
@@ -56,7 +56,7 @@ def _of_pod(pod: Object, api: Api) -> str:
     every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     for container in every:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason", ""), _short(str(waiting.get("message", "")))
+        reason, message = waiting.get("reason", ""), short(str(waiting.get("message", "")))
         if reason in PULL:
             said = f"cannot pull {container['image']} ({reason}: {message})"
             return f"{said}; check its name and image_pull_secrets"
@@ -77,7 +77,7 @@ def _unmounted(api: Api) -> dict[str, str]:
     except ApiError:
         return {}
     return {
-        event["involvedObject"]["name"]: f"{_short(str(event.get('message', '')))}; "
+        event["involvedObject"]["name"]: f"{short(str(event.get('message', '')))}; "
         + MOUNT[event["reason"]]
         for event in events
         if event.get("reason") in MOUNT
@@ -91,12 +91,12 @@ def _unschedulable(pod: Object, message: str, api: Api) -> str:
             return problem
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
     if lacking:
-        return f"no node has enough {', '.join(lacking)} free ({_short(message)})"
+        return f"no node has enough {', '.join(lacking)} free ({short(message)})"
     if "taint" in message:
-        return f"nodes are tainted and not tolerated ({_short(message)})"
+        return f"nodes are tainted and not tolerated ({short(message)})"
     if "affinity" in message or "selector" in message:
-        return f"no node fits its selector or affinity ({_short(message)})"
-    return f"cannot be scheduled ({_short(message)})"
+        return f"no node fits its selector or affinity ({short(message)})"
+    return f"cannot be scheduled ({short(message)})"
 
 
 def claim_problem(api: Api, claim: str) -> str:
@@ -112,8 +112,3 @@ def claim_problem(api: Api, claim: str) -> str:
         storage = found["spec"].get("storageClassName") or "no class"
         return f"claim {claim} is not bound (StorageClass {storage})"
     return ""
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 240 else line[:237] + "..."

@@ -93,7 +93,7 @@ def test_a_queue_that_is_too_small_says_so_until_it_is_not(queue: Queue) -> None
     step.kill()
     assert step.wait() == "Lost"
     step.start()
-    step.saw("taking up PyTorchJob")
+    step.saw("adopting PyTorchJob")
     (job,) = step.jobs()
     until(lambda: age(job) > 32, "an age beyond its deadlines")
     queue.set_quota("110m")

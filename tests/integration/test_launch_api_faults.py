@@ -12,7 +12,10 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.components.launch.api import Api, ApiError, Mirror
+from kfp_ddp.components.launch.identity import identify
+from kfp_ddp.components.launch.jobs import Jobs
 from kfp_ddp.components.launch.logs import PodLog, Printer
+from kfp_ddp.components.launch.specification import LaunchSpec
 
 Answer = Callable[["Server", dict[str, str]], None]
 
@@ -31,9 +34,12 @@ class Server(BaseHTTPRequestHandler):
         answer(self, query)
         self.close_connection = True
 
+    do_PATCH = do_GET  # noqa: N815
+
     def send(self, status: int, body: str) -> None:
         """A whole answer."""
         self.send_response(status)
+        self.send_header("Connection", "close")  # or the next request may meet the closing
         self.send_header("Content-Length", str(len(body.encode())))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -191,6 +197,29 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
         assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
         with pytest.raises(ApiError, match="404 Not Found: not there"):
             api.patient(lambda: api.call("GET", "/x"))
+
+
+def test_a_job_is_marked_as_told_though_the_server_has_a_bad_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without the mark, a step that is run again would tell of the old failure once more."""
+
+    marked: list[str] = []
+
+    def take(server: Server, query: dict[str, str]) -> None:
+        marked.append(server.command)
+        server.send(200, "{}")
+
+    def script() -> Iterator[Answer]:
+        yield lambda server, query: server.send(503, "{}")
+        yield lambda server, query: server.send(429, "{}")
+        yield take
+
+    spec = LaunchSpec.create(image="a:1", command=["true"])
+    with serving(script()) as api:
+        Jobs(api, spec, identify("run", "train", "", spec), None).mark_reported(0)
+    assert marked == ["PATCH"]
+    assert capsys.readouterr().out == ""
 
 
 def test_a_refusal_counts_only_from_a_server_that_has_started() -> None:

@@ -1,0 +1,100 @@
+"""What a launch leaves for a later one: the map of its script, its marks, its place in the logs."""
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.components.launch.api import Api, ApiError, Object
+from kfp_ddp.components.launch.ending import Ending
+from kfp_ddp.components.launch.follow import Follower
+from kfp_ddp.components.launch.identity import identify
+from kfp_ddp.components.launch.jobs import Jobs
+from kfp_ddp.components.launch.kinds import KINDS
+from kfp_ddp.components.launch.logs import Place, Printer, Stamp
+from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.training.errors import InputError
+
+
+class Store:
+    """Keeps what is made, as an API server does."""
+
+    namespace = "space"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+
+    def patient(self, request: Any) -> Any:
+        return request()
+
+    def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Object:
+        if method == "POST":
+            path = f"{path}/{body['metadata']['name']}"
+            if path in self.objects:
+                raise ApiError(409, "AlreadyExists", "it is there")
+            self.objects[path] = body
+        return self.objects[path]
+
+
+def make(store: Any, script: str) -> Object:
+    """The job of a script."""
+    spec = LaunchSpec.create(image="a:1", script=script)
+    return Jobs(store, spec, identify("run-1", "a" * 63, "7", spec), None).ensure(0)
+
+
+def test_an_edited_script_is_not_run_as_it_was_before() -> None:
+    """The map of the first one is immutable and stays when its job is deleted to start anew."""
+    store = Store()
+    make(store, "print('old')")
+    with pytest.raises(InputError, match="made from another specification; delete it"):
+        make(store, "print('new')")
+    for path in [path for path in store.objects if "pytorchjobs" in path]:
+        del store.objects[path]
+    job = make(store, "print('new')")
+    volumes = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["volumes"]
+    (name,) = (each["configMap"]["name"] for each in volumes if "configMap" in each)
+    kept = store.objects[f"/api/v1/namespaces/space/configmaps/{name}"]
+    assert kept["data"] == {"script.py": "print('new')"}
+    assert len(name) <= 63
+
+
+def test_places_and_lines_are_taken_while_other_pods_begin_to_write() -> None:
+    """The threads of the logs add to both; the one that saves them may not wait for their lock."""
+    printer = Printer()
+
+    class Slow(Place):
+        @property
+        def restart(self) -> int:
+            printer.places["another"] = Place(0, Stamp(0, 0), 1)
+            return 0
+
+    class Lines(deque[str]):
+        def __iter__(self) -> Any:
+            printer.recent["another"] = deque()
+            return super().__iter__()
+
+    printer.places = {"a": Slow(0, Stamp(1, 0), 1), "b": Place(0, Stamp(2, 0), 1)}
+    assert printer.dump() == '{"a": [0, 1, 0, 1], "b": [0, 2, 0, 1]}'
+    printer.recent = {"a": Lines(["one"]), "b": deque(["two"])}
+    assert printer.last_lines() == {"a": ["one"], "b": ["two"]}
+
+
+def test_two_steps_with_one_folder_keep_places_apart(tmp_path: Path) -> None:
+    api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+
+    def following(name: str, progress: bool = False) -> Follower:
+        made = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        ending = Ending(api, None, threading.Event())
+        job = {"metadata": made}
+        return Follower(api, KINDS["pytorchjob"], job, ending, tmp_path, progress)
+
+    for name in ("first", "second"):
+        follower = following(name)
+        follower.printer.places[name] = Place(0, Stamp(1, 0), 1)
+        follower._save()
+        assert follower.tail is None
+    assert following("first").printer.places.keys() == {"first"}
+    assert following("first", progress=True).tail is not None
