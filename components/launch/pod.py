@@ -13,6 +13,16 @@ SCRIPT_DIR = "/etc/kfp-ddp"
 SCRIPT_FILE = "script.py"
 # A ConfigMap holds 1 MiB at most; an environment variable about 128 KiB.
 RUN_FROM_ENV = "import os, sys; exec(compile(os.environ['KFP_DDP_SCRIPT'], 'script.py', 'exec'))"
+TORCHRUN_MODULE = "torch.distributed.run"
+# torchrun that is told to stop exits with 1, as for an error, of which an elastic job would end.
+TORCHRUN = """import sys
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+try:
+    run.main()
+except SignalException as error:
+    sys.exit(128 + error.sigval)
+"""
 
 
 def template(
@@ -79,7 +89,7 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
     """What the container runs, in exec form: no shell ever sees it."""
     if not spec.script:
         return list(spec.command)
-    torchrun = ["python3", "-m", "torch.distributed.run"]
+    torchrun = ["python3", "-c", TORCHRUN] if spec.elastic else ["python3", "-m", TORCHRUN_MODULE]
     if spec.kind in ("pytorchjob", "trainjob"):
         if script_map:
             return [*torchrun, f"{SCRIPT_DIR}/{SCRIPT_FILE}"]
@@ -104,7 +114,9 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.nccl_timeout_minutes:
         seconds = str(round(spec.nccl_timeout_minutes * 60))
         preset["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = seconds
-        preset["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    if spec.elastic:
+        # Or torchrun waits in vain for an address, where a new node joins one that ran before.
+        preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.kind == "mpijob":
         # Open MPI ties each of two ranks to one core, which starves a rank that has threads.
         preset["OMPI_MCA_hwloc_base_binding_policy"] = "none"

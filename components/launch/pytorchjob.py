@@ -29,7 +29,8 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             min_replicas=low,
             max_replicas=high,
             rdzv_backend="c10d",
-            max_restarts=high,
+            # Each node that is lost costs the others one.
+            max_restarts=max(10, 2 * high),
             rdzv_id=metadata["name"],
         )
     else:
@@ -55,7 +56,7 @@ def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
     from kubeflow.training import KubeflowOrgV1ReplicaSpec
 
     return KubeflowOrgV1ReplicaSpec(
-        replicas=count, restart_policy=spec.restart_policy, template=template
+        replicas=count, restart_policy=spec.pod_restart_policy(), template=template
     )
 
 
@@ -66,15 +67,15 @@ def run_policy(spec: LaunchSpec) -> Any:
     scheduling = None
     if spec.scheduler in ("volcano", "coscheduling"):
         scheduling = KubeflowOrgV1SchedulingPolicy(
-            min_available=spec.node_range()[0],
+            # Left out, it is all pods, of which an MPIJob has one more than nodes.
+            min_available=spec.node_range()[0] if spec.elastic else None,
             queue=spec.queue or None,
             priority_class=spec.priority_class or None,
         )
-    deadline = round(spec.deadline_minutes * 60)
     return KubeflowOrgV1RunPolicy(
         clean_pod_policy=spec.clean_pod_policy,
         ttl_seconds_after_finished=spec.ttl_seconds if spec.ttl_seconds >= 0 else None,
-        active_deadline_seconds=deadline or None,
+        active_deadline_seconds=spec.operator_deadline(),
         backoff_limit=spec.backoff_limit if spec.backoff_limit >= 0 else None,
         scheduling_policy=scheduling,
     )

@@ -34,6 +34,7 @@ Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
 Key = Annotated[str, StringConstraints(pattern=KEY)]
 Value = Annotated[str, StringConstraints(pattern=LABEL)]
 
+BACKSTOP_SECONDS = 60
 # Taints and labels that providers put on their interruptible nodes, from their documentation.
 SPOT: dict[str, tuple[str, str]] = {
     "gke": ("cloud.google.com/gke-spot", "true"),
@@ -91,7 +92,7 @@ class LaunchSpec(Settings):
     nccl_socket_interface: str = Field("", description="Network interface of NCCL and gloo.")
     nccl_infiniband: Literal["", "on", "off"] = Field("", description="InfiniBand or RoCE.")
     nccl_timeout_minutes: float = Field(
-        0, ge=0, description="Monitoring timeout of a hanging collective; 0 for NCCL's own."
+        0, ge=0, description="Silence of NCCL's watchdog that ends a rank; 0 for torch's own."
     )
     host_network: bool = Field(False, description="Use the node's network.")
     metrics_port: int = Field(
@@ -122,13 +123,17 @@ class LaunchSpec(Settings):
     grace_seconds: int = Field(120, ge=1, description="From SIGTERM to SIGKILL.")
 
     restart_policy: Literal["Never", "OnFailure", "ExitCode"] = Field(
-        "Never", description="What the operator does with a pod that failed."
+        "Never",
+        description="What the operator does with a pod that failed; an elastic job takes "
+        "ExitCode for Never.",
     )
     backoff_limit: int = Field(-1, ge=-1, description="Restarts that it bears; -1 for any number.")
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
         "Running", description="Pods that are removed when the job is over."
     )
-    ttl_seconds: int = Field(86400, ge=-1, description="Life of a job that is over; -1 for ever.")
+    ttl_seconds: int = Field(
+        86400, ge=-1, description="Life of a job that is over; -1 for that of its run's Workflow."
+    )
     deadline_minutes: float = Field(
         0, ge=0, description="The job's time, without its wait in a queue; 0 for no end."
     )
@@ -203,6 +208,22 @@ class LaunchSpec(Settings):
         """Processes of a node: as given, one for each GPU, or one."""
         return self.nproc_per_node or max(1, self.gpus())
 
+    def pod_restart_policy(self) -> str:
+        """What the operator does with a pod that failed.
+
+        With Never it ends the job for one pod that was evicted, elastic or not; with ExitCode it
+        makes those anew that a signal ended.
+        """
+        return (
+            "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
+        )
+
+    def operator_deadline(self) -> int | None:
+        """Seconds after which the operator ends a job whose step has not, as when it is gone."""
+        return (
+            round(self.deadline_minutes * 60) + BACKSTOP_SECONDS if self.deadline_minutes else None
+        )
+
     def pods(self) -> int:
         """Pods that the job is created with."""
         low, _ = self.node_range()
@@ -211,4 +232,4 @@ class LaunchSpec(Settings):
 
 def is_gpu(resource: str) -> bool:
     """Whether a resource's name is one that device plugins give to GPUs or to parts of them."""
-    return resource.endswith("/gpu") or ".com/gpu" in resource or "/mig-" in resource
+    return resource.endswith("/gpu") or "/gpu." in resource or "/mig-" in resource

@@ -30,9 +30,18 @@ def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     for name, given in task.items():
         own = fields.get(name)
         if own:
-            found[name] = {**given, **own} if isinstance(given, dict) else [*given, *own]
+            found[name] = _joined(given, own) if isinstance(given, dict) else [*given, *own]
         else:
             found[name] = given
+    return found
+
+
+def _joined(given: Object, own: Object) -> Object:
+    """`own` over `given`, part by part: a limit that is set here drops none that is set there."""
+    found = {**given, **own}
+    for name in given.keys() & own.keys():
+        if isinstance(given[name], dict) and isinstance(own[name], dict):
+            found[name] = _joined(given[name], own[name])
     return found
 
 

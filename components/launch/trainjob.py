@@ -31,7 +31,6 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             ],
         },
     }
-    deadline = round(spec.deadline_minutes * 60)
     job = models.TrainerV1alpha1TrainJob.from_dict(
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -65,7 +64,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                         },
                     }
                 ],
-                "activeDeadlineSeconds": deadline or None,
+                "activeDeadlineSeconds": spec.operator_deadline(),
             },
         }
     )

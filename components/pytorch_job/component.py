@@ -95,7 +95,7 @@ def pytorch_job(
         nccl_debug: What NCCL logs.
         nccl_socket_interface: Network interface of NCCL and gloo.
         nccl_infiniband: InfiniBand or RoCE.
-        nccl_timeout_minutes: Monitoring timeout of a hanging collective; 0 for NCCL's own.
+        nccl_timeout_minutes: Silence of NCCL's watchdog that ends a rank; 0 for torch's own.
         host_network: Use the node's network.
         metrics_port: Port of /metrics, for Prometheus' annotations; 0 for none.
         istio: Let Istio inject its sidecar.
@@ -111,10 +111,11 @@ def pytorch_job(
         fs_group: Group that owns the claims; -1 for none.
         non_root: Refuse to run as root.
         grace_seconds: From SIGTERM to SIGKILL.
-        restart_policy: What the operator does with a pod that failed.
+        restart_policy: What the operator does with a pod that failed; an elastic job takes
+            ExitCode for Never.
         backoff_limit: Restarts that it bears; -1 for any number.
         clean_pod_policy: Pods that are removed when the job is over.
-        ttl_seconds: Life of a job that is over; -1 for ever.
+        ttl_seconds: Life of a job that is over; -1 for that of its run's Workflow.
         deadline_minutes: The job's time, without its wait in a queue; 0 for no end.
         pending_minutes: Wait for pods that cannot start; 0 for no end.
         retries: Whole-job retries after a lost node.

@@ -108,7 +108,7 @@ def tf_job(
         restart_policy: What the operator does with a pod that failed.
         backoff_limit: Restarts that it bears; -1 for any number.
         clean_pod_policy: Pods that are removed when the job is over.
-        ttl_seconds: Life of a job that is over; -1 for ever.
+        ttl_seconds: Life of a job that is over; -1 for that of its run's Workflow.
         deadline_minutes: The job's time, without its wait in a queue; 0 for no end.
         pending_minutes: Wait for pods that cannot start; 0 for no end.
         retries: Whole-job retries after a lost node.

@@ -86,7 +86,7 @@ def train_job(
         nccl_debug: What NCCL logs.
         nccl_socket_interface: Network interface of NCCL and gloo.
         nccl_infiniband: InfiniBand or RoCE.
-        nccl_timeout_minutes: Monitoring timeout of a hanging collective; 0 for NCCL's own.
+        nccl_timeout_minutes: Silence of NCCL's watchdog that ends a rank; 0 for torch's own.
         metrics_port: Port of /metrics, for Prometheus' annotations; 0 for none.
         istio: Let Istio inject its sidecar.
         node_selector: Labels of nodes.

@@ -1,3 +1,7 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,13 +156,27 @@ def test_what_is_set_on_the_task_and_on_the_component_is_joined() -> None:
     task = dsl.TaskConfig(
         node_selector={"zone": "a", "disk": "ssd"},
         tolerations=[{"key": "gpu"}],
-        resources={"limits": {"cpu": "2"}},
+        resources={"limits": {"cpu": "2", "nvidia.com/gpu": "8"}, "requests": {"cpu": "1"}},
+        affinity={"nodeAffinity": {"required": 1}, "podAffinity": {"required": 2}},
     )
+    parts = {
+        "resources": {"limits": {"cpu": "4", "rdma/hca": "1"}},
+        "affinity": {"nodeAffinity": {"preferred": 3}},
+    }
+    assert overlaid(task, parts)["resources"] == {
+        "limits": {"cpu": "4", "nvidia.com/gpu": "8", "rdma/hca": "1"},
+        "requests": {"cpu": "1"},
+    }
+    assert overlaid(task, parts)["affinity"] == {
+        "nodeAffinity": {"required": 1, "preferred": 3},
+        "podAffinity": {"required": 2},
+    }
     own = {"node_selector": {"zone": "b"}, "tolerations": [{"key": "spot"}], "nodes": 2}
     assert overlaid(task, own) == {
         "node_selector": {"zone": "b", "disk": "ssd"},
         "tolerations": [{"key": "gpu"}, {"key": "spot"}],
-        "resources": {"limits": {"cpu": "2"}},
+        "resources": task.resources,
+        "affinity": task.affinity,
         "nodes": 2,
     }
     assert overlaid(task, {"node_selector": {}})["node_selector"]["zone"] == "a"
@@ -177,3 +195,74 @@ def test_a_claim_with_a_name_that_no_volume_may_have_is_mounted_all_the_same() -
     assert set(names.values()) == {"images.v1", "x" * 200, "work"}
     assert all(len(name) <= 63 and "." not in name for name in names)
     assert [mount["name"] for mount in pod.mounts(spec, "")[:3]] == list(names)
+
+
+def manifest(**fields: Any) -> dict[str, Any]:
+    """The `spec` of the job of a specification."""
+    spec = LaunchSpec.create(**{**SPEC, **fields})
+    made: dict[str, Any] = KINDS[spec.kind].manifest(spec, {"name": "job", "labels": {}}, "")
+    return dict(made["spec"])
+
+
+def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:
+    hami = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"}
+    assert LaunchSpec.create(**SPEC, resources={"limits": hami}).processes() == 1
+    for name in ("nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "amd.com/gpu"):
+        assert LaunchSpec.create(**SPEC, resources={"limits": {name: "2"}}).processes() == 2
+
+
+@pytest.mark.parametrize("scheduler", ["volcano", "coscheduling"])
+def test_a_gang_is_all_pods_unless_fewer_can_run(scheduler: str) -> None:
+    """An MPIJob has one pod more than nodes; what is left out, the operator makes all pods."""
+    for kind in ("pytorchjob", "tfjob", "mpijob"):
+        policy = manifest(kind=kind, nodes=2, scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
+        assert "minAvailable" not in policy
+    elastic = manifest(elastic="2:4", scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
+    assert elastic["minAvailable"] == 2
+
+
+def test_an_elastic_job_bears_the_loss_of_pods() -> None:
+    job = manifest(elastic="1:2", command=(), script="print()")
+    worker = job["pytorchReplicaSpecs"]["Worker"]
+    assert worker["restartPolicy"] == "ExitCode"
+    assert job["elasticPolicy"]["maxRestarts"] == 10
+    assert manifest(elastic="4:64")["elasticPolicy"]["maxRestarts"] == 128
+    (container,) = worker["template"]["spec"]["containers"]
+    assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
+    given = manifest(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
+    assert given["restartPolicy"] == "OnFailure"
+    assert manifest(nodes=2)["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
+
+
+def test_torchrun_of_an_elastic_script_ends_with_the_code_of_its_signal(tmp_path: Path) -> None:
+    """With 1, which is torchrun's own, the operator would take it for an error of the program."""
+    script = tmp_path / "script.py"
+    script.write_text("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+    spec = LaunchSpec.create(image="a:1", script=script.read_text(), elastic="1:2")
+    *command, _ = pod.command(spec, "map")
+    assert command[0] == "python3"
+    process = subprocess.Popen(
+        [sys.executable, *command[1:], str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"runs\n"
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
+    def seconds(**fields: Any) -> Any:
+        job = manifest(kind=kind, **fields)
+        return job.get("runPolicy", job).get("activeDeadlineSeconds")
+
+    assert seconds(deadline_minutes=1.5) == 150
+    assert seconds() is None
+
+
+def test_a_watchdog_that_is_given_more_time_still_ends_a_rank_as_torch_does() -> None:
+    spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=10)
+    assert pod.environment(spec, "") == [
+        {"name": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "value": "600"}
+    ]

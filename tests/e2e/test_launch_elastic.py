@@ -1,0 +1,85 @@
+"""Elastic PyTorchJobs that lose a worker as a drained node takes it: they go on without it."""
+
+import json
+
+from kfp_ddp.training.config import TrainConfig
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.grounds import Folder, Grounds
+from tests.e2e.launch_step import LaunchStep
+from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
+
+# Ranks that meet in gloo and keep how far they are where a later start finds it.
+COUNT = """
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+world, rank = dist.get_world_size(), dist.get_rank()
+place = Path("/work/count")
+begin = torch.tensor(float(place.read_text()) if place.exists() else 0.0)
+dist.broadcast(begin, 0)
+for step in range(int(begin), 150):
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        place.write_text(str(step + 1))
+        if step % 10 == 0:
+            print("step", step, "of", world, "ranks", flush=True)
+    time.sleep(0.1)
+dist.barrier()
+"""
+
+
+ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
+CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
+
+
+def test_a_script_goes_on_when_a_worker_is_drained(grounds: Grounds) -> None:  # noqa: F811
+    """The worker ends with a signal's code, the operator makes it anew, and ranks start again."""
+    step = LaunchStep(grounds, {"script": COUNT, **ELASTIC, **CLAIMS}).start()
+    step.saw("step 30 of 2 ranks")
+    drain(grounds, step)
+    assert step.wait() == "Succeeded", step.log()
+    assert "step 140 of" in step.log()
+    assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
+
+
+def test_training_goes_on_when_a_worker_is_drained(
+    grounds: Grounds,  # noqa: F811
+    work: Folder,  # noqa: F811
+) -> None:
+    config = TrainConfig(
+        data="/data",
+        output_dir="/work/elastic",
+        model="cifar_resnet8",
+        image_size=8,
+        epochs=60,
+        batch_size=16,
+        workers=0,
+    )
+    command = ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()]
+    given = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
+    step = LaunchStep(grounds, {**given, **ELASTIC, **CLAIMS}).start()
+    step.saw("epoch 5/")
+    drain(grounds, step)
+    assert step.wait() == "Succeeded", step.log()
+    assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
+    lines = work.read("elastic/metrics.jsonl")
+    assert lines is not None
+    events = [json.loads(line) for line in lines.splitlines()]
+    begun = [event for event in events if event["event"] == "start"]
+    assert begun[0]["world_size"] == 2
+    assert begun[-1]["resumed_from_step"] > 0
+    assert events[-1]["status"] == "done"
+
+
+def drain(grounds: Grounds, step: LaunchStep) -> None:  # noqa: F811
+    """Delete the second worker with its time of grace, as `kubectl drain` does."""
+    name = next(p.metadata.name for p in step.workers() if p.metadata.name.endswith("worker-1"))
+    grounds.core.delete_namespaced_pod(name, grounds.namespace)
+
+
+def job_name(step: LaunchStep) -> str:
+    (job,) = step.jobs()
+    return str(job["metadata"]["name"])
