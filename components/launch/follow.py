@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from kfp_ddp.components.launch import heartbeat, pending
@@ -31,6 +32,8 @@ class Limits:
 
     deadline: float = 0
     pending: float = 0
+    least: int = 0
+    """Pods that are enough for an elastic job to run; 0 where all are needed."""
     apart: float = 0
     """Silence after a lost pod was replaced; 0 where its peers know how to take it in."""
 
@@ -52,7 +55,13 @@ class Follower:
     """Follows one job: two watches, a thread for each pod's log, and one loop that decides."""
 
     def __init__(
-        self, api: Api, kind: Kind, job: Object, ending: Ending, run_dir: Path | None
+        self,
+        api: Api,
+        kind: Kind,
+        job: Object,
+        ending: Ending,
+        run_dir: Path | None,
+        progress: bool = False,
     ) -> None:
         self.api, self.kind, self.job, self.ending, self.run_dir = api, kind, job, ending, run_dir
         self.name = job["metadata"]["name"]
@@ -75,7 +84,8 @@ class Follower:
         self.progress = Progress()
         self.tail: Tail | None = None
         if run_dir is not None:
-            self.places = PlaceFile(run_dir / "launcher.places.json", self.printer)
+            self.places = PlaceFile(run_dir / f"launcher.{self.name}.places.json", self.printer)
+        if run_dir is not None and progress:
             self.tail = Tail(run_dir / METRICS_FILE)
         self.said, self.phase, self.patience = "", "", EXPLAIN_SECONDS
         self.progressed = self.explained = self.beat = self.restarted = 0.0
@@ -108,7 +118,7 @@ class Follower:
                         self._drain()
                     self._notice_lost()
                     pods = [*self._own_pods(), *self._removed()]
-                    lines = {uid: list(recent) for uid, recent in self.printer.recent.items()}
+                    lines = self.printer.last_lines()
                     return Ended(now, self.job, pods, lines, self.lost, preempted)
         finally:
             for mirror in (self.jobs, self.pods, self.events):
@@ -272,16 +282,31 @@ class Follower:
                 f"{self.kind.title} {self.name} took longer than deadline_minutes="
                 f"{limits.deadline / 60:g} and was deleted; its checkpoints are kept"
             )
-        pods = self.pods.objects.values()
-        runs = any(has_started(pod, each) for pod in pods for each in self.kind.containers)
-        waits = now.phase == "created" and not runs
-        if limits.pending and waits and age > limits.pending:
+        since, who = self._waiting(limits.least, now)
+        if limits.pending and since and time.time() - since > limits.pending:
             said = self.said
             self.ending.delete_job()
             raise InputError(
-                f"did not start within pending_minutes={limits.pending / 60:g} and was deleted: "
-                f"{said}"
+                f"{who}{self.kind.title} {self.name} did not start within "
+                f"pending_minutes={limits.pending / 60:g}, and the job was deleted: {said}"
             )
+
+    def _waiting(self, least: int, now: State) -> tuple[float, str]:
+        """Since when the job has waited for a pod, and for which; 0 where it waits for none.
+
+        The job's own state tells nothing of it: it runs as soon as one of its pods does.
+        """
+        if not self.pods.synced.is_set():
+            return 0, ""
+        own = [pod for pod in self._own_pods() if "deletionTimestamp" not in pod["metadata"]]
+        if not own:
+            had_some = self.known or self.lost or self.over or now.phase != "created"
+            return (0, "") if had_some else (started(self.job), "")
+        waiting = [pod for pod in own if waits(pod)]
+        if not waiting or (least and len(own) - len(waiting) >= least):
+            return 0, ""
+        oldest = min(waiting, key=created)
+        return max(created(oldest), started(self.job)), f"{pod_title(oldest)} of "
 
     def _drain(self) -> None:
         """Let the logs come to their end; the job is over, so they do in a moment."""
@@ -313,6 +338,17 @@ def has_started(pod: Object, container: str) -> bool:
             now = status.get("state") or {}
             return "running" in now or "terminated" in now or bool(status.get("restartCount"))
     return False
+
+
+def waits(pod: Object) -> bool:
+    """Whether no container of the pod's own has started, be it for a node, an image or a volume."""
+    phase = (pod.get("status") or {}).get("phase")
+    return phase in (None, "", "Pending")
+
+
+def created(pod: Object) -> float:
+    """When the pod was made, in seconds since 1970."""
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
 def has_failed(pod: Object) -> bool:

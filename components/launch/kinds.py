@@ -14,6 +14,8 @@ V1_JOB = "training.kubeflow.org/job-name"
 V1_TYPE, V1_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 V2_JOB = "jobset.sigs.k8s.io/jobset-name"
 V2_INDEX = "batch.kubernetes.io/job-completion-index"
+# The Training Operator has one reason for all failures.
+V1_DEADLINE = "active longer than specified deadline"
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,19 @@ class State:
 
     phase: Phase
     message: str = ""
+    reason: str = ""
 
     @property
     def over(self) -> bool:
         """Whether nothing will change any more."""
         return self.phase in ("succeeded", "failed")
+
+    @property
+    def past_deadline(self) -> bool:
+        """Whether its controller ended it for the time that it took."""
+        return self.phase == "failed" and (
+            self.reason == "DeadlineExceeded" or V1_DEADLINE in self.message
+        )
 
 
 @dataclass(frozen=True)
@@ -73,14 +83,16 @@ def state(job: Object) -> State:
         ("Succeeded", "succeeded"),
         ("Complete", "succeeded"),
     ):
-        if kind in conditions:
-            return State(phase, conditions[kind].get("message", ""))  # type: ignore[arg-type]
+        if found := conditions.get(kind):
+            said, why = found.get("message", ""), found.get("reason", "")
+            return State(phase, said, why)  # type: ignore[arg-type]
     if "Suspended" in conditions or suspended(job):
         return State("queued", conditions.get("Suspended", {}).get("message", ""))
     if "Running" in conditions:
         return State("running")
+    # A TrainJob has no such condition, and counts pods that wait for a node as active too.
     jobs = status.get("jobsStatus") or []
-    if any(int(each.get("active") or 0) > 0 for each in jobs):
+    if any(each.get("ready") or each.get("succeeded") for each in jobs):
         return State("running")
     return State("created")
 
@@ -103,23 +115,35 @@ def suspended(job: Object) -> bool:
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
-V1 = ("kubeflow.org/v1", "Kubeflow Training Operator 1.9", V1_JOB)
+def _of_training_operator(
+    title: str, plural: str, container: str, manifest: Callable[[LaunchSpec, Object, str], Object]
+) -> Kind:
+    return Kind(
+        title=title,
+        group_version="kubeflow.org/v1",
+        plural=plural,
+        operator="Kubeflow Training Operator 1.9",
+        job_label=V1_JOB,
+        containers=(container,),
+        manifest=manifest,
+    )
+
 
 KINDS: dict[str, Kind] = {
-    "pytorchjob": Kind(
-        "PyTorchJob", V1[0], "pytorchjobs", *V1[1:], ("pytorch",), pytorchjob.manifest
+    "pytorchjob": _of_training_operator(
+        "PyTorchJob", "pytorchjobs", "pytorch", pytorchjob.manifest
     ),
-    "tfjob": Kind("TFJob", V1[0], "tfjobs", *V1[1:], ("tensorflow",), tfjob.manifest),
-    "mpijob": Kind("MPIJob", V1[0], "mpijobs", *V1[1:], ("mpi",), mpijob.manifest),
+    "tfjob": _of_training_operator("TFJob", "tfjobs", "tensorflow", tfjob.manifest),
+    "mpijob": _of_training_operator("MPIJob", "mpijobs", "mpi", mpijob.manifest),
     "trainjob": Kind(
-        "TrainJob",
-        "trainer.kubeflow.org/v1alpha1",
-        "trainjobs",
-        "Kubeflow Trainer 2.2 or later",
-        V2_JOB,
-        ("node",),
-        trainjob.manifest,
-        trainjob.spoiled,
+        title="TrainJob",
+        group_version="trainer.kubeflow.org/v1alpha1",
+        plural="trainjobs",
+        operator="Kubeflow Trainer 2.2 or later",
+        job_label=V2_JOB,
+        containers=("node",),
+        manifest=trainjob.manifest,
+        spoiled=trainjob.spoiled,
         restarts_in_place=True,
     ),
 }

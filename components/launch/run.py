@@ -8,7 +8,7 @@ from pathlib import Path
 from kfp_ddp.components.launch import preflight
 from kfp_ddp.components.launch.api import Api, Object, core
 from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.failure import root_cause
+from kfp_ddp.components.launch.failure import Failure, root_cause
 from kfp_ddp.components.launch.follow import Cancelled, Ended, Follower, Limits, ended
 from kfp_ddp.components.launch.identity import find_owner, identify
 from kfp_ddp.components.launch.jobs import Jobs, was_preempted, was_reported
@@ -34,6 +34,7 @@ def launch(
     task_id: str,
     api: Api,
     run_dir: Path | None = None,
+    progress: bool = False,
 ) -> Finished:
     """Run the job of a specification to its end, whatever happens to this process meanwhile.
 
@@ -43,7 +44,8 @@ def launch(
         task_name: Name of the task in the pipeline.
         task_id: Tells iterations of a loop apart; '' outside of one.
         api: The cluster, in the namespace of the job.
-        run_dir: Folder on a claim for metrics, heartbeat and the place in the logs.
+        run_dir: Folder on a claim for the heartbeat and the place in the logs.
+        progress: Whether the job writes metrics there, which become lines of progress.
 
     Raises:
         InputError: what cannot be used, before anything is created; a job that failed, was
@@ -64,7 +66,7 @@ def launch(
     with ending.watching():
         while True:
             ending.job_path = jobs.path(attempt)
-            over = _follow(jobs, attempt, ending, run_dir)
+            over = _follow(jobs, attempt, ending, run_dir, progress)
             if over.state.phase == "succeeded":
                 return Finished(over.job, attempt - first + 1)
             if over.preempted:
@@ -75,14 +77,15 @@ def launch(
                 _wait_for_pods(jobs, attempt, ending)
                 attempt += 1
                 continue
-            failure = root_cause(over.pods, over.state.message, over.last_lines, over.lost)
+            failure = _cause(over, spec)
             used = [number for number in range(first, attempt) if number not in preempted]
             left = spec.retries - len(used)
-            if state(over.job).phase != "failed":
+            kept = state(over.job).phase == "failed"
+            if not kept:
                 ending.delete_job()
             if not failure.retryable or left <= 0:
                 jobs.mark_reported(attempt)
-                raise InputError(_report(jobs, attempt, first, failure.line, failure.pod))
+                raise InputError(_report(jobs, attempt, first, failure, kept))
             print(
                 f"{failure.line}; trying again, {left} of {spec.retries} retries left", flush=True
             )
@@ -108,17 +111,33 @@ def _where_to_start(attempts: dict[int, Object]) -> tuple[int, int]:
     return newest, first
 
 
-def _follow(jobs: Jobs, attempt: int, ending: Ending, run_dir: Path | None) -> Ended:
+def _cause(over: Ended, spec: LaunchSpec) -> Failure:
+    """Why a job failed; at its deadline its pods tell of a signal only, which is no cause."""
+    if over.state.past_deadline:
+        limit = f"deadline_minutes={spec.deadline_minutes:g}"
+        line = f"it took longer than {limit} and was ended; its checkpoints are kept"
+        return Failure(line, retryable=False)
+    return root_cause(over.pods, over.state.message, over.last_lines, over.lost)
+
+
+def _follow(
+    jobs: Jobs, attempt: int, ending: Ending, run_dir: Path | None, progress: bool
+) -> Ended:
     spec = jobs.spec
     # A job that may be tried again as a whole is not left to pods that cannot meet any more.
     whole = spec.retries and not spec.elastic and spec.restart_policy == "Never"
     apart = APART_SECONDS if whole and spec.kind in ("pytorchjob", "trainjob") else 0
-    limits = Limits(spec.deadline_minutes * 60, spec.pending_minutes * 60, apart)
+    limits = Limits(
+        deadline=spec.deadline_minutes * 60,
+        pending=spec.pending_minutes * 60,
+        least=spec.node_range()[0] if spec.elastic else 0,
+        apart=apart,
+    )
     try:
         if ending.cancelled():
             raise Cancelled
         job = jobs.ensure(attempt)
-        follower = Follower(jobs.api, jobs.kind, job, ending, run_dir)
+        follower = Follower(jobs.api, jobs.kind, job, ending, run_dir, progress)
         return follower.run(limits)
     except Cancelled:
         name = jobs.identity.job_name(attempt)
@@ -142,8 +161,11 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
         time.sleep(0.5)
 
 
-def _report(jobs: Jobs, attempt: int, first: int, line: str, pod: str) -> str:
+def _report(jobs: Jobs, attempt: int, first: int, failure: Failure, kept: bool) -> str:
+    """The failure in one line; `kept` is whether its pod may still be there to be asked."""
     name = jobs.identity.job_name(attempt)
     tries = f" after {attempt - first + 1} attempts" if attempt > first else ""
-    where = f"; log above, or kubectl logs -n {jobs.api.namespace} {pod}" if pod else ""
-    return f"{jobs.kind.title} {name} failed{tries}: {line}{where}"
+    where = "; log above" if failure.pod else ""
+    if failure.pod and kept:
+        where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
+    return f"{jobs.kind.title} {name} failed{tries}: {failure.line}{where}"

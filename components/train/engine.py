@@ -99,7 +99,7 @@ def run(
         fields["command"] = ["python3", "-m", "kfp_ddp.training.launch", "--", *argv]
         claim = claim_of(fields, str(run_dir))
         spec = LaunchSpec.create(**fields)
-        finished = launch(spec, run_id, task_name, task_id, api, run_dir)
+        finished = launch(spec, run_id, task_name, task_id, api, run_dir, progress=True)
         write_job(artifacts.job, finished.job)
     newest = write_outputs(
         run_dir, claim, artifacts.trained_model, artifacts.metrics, artifacts.loss_curve

@@ -240,4 +240,22 @@ def test_states_of_both_kinds_of_jobs() -> None:
     assert state(job("Failed")).phase == "failed"
     assert state(job("Created", suspend=True)).phase == "queued"
     assert state(job("Created", runPolicy={"suspend": True})).phase == "queued"
-    assert state(job(status={"jobsStatus": [{"name": "node", "active": 2}]})).phase == "running"
+    assert state(trainjob(active=2)).phase == "created"  # its pods may well wait for a node
+    assert state(trainjob(active=2, ready=1)).phase == "running"
+    assert state(trainjob(succeeded=1)).phase == "running"
+
+
+def trainjob(**counts: int) -> dict[str, Any]:
+    return {"status": {"jobsStatus": [{"name": "node", "ready": 0, **counts}]}}
+
+
+def test_a_deadline_that_an_operator_enforced_is_known_in_both_kinds() -> None:
+    def failed(reason: str, message: str) -> dict[str, Any]:
+        condition = {"type": "Failed", "status": "True", "reason": reason, "message": message}
+        return {"status": {"conditions": [condition]}}
+
+    v1 = "Job x has failed because it was active longer than specified deadline"
+    assert state(failed("PyTorchJobFailed", v1)).past_deadline
+    assert state(failed("DeadlineExceeded", "TrainJob exceeded its active deadline")).past_deadline
+    assert not state(failed("PyTorchJobFailed", "1 Worker replica(s) failed.")).past_deadline
+    assert not state({}).past_deadline
