@@ -1,11 +1,12 @@
 """Keep-alive HTTP for many small bodies: http.client's sockets and TLS, lean answers."""
 
+import functools
 import http.client
 import re
 import socket
 import ssl
 import urllib.request
-from typing import BinaryIO, ClassVar, cast
+from typing import BinaryIO, cast
 from urllib.parse import urlsplit
 
 _LINE = 65536
@@ -98,13 +99,17 @@ def _field(head: bytes, name: bytes) -> bytes:
     return head[start : head.find(b"\n", start)].strip()
 
 
+@functools.cache
+def _context() -> ssl.SSLContext:
+    """One for all connections, as loading the authorities takes 20 ms."""
+    return ssl.create_default_context()
+
+
 class Endpoint:
     """Where a server is, and how to get there: its address, TLS, the environment's proxy.
 
     `SSL_CERT_FILE` names further authorities.
     """
-
-    _contexts: ClassVar[list[ssl.SSLContext]] = []
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -132,10 +137,8 @@ class Endpoint:
         )
 
     def context(self) -> ssl.SSLContext:
-        """How to speak TLS; one for all, as loading the authorities takes 20 ms."""
-        if not self._contexts:
-            self._contexts.append(ssl.create_default_context())
-        return self._contexts[0]
+        """How to speak TLS."""
+        return _context()
 
     def dial(self, timeout: float) -> http.client.HTTPConnection:
         """Connect, through the proxy if there is one; without TLS.

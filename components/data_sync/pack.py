@@ -27,8 +27,6 @@ class TarStage(FileStage):
     gives the same bytes.
     """
 
-    layout = "tar"
-
     def __init__(self, folder: Path, listing: Listing, shard_bytes: int = SHARD_BYTES) -> None:
         super().__init__(folder, listing)
         self._shards, self._starts = array("I"), array("Q")

@@ -20,6 +20,7 @@ from kfp_ddp.training.errors import InputError
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 64
+_READABLE = 0o444
 _CHUNK = 1 << 20
 
 
@@ -31,8 +32,6 @@ class FileStage:
     that was another machine, or it was restarted since.
     """
 
-    layout = ""
-
     def __init__(self, folder: Path, listing: Listing) -> None:
         self.folder, self.tree, self._parts = folder, folder / "tree", folder / "parts"
         self.listing = listing
@@ -40,7 +39,6 @@ class FileStage:
         self._prefix = f"{self.tree}/"
         self._journal, self._lines = -1, list[str]()
         self._lock = threading.Lock()
-        self._chmod = bool(_umask() & 0o444)
 
     def open(self) -> set[int]:
         """Make the folders and return the indices that an earlier run has already brought."""
@@ -174,9 +172,9 @@ class FileStage:
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
         """Fix the mode, and note the file's identity."""
-        if self._chmod:
-            os.fchmod(descriptor, 0o644)
         found = os.fstat(descriptor)
+        if found.st_mode & _READABLE != _READABLE:  # the umask was strict
+            os.fchmod(descriptor, 0o644)
         self.note(index, crc, found.st_mtime_ns, found.st_ino)
 
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
@@ -259,8 +257,8 @@ def checksum(path: Path) -> int:
 def unwritable(path: Path, error: OSError) -> InputError:
     """The one line for a target that cannot be written."""
     return InputError(
-        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space on the "
-        "claim, or make its folder writable for this uid (fsGroup)"
+        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
+        "or make the folder writable for this uid (on a claim: fsGroup)"
     )
 
 
@@ -314,9 +312,3 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -103,11 +103,11 @@ class Swarm:
         size = self.listing.sizes[index]
         if pause := self.throttle.delay(size):
             await asyncio.sleep(pause)
-        data = await self._body(line, index, size)
+        data = await self._body(line, index)
         await self._store(index, data)
         self.meter.add(self.worker, size)
 
-    async def _body(self, line: Line, index: int, size: int) -> bytes:
+    async def _body(self, line: Line, index: int) -> bytes:
         name = self.listing.origin(index)
         target, headers = self.objects.request(name, self.listing.generations[index], 0)
         try:

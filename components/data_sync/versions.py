@@ -157,8 +157,8 @@ class Store:
         have = free.f_bavail * free.f_frsize
         if size * MARGIN > have:
             raise InputError(
-                f"{self.root} has {human(have)} free and {human(size)} are to come; grow the "
-                "claim, or lower keep_versions and keep_hours"
+                f"{self.root} has {human(have)} free and {human(size)} are to come; free "
+                "some, grow the disk or claim, or keep fewer versions (keep_versions, keep_hours)"
             )
         if free.f_files and files * MARGIN > free.f_favail:
             raise InputError(

@@ -171,7 +171,9 @@ def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> No
     tmp_path.chmod(0o755)
     os.seteuid(65534)
     try:
-        with pytest.raises(InputError, match=r"^cannot write .*as uid 65534.*\(fsGroup\)$"):
+        with pytest.raises(
+            InputError, match=r"^cannot write .*as uid 65534.*\(on a claim: fsGroup\)$"
+        ):
             run(target)
     finally:
         os.seteuid(0)
