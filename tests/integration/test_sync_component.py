@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
+def run_locally(tmp_path: Path, source: str, publish: str = "auto", **options: Any) -> Path:
     """A pipeline of the two components; its root, where the outputs are."""
     from kfp import dsl, local
 
@@ -39,8 +39,8 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
     from kfp_ddp.components.dataset_volume.component import dataset_volume
 
     @dsl.pipeline(name="data")  # type: ignore[untyped-decorator]
-    def data(source: str, data_dir: str, publish: str) -> None:
-        synced = data_sync(source=source, data_dir=data_dir)
+    def data(source: str, data_dir: str, publish: str, options: dict[str, Any]) -> None:
+        synced = data_sync(source=source, data_dir=data_dir, options=options)
         dataset_volume(
             dataset="",
             source=source,
@@ -54,7 +54,8 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto") -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        data(source=source, data_dir=str(tmp_path / "data"), publish=publish)
+        folder = str(tmp_path / "data")
+        data(source=source, data_dir=folder, publish=publish, options=options)
     return max(root.iterdir())
 
 
@@ -70,6 +71,8 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     assert f"| Dataset | `{facts['dataset']}` |" in published
     again = run_locally(tmp_path, str(source))
     assert "unchanged, nothing copied" in (again / "data-sync" / "report").read_text()
+    some = run_locally(tmp_path, str(source), include="train/**", keep_versions=1, max_delete=1)
+    assert json.loads((some / "data-sync" / "version").read_text())["files"] == 2
 
 
 @pytest.mark.parametrize(
