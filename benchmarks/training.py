@@ -47,7 +47,7 @@ def run() -> dict[str, float]:
     return figures
 
 
-def _trainer(root: Path, name: str, size: int, **fields: Any) -> Any:
+def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     """A trainer on `root`, alone or in the process group of this process, and its cache."""
     from kfp_ddp.training import data, distributed
     from kfp_ddp.training.cache import Cache
@@ -97,8 +97,8 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    trainer = _trainer(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
-    batch = next(trainer._batches())
+    trainer = trainer_on(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
+    batch = next(trainer.batches())
     forever = trainer.meter.waits(itertools.repeat(batch))
     model = _fresh(trainer)
     ddp = DistributedDataParallel(
@@ -163,8 +163,8 @@ def _ours(
     import torch
 
     torch.set_num_threads(1)
-    trainer = _trainer(root, name, size, **fields)
-    batches: Iterator[Any] = trainer._batches()
+    trainer = trainer_on(root, name, size, **fields)
+    batches: Iterator[Any] = trainer.batches()
     if same:
         batches = itertools.repeat(next(batches))
 

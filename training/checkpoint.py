@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +24,8 @@ STATE = "state.pt"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _PAUSES_S = (0.5, 2.0)
-_DAMAGE = (
-    *(FileNotFoundError, NotADirectoryError),
-    *(ValueError, LookupError, TypeError, AttributeError),
-)
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+_DAMAGE = (*_ABSENT, ValueError, LookupError, TypeError, AttributeError)
 
 T = TypeVar("T")
 
@@ -120,7 +118,7 @@ def steps(directory: Path) -> list[Path]:
     def found() -> list[Path]:
         try:
             return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-        except (FileNotFoundError, NotADirectoryError):
+        except _ABSENT:
             return []
 
     return sorted(_read(directory, found), key=step_of, reverse=True)
@@ -131,27 +129,28 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _read(path: Path, what: Callable[[], T], pauses: Sequence[float] = _PAUSES_S) -> T:
-    """`what()`, tried again after `pauses` where the volume fails: a network file system hiccups.
+def _read(path: Path, what: Callable[[], T]) -> T:
+    """`what()`, tried again where the volume fails: a network file system hiccups.
 
     Raises:
         InputError: what is there is not whole.
         UnreadableError: the volume failed each time, so nothing is known of what is there.
     """
-    try:
-        return what()
-    except InputError:
-        raise
-    except _DAMAGE as error:
-        raise InputError(f"{path} is no whole checkpoint: {error}") from None
-    except OSError as error:
-        if not pauses:
-            raise UnreadableError(
-                f"cannot read {path}: {error.strerror}; it was left as it is: "
-                "repair the volume and start again to resume"
-            ) from None
-    time.sleep(pauses[0])
-    return _read(path, what, pauses[1:])
+    for pause in (*_PAUSES_S, None):
+        try:
+            return what()
+        except InputError:
+            raise
+        except _DAMAGE as error:
+            raise InputError(f"{path} is not a complete checkpoint: {error}") from None
+        except OSError as error:
+            if pause is None:
+                raise UnreadableError(
+                    f"cannot read {path}: {error.strerror}; it was left as it is: "
+                    "repair the volume and start again to resume"
+                ) from None
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
 
 
 def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:

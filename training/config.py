@@ -5,7 +5,6 @@ import json
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -234,14 +233,6 @@ def parse(
     flags.__doc__ = "Train a ResNet on image folders with DistributedDataParallel."
     parsed: object = tyro.cli(flags, args=list(sys.argv[1:] if argv is None else argv), prog=prog)
     return TrainConfig.create(**vars(parsed))
-
-
-def load(path: Path) -> TrainConfig:
-    """Read a configuration from a JSON file; raises InputError if it is missing or wrong."""
-    try:
-        return TrainConfig.from_json(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read the configuration {path}: {error.strerror}") from None
 
 
 def _default(info: Any) -> Any:

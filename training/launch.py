@@ -74,9 +74,6 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
 
 def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
     args = run.get_args_parser().parse_args(
@@ -91,28 +88,66 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
         _check_ranks(args, config)
     except InputError as error:
         return report(Failure(2, -1, str(error), False), file)
+    _complete(args, elastic=least < most)
+    return _supervise(args, config, file)
+
+
+def _complete(args: argparse.Namespace, elastic: bool) -> None:
+    """Fill in what torchrun would, or leaves to chance, and tell it to the ranks."""
     nowhere = not args.rdzv_endpoint and args.master_port is None
-    if args.standalone or (args.rdzv_backend == "static" and nowhere and most == 1):
+    alone = args.rdzv_backend == "static" and nowhere and _nodes(args.nnodes)[1] == 1
+    if args.standalone or alone:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
     args.master_port = args.master_port or 29500
-    if least < most:
+    args.role = "rank"
+    if elastic:
         os.environ["KFP_DDP_ELASTIC"] = "1"
         args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
-    args.role = "rank"
-    launch, command, command_args = run.config_from_args(args)
-    launch.logs_specs = logs = _logs(args.log_dir)
-    launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
-    launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})
     if args.max_restarts:
         os.environ[RESTARTS] = str(args.max_restarts)
         # torch keeps one store for all starts, where the next ranks find the addresses of the last.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+
+
+def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int:
+    """Start the ranks and wait; the exit code, with what ended them in `file`."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    launch, command, command_args = run.config_from_args(args)
+    launch.logs_specs = logs = _logs(args.log_dir)
+    launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
+    launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     metrics = Path(config.output_dir) / "metrics.jsonl"
     earlier = 0
     with contextlib.suppress(OSError):
         earlier = metrics.stat().st_size
+    _stop_on_signals(file)
+    try:
+        elastic_launch(launch, command)(*command_args)
+    except SignalException as error:
+        kept = _kept(metrics, earlier)
+        line = f"stopped by {signal.Signals(error.sigval).name}; {kept}"
+        stopped = Failure(128 + error.sigval, -1, line, True)
+        return report(told(logs.errors, kept) or stopped, file)
+    except ChildFailedError as error:
+        return report(root_cause(error, _kept(metrics, earlier)), file)
+    except OSError as error:
+        if error.errno not in FULL:
+            return _report_own(error, file)
+        return report(Failure(2, -1, full(error, args.log_dir), False), file)
+    except Exception as error:  # noqa: BLE001  whatever it is, its line is told
+        return _report_own(error, file)
+    return 0
+
+
+def _stop_on_signals(file: Path) -> None:
+    """Let the first signal raise torch's SignalException, which stops the ranks in order."""
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     heard = threading.Event()
 
@@ -126,22 +161,6 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     for number in (*STOPS, FINAL):
         signal.signal(number, stop)
     _end_when_deaf(heard, file)
-    try:
-        elastic_launch(launch, command)(*command_args)
-    except SignalException as error:
-        kept = _kept(metrics, earlier)
-        line = f"stopped by {signal.Signals(error.sigval).name}; {kept}"
-        stopped = Failure(128 + error.sigval, -1, line, True)
-        return report(told(logs.errors, kept) or stopped, file)
-    except ChildFailedError as error:
-        return report(root_cause(error, _kept(metrics, earlier)), file)
-    except OSError as error:
-        if error.errno not in FULL:
-            return _report_own(error, file)
-        return report(Failure(2, -1, full(error, log_dir), False), file)
-    except Exception as error:  # noqa: BLE001  whatever it is, its line is told
-        return _report_own(error, file)
-    return 0
 
 
 def _report_own(error: Exception, file: Path) -> int:
@@ -162,7 +181,7 @@ def _kept(metrics: Path, earlier: int) -> str:
             return f"the checkpoint of step {last['step']} is durable"
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    return "no checkpoint was saved for it, the newest one is from before"
+    return "no checkpoint was saved on stop; the newest one is from before"
 
 
 def _logs(folder: str) -> Any:

@@ -35,7 +35,7 @@ class Meter:
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
         self.config, self.world = config, world
         self.peak = config.peak_tflops or _known_peak(world.device)
-        self.flops = _training_flops(config, num_classes) if self.peak else 0.0
+        self.flops = training_flops(config, num_classes) if self.peak else 0.0
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -83,7 +83,7 @@ def peak_of(name: str) -> float:
     return next((p for known, p in PEAK_TFLOPS.items() if re.search(rf"\b{known}\b", name)), 0.0)
 
 
-def _training_flops(config: TrainConfig, num_classes: int) -> float:
+def training_flops(config: TrainConfig, num_classes: int) -> float:
     """FLOPs of one training image: forward and backward at the final size, counted by torch."""
     from torch.utils.flop_counter import FlopCounterMode
 

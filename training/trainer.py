@@ -105,7 +105,7 @@ class Trainer:
                 f"end at step {self.steps_total}; raise epochs to go on",
                 flush=True,
             )
-        batches = self.meter.waits(self._batches())
+        batches = self.meter.waits(self.batches())
         with self._no_garbage_collection(), self._profiler() as profiler:
             self.saved_at = time.monotonic()
             self.meter.restart(self.step)
@@ -132,7 +132,7 @@ class Trainer:
             self._save()
         return False
 
-    def _batches(self) -> Iterator[DeviceBatch]:
+    def batches(self) -> Iterator[DeviceBatch]:
         """This rank's micro-batches from the next step to the end of the run."""
         epochs = Epochs(self.sampler, self.step, self.config.epochs)
         images = Images(self.training.index, self.config, training=True, cache=self.training.cache)

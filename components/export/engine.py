@@ -129,7 +129,7 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
         digest = manifest["files"]["state.pt"]["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{checkpoint} is no whole checkpoint: {error!r}; use another or train again"
+            f"{checkpoint} is not a complete checkpoint: {error!r}; use another or train again"
         ) from None
     if digest != result.checkpoint_digest:
         raise InputError(

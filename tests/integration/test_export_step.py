@@ -353,5 +353,5 @@ def test_a_checkpoint_that_does_not_verify_or_is_another_is_refused(
     with pytest.raises(InputError, match="is of another checkpoint"):
         make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
     (checkpoint / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match="is no whole checkpoint"):
+    with pytest.raises(InputError, match="is not a complete checkpoint"):
         make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")

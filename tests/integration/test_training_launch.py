@@ -175,7 +175,7 @@ def test_a_stop_without_a_save_does_not_claim_one(
     assert frozen.process.wait(60) == 143, frozen.output()
     told = failure.read(logs)
     assert told is not None
-    assert "stopped by SIGTERM; no checkpoint was saved for it" in told.error
+    assert "stopped by SIGTERM; no checkpoint was saved on stop" in told.error
 
     failing = Launched(run)
     launched.append(failing)

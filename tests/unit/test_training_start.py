@@ -123,7 +123,7 @@ def test_normalising_bytes_is_what_torchvision_does() -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="/nowhere is no whole checkpoint"):
+    with pytest.raises(InputError, match="/nowhere is not a complete checkpoint"):
         resume.initialise(
             model.build("cifar_resnet8", 2), run(tmp_path, init_from="/nowhere"), ("a", "b"), False
         )
