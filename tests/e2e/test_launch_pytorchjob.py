@@ -6,7 +6,9 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
+from tests.e2e.harness.failing import failing
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import PYTORCHJOB, LaunchStep, python
@@ -158,6 +160,50 @@ def test_a_pod_that_cannot_start_is_explained_and_given_up_in_time(grounds: Grou
     assert step.wait() == "Failed"
     assert "no node has enough memory free" in step.log().splitlines()[-1]
     assert step.jobs() == []
+
+
+def test_a_job_of_which_one_pod_runs_is_given_up_in_time_too(grounds: Grounds) -> None:
+    """To its operator such a job runs; it would hold what it has for ever."""
+    spec = {"gpus_per_node": 1, "gpu_resource": GPU, "elastic": "2:2", "pending_minutes": 0.2}
+    code = "import time; print('one runs'); time.sleep(600)"
+    with advertised(grounds.api, 1):
+        step = LaunchStep(grounds, {**spec, **python(code)}).start()
+        step.saw("one runs")
+        assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "of PyTorchJob train-" in last, step.log()
+    assert "did not start within pending_minutes=0.2" in last
+    assert f"no node has enough {GPU} free" in last
+    assert step.jobs() == []
+
+
+def test_a_deadline_that_the_operator_enforces_is_not_tried_again(grounds: Grounds) -> None:
+    """Its ranks save and leave as if their node were taken, which alone would be tried again."""
+    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)){COUNT}"
+    spec = {"deadline_minutes": 5, **python(code.format(count=1000, pause=0.1))}
+    step = LaunchStep(grounds, spec).start()
+    step.saw("line 1")
+    (job,) = step.jobs()
+    group, version, plural = PYTORCHJOB
+    name, sooner = job["metadata"]["name"], {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}}
+    grounds.custom.patch_namespaced_custom_object(
+        group, version, grounds.namespace, plural, name, sooner
+    )
+    assert step.wait() == "Failed"
+    assert "it took longer than deadline_minutes=5 and was ended" in step.log().splitlines()[-1]
+    assert "trying again" not in step.log()
+    assert len(step.jobs()) == 1
+
+
+def test_a_failure_is_marked_as_told_though_the_server_fails_for_a_while(grounds: Grounds) -> None:
+    step = LaunchStep(grounds, python("raise ValueError('no such layer')"))
+    with failing(grounds, "UPDATE", "kubeflow.org", "pytorchjobs"):
+        step.start()
+        step.saw("the cluster does not answer well, trying on")
+    assert step.wait() == "Failed"
+    assert "ValueError: no such layer" in step.log().splitlines()[-1]
+    (job,) = step.jobs()
+    assert job["metadata"]["annotations"]["kfp-ddp/reported"] == "true"
 
 
 def test_an_image_that_is_not_there_is_explained(grounds: Grounds) -> None:

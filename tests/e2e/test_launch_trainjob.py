@@ -61,6 +61,42 @@ def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     until(lambda: step.workers() == [], "the pods' end", 60)
 
 
+def test_a_trainjob_that_cannot_start_is_given_up_in_time(grounds: Grounds) -> None:
+    """To JobSet and to its Jobs, a pod that waits for a node is active."""
+    spec = trainjob("print(1)", memory="900Gi", pending_minutes=0.2)
+    step = LaunchStep(grounds, spec).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "node-0 of TrainJob train-" in last, step.log()
+    assert "did not start within pending_minutes=0.2" in last
+    assert "no node has enough memory free" in last
+    assert step.jobs(TRAINJOB) == []
+
+
+def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
+    grounds: Grounds,
+) -> None:
+    """Ranks that are stopped leave as if their node were taken, when the step is back again."""
+    stop = "import signal, sys, time; stop = lambda *_: (time.sleep(7), sys.exit(143))"
+    code = f"{stop}; signal.signal(signal.SIGTERM, stop){COUNT.format(count=2000, pause=0.1)}"
+    step = LaunchStep(grounds, trainjob(code, deadline_minutes=0.3, grace_seconds=30)).start()
+    step.saw("line 1")
+    step.kill()
+    assert step.wait() == "Lost"
+
+    def failed() -> bool:
+        (job,) = step.jobs(TRAINJOB)
+        conditions = job["status"].get("conditions") or []
+        return any(each.get("reason") == "DeadlineExceeded" for each in conditions)
+
+    until(failed, "the operator's deadline", 120)
+    step.start()
+    assert step.wait() == "Failed"
+    assert "it took longer than deadline_minutes=0.3 and was ended" in step.log().splitlines()[-1]
+    assert "trying again" not in step.log()
+    assert len(step.jobs(TRAINJOB)) == 1
+
+
 def test_a_runtime_that_is_not_there_is_one_line(grounds: Grounds) -> None:
     step = LaunchStep(grounds, trainjob("print(1)", runtime="nowhere")).start()
     assert step.wait() == "Failed"
