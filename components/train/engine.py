@@ -81,26 +81,18 @@ def run(
     cluster = settings.of_job(cluster, more_cluster)
     settings.check_backend(backend, nproc_per_node, int(cluster["nodes"]))
     run_dir = open_run_dir(work_dir, run_id)
-    training = settings.of_training(training, more_training)
-    own = {"output_dir": str(run_dir), "run_id": f"{run_id}/{task_name}"}
-    config = TrainConfig.create(**training, **own)
+    own: dict[str, Any] = {"output_dir": str(run_dir), "run_id": f"{run_id}/{task_name}"}
+    if backend != "local" and heartbeat_minutes:
+        own["stop_when_stale"] = str(run_dir / heartbeat.FILE)
+        own["stale_seconds"] = heartbeat_minutes * 60
+    config = TrainConfig.create(**settings.of_training(training, more_training), **own)
     if backend == "local":
-        claim = ""
-        _train_here(config, task_name, nproc_per_node, run_dir)
-        write_job(artifacts.job, {"backend": "local", "config": config.model_dump()})
+        job, claim = _train_here(config, task_name, nproc_per_node, run_dir), ""
     else:
-        api = Api.connect()
-        fields = _fields(api, config, run_dir, backend, nproc_per_node, cluster, task_config)
-        if heartbeat_minutes:
-            watched = str(run_dir / heartbeat.FILE)
-            beat = {"stop_when_stale": watched, "stale_seconds": heartbeat_minutes * 60}
-            config = TrainConfig.create(**{**config.model_dump(), **beat})
-        argv = config.to_argv()
-        fields["command"] = ["python3", "-m", "kfp_ddp.training.launch", "--", *argv]
-        claim = claim_of(fields, str(run_dir))
-        spec = LaunchSpec.create(**fields)
-        finished = launch(spec, run_id, task_name, task_id, api, run_dir, progress=True)
-        write_job(artifacts.job, finished.job)
+        cluster = {**cluster, "kind": backend, "nproc_per_node": nproc_per_node}
+        ids = (run_id, task_name, task_id)
+        job, claim = _train_on_cluster(config, cluster, task_config, run_dir, ids)
+    write_job(artifacts.job, job)
     newest = write_outputs(
         run_dir, claim, artifacts.trained_model, artifacts.metrics, artifacts.loss_curve
     )
@@ -108,32 +100,10 @@ def run(
     return Trained(str(newest.path), str(run_dir))
 
 
-def _fields(
-    api: Api,
-    config: TrainConfig,
-    run_dir: Path,
-    backend: str,
-    nproc_per_node: int,
-    cluster: dict[str, Any],
-    task_config: Any,
+def _train_here(
+    config: TrainConfig, task_name: str, nproc_per_node: int, run_dir: Path
 ) -> dict[str, Any]:
-    """The fields of LaunchSpec: what the task has, overlaid with the step's own inputs."""
-    fields: dict[str, Any] = {**overlaid(task_config, cluster), "kind": backend}
-    fields["metrics_port"] = config.prometheus_port
-    fields["nproc_per_node"] = nproc_per_node
-    fields = with_claims(fields, [config.data, str(run_dir)], own_claims(api))
-    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
-    for what, path in (("dataset_path", config.data), ("work_dir", str(run_dir))):
-        if not covering(path, every):
-            raise InputError(
-                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
-                "train task with kubernetes.mount_pvc"
-            )
-    return read_only(fields, config.data, str(run_dir))
-
-
-def _train_here(config: TrainConfig, task_name: str, nproc_per_node: int, run_dir: Path) -> None:
-    """Train with processes of this step."""
+    """Train with processes of this step; returns its record."""
     ranks = nproc_per_node or _local_gpus()
     left = processes.recorded(run_dir)
     if left is not None:
@@ -143,6 +113,44 @@ def _train_here(config: TrainConfig, task_name: str, nproc_per_node: int, run_di
     ended = run_ranks(config.to_argv(), ranks, run_dir)
     if ended.code != 0 or ended.stopped_by is not None:
         raise InputError(_why(ended, run_dir))
+    return {"backend": "local", "config": config.model_dump()}
+
+
+def _train_on_cluster(
+    config: TrainConfig,
+    cluster: dict[str, Any],
+    task_config: Any,
+    run_dir: Path,
+    ids: tuple[str, str, str],
+) -> tuple[dict[str, Any], str]:
+    """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
+
+    Args:
+        config: What the ranks get.
+        cluster: Fields of LaunchSpec.
+        task_config: What was set on the KFP task.
+        run_dir: Folder of the run.
+        ids: Run id, task name and task id.
+    """
+    api = Api.connect()
+    fields = _with_folders(api, overlaid(task_config, cluster), config.data, str(run_dir))
+    command = ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()]
+    spec = LaunchSpec.create(**fields, command=command, metrics_port=config.prometheus_port)
+    finished = launch(spec, *ids, api, run_dir, progress=True)
+    return finished.job, claim_of(fields, str(run_dir))
+
+
+def _with_folders(api: Api, fields: dict[str, Any], data: str, run_dir: str) -> dict[str, Any]:
+    """`fields` with the claims of both folders, that of the data read-only where it can be."""
+    fields = with_claims(fields, [data, run_dir], own_claims(api))
+    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
+    for what, path in (("dataset_path", data), ("work_dir", run_dir)):
+        if not covering(path, every):
+            raise InputError(
+                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
+                "train task with kubernetes.mount_pvc"
+            )
+    return read_only(fields, data, run_dir)
 
 
 def _local_gpus() -> int:
