@@ -34,6 +34,8 @@ class Limits:
     pending: float = 0
     least: int = 0
     """Pods that are enough for an elastic job to run; 0 where all are needed."""
+    crashes: int = 0
+    """Pods that may crash and be made anew, which an operator does without an end; 0 for any."""
     apart: float = 0
     """Silence after a lost pod was replaced; 0 where its peers know how to take it in."""
 
@@ -78,6 +80,7 @@ class Follower:
         self.known: dict[str, Object] = {}
         self.lost: list[Object] = []
         self.over: list[Object] = []
+        self.worn: list[Object] = []
         self.taken: set[str] = set()
         self.since = started(job)
         self.logs: dict[str, PodLog] = {}
@@ -117,7 +120,7 @@ class Follower:
                     if not self.restarted:
                         self._drain()
                     self._notice_lost()
-                    pods = [*self._own_pods(), *self._removed()]
+                    pods = [*self._own_pods(), *(self.worn or self._removed())]
                     lines = self.printer.last_lines()
                     return Ended(now, self.job, pods, lines, self.lost, preempted)
         finally:
@@ -157,6 +160,10 @@ class Follower:
             return State("failed", "a container was started again in its pod")
         if not now.over and self._apart(limits):
             return State("failed", "a pod that was lost was replaced, and its peers wait for it")
+        crashes = list(filter(has_crashed, self.over))
+        if not now.over and 0 < limits.crashes <= len(crashes):
+            self.worn = crashes
+            return State("failed", f"its pods crashed {len(crashes)} times")
         return now
 
     def _restarted(self) -> bool:
@@ -357,6 +364,16 @@ def has_failed(pod: Object) -> bool:
     ends = [(each.get("state") or {}) for each in status.get("containerStatuses") or []]
     codes = [int(end["terminated"].get("exitCode") or 0) for end in ends if "terminated" in end]
     return status.get("phase") == "Failed" or any(codes)
+
+
+def has_crashed(pod: Object) -> bool:
+    """Whether the pod failed of itself, and was neither told to end nor taken from its node."""
+    status = pod.get("status") or {}
+    if any(each["type"] == "DisruptionTarget" for each in status.get("conditions") or []):
+        return False
+    ends = [(each.get("state") or {}) for each in status.get("containerStatuses") or []]
+    codes = [int(end["terminated"].get("exitCode") or 0) for end in ends if "terminated" in end]
+    return any(code not in (0, 143) for code in codes)
 
 
 def was_restarted(pod: Object) -> bool:

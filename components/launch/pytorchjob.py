@@ -29,8 +29,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             min_replicas=low,
             max_replicas=high,
             rdzv_backend="c10d",
-            # Each node that is lost costs the others one.
-            max_restarts=max(10, 2 * high),
+            max_restarts=spec.restarts(),
             rdzv_id=metadata["name"],
         )
     else:

@@ -131,6 +131,7 @@ def _follow(
         deadline=spec.deadline_minutes * 60,
         pending=spec.pending_minutes * 60,
         least=spec.node_range()[0] if spec.elastic else 0,
+        crashes=spec.restarts() if spec.elastic else 0,
         apart=apart,
     )
     try:

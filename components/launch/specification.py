@@ -218,6 +218,10 @@ class LaunchSpec(Settings):
             "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
         )
 
+    def restarts(self) -> int:
+        """How often the ranks of an elastic job start again: each node that is lost costs once."""
+        return max(10, 2 * self.node_range()[1])
+
     def operator_deadline(self) -> int | None:
         """Seconds after which the operator ends a job whose step has not, as when it is gone."""
         return (

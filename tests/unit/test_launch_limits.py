@@ -1,5 +1,6 @@
 """How long a job may take and wait, told by its own pods, and what a deadline's end is called."""
 
+import copy
 import threading
 import time
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from kubernetes import client
 from kfp_ddp.components.launch import preflight, run
 from kfp_ddp.components.launch.api import Api, Object
 from kfp_ddp.components.launch.ending import Ending
+from kfp_ddp.components.launch.failure import root_cause
 from kfp_ddp.components.launch.follow import Ended, Follower, Limits
 from kfp_ddp.components.launch.kinds import KINDS, State, state
 from kfp_ddp.components.launch.specification import LaunchSpec
@@ -89,6 +91,34 @@ def test_neither_a_queue_nor_the_pods_that_it_took_back_count() -> None:
     taken = following(waiting, pod("worker-again", "Pending", 2))
     taken.taken = {"worker"}
     taken._within(SIX, CREATED)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "retryable"), [(137, "OOMKilled", False), (139, "Error", True)]
+)
+def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
+    code: int, reason: str, retryable: bool
+) -> None:
+    """Its operator would make them anew without an end."""
+    follower = following(pod("worker", "Running", 5))
+    follower.jobs.objects = {"job": follower.job}
+    follower.jobs.synced.set()
+    stamp = {"exitCode": code, "reason": reason, "finishedAt": ago(9)}
+    crash = pod("worker", "Failed", 10)
+    crash["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": stamp}}]
+    drained = pod("worker", "Failed", 10)
+    ended = {"name": "pytorch", "state": {"terminated": {**stamp, "exitCode": 143}}}
+    drained["status"]["containerStatuses"] = [ended]
+    evicted = copy.deepcopy(crash)
+    evicted["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
+    follower.over = [crash, drained, evicted, drained]
+    assert not follower._look(Limits(crashes=2)).over
+    follower.over.append(crash)
+    assert not follower._look(Limits()).over
+    found = follower._look(Limits(crashes=2))
+    assert (found.phase, found.message) == ("failed", "its pods crashed 2 times")
+    assert follower.worn == [crash, crash]
+    assert root_cause(follower.worn, found.message).retryable is retryable
 
 
 PREEMPTED = (
