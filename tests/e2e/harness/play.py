@@ -162,6 +162,16 @@ class Run:
         )
         return found
 
+    def ends_nothing(self, task_spec: Any) -> bool:
+        """Whether it is the handler of a group that never began: on the backend a hook of it."""
+        if not task_spec.HasField("trigger_policy"):
+            return False
+        tasks = self._spec.root.dag.tasks
+        before = [
+            name for group in task_spec.dependent_tasks for name in tasks[group].dependent_tasks
+        ]
+        return any(name in self.steps and not self.steps[name].succeeded for name in before)
+
     def execute(self, task: _Task, image: str, command: list[str], env: dict[str, str]) -> bool:
         """Run a step's pod to its end, again if it is lost; whether it ended well."""
         owner = workflow.owner(self.workflow)
@@ -234,6 +244,8 @@ def _remembering(**known: Any) -> Any:
     run = _run.get()
     if run is None:
         return _execute(**known)
+    if run.ends_nothing(known["task_spec"]):
+        return {}, status.Status.SUCCESS
     component = known["components"][known["task_spec"].component_ref.name]
     label = component.executor_label
     _task.set(
