@@ -1,98 +1,65 @@
 """The few calls to Kubernetes that publishing needs, and what their refusals mean."""
 
 import os
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
 
+from kfp_ddp.components.launch.api import (
+    NAMESPACE_FILE,
+    STARTING,
+    Api,
+    ApiError,
+    Object,
+    core,
+    custom,
+    short,
+)
 from kfp_ddp.training.errors import InputError
 
-_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_TIMEOUT = 30
-# A control plane that is upgraded can be away for minutes.
-_PATIENCE = 300.0
-# A starting API server answers these before it knows its own rights and the custom resources.
-_STARTING = (401, 403, 404)
-_UNSURE = 10  # seconds, with a server that does not say whether it has started
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")
 GCP_SOURCES = ("datalayer.gke.io", "v1", "gcpdatasources")
-T = TypeVar("T")
 
 
 class Refused(Exception):  # noqa: N818
     """The service account has no right to this, or the API is not installed."""
 
-    def __init__(self, said: str, status: int = 0) -> None:
-        super().__init__(said)
-        self.status = status
-
 
 class Cluster:
-    """Claims, snapshots and pods of one namespace."""
+    """Claims, snapshots and pods of one namespace, as JSON."""
 
-    def __init__(self, api: Any, namespace: str) -> None:
-        from kubernetes import client
+    def __init__(self, api: Api) -> None:
+        self._api, self.namespace = api, api.namespace
 
-        self.namespace = namespace
-        self._api = api
-        self._core = client.CoreV1Api(api)
-        self._storage = client.StorageV1Api(api)
-        self._custom = client.CustomObjectsApi(api)
-
-    def claim(self, name: str) -> Any | None:
+    def claim(self, name: str) -> Object | None:
         """A claim, or None."""
-        return self._get(
-            f"get claim {name}", self._core.read_namespaced_persistent_volume_claim, name
-        )
+        return self._ask(f"get claim {name}", "GET", self._claim_path(name), empty=404) or None
 
-    def create_claim(self, body: dict[str, Any]) -> Any:
+    def create_claim(self, body: Object) -> Object | None:
         """Create a claim; the one that is there already if another was faster."""
         name = body["metadata"]["name"]
-        made = self._create(
-            f"create claim {name}", self._core.create_namespaced_persistent_volume_claim, body
-        )
+        made = self._ask(f"create claim {name}", "POST", self._claim_path(), body, empty=409)
         return made or self.claim(name)
 
-    def label_claim(self, name: str, metadata: dict[str, Any]) -> None:
+    def label_claim(self, name: str, metadata: Object) -> None:
         """Add labels and annotations to a claim."""
-        self._call(
-            f"patch claim {name}",
-            lambda: self._core.patch_namespaced_persistent_volume_claim(
-                name, self.namespace, {"metadata": metadata}, _request_timeout=_TIMEOUT
-            ),
-        )
+        self._ask(f"patch claim {name}", "PATCH", self._claim_path(name), {"metadata": metadata})
 
     def delete_claim(self, name: str) -> None:
         """Delete a claim if it is there."""
-        self._get(
-            f"delete claim {name}", self._core.delete_namespaced_persistent_volume_claim, name
-        )
+        self._ask(f"delete claim {name}", "DELETE", self._claim_path(name), empty=404)
 
-    def claims(self, selector: str) -> list[Any]:
+    def claims(self, selector: str) -> list[Object]:
         """The claims with these labels."""
-        found = self._call(
-            "list claims",
-            lambda: self._core.list_namespaced_persistent_volume_claim(
-                self.namespace, label_selector=selector, _request_timeout=_TIMEOUT
-            ),
-        )
-        return list(found.items)
+        return self._list("list claims", self._claim_path(), {"labelSelector": selector})
 
     def users(self, claim: str, writing: bool = False) -> list[str]:
         """Names of the pods that use a claim and have not ended; `writing`: not read-only."""
-        pods = self._call(
-            "list pods",
-            lambda: self._core.list_namespaced_pod(self.namespace, _request_timeout=_TIMEOUT),
-        )
         found = []
-        for pod in pods.items:
-            if pod.status.phase in ("Succeeded", "Failed"):
+        for pod in self._list("list pods", core(self.namespace, "pods")):
+            if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
-            for volume in pod.spec.volumes or []:
-                source = volume.persistent_volume_claim
-                if source and source.claim_name == claim and not (writing and source.read_only):
-                    found.append(pod.metadata.name)
+            for volume in pod["spec"].get("volumes", []):
+                source = volume.get("persistentVolumeClaim", {})
+                if source.get("claimName") == claim and not (writing and source.get("readOnly")):
+                    found.append(pod["metadata"]["name"])
         return found
 
     def attached(self, volume: str) -> list[str]:
@@ -101,65 +68,39 @@ class Cluster:
         Raises:
             Refused: attachments are not visible to this service account.
         """
-        found = self._call(
-            "list volumeattachments",
-            lambda: self._storage.list_volume_attachment(_request_timeout=_TIMEOUT),
-        )
+        path = "/apis/storage.k8s.io/v1/volumeattachments"
         return [
-            item.spec.node_name
-            for item in found.items
-            if item.spec.source.persistent_volume_name == volume
+            item["spec"]["nodeName"]
+            for item in self._list("list volumeattachments", path)
+            if item["spec"]["source"].get("persistentVolumeName") == volume
         ]
 
-    def custom(self, kind: tuple[str, str, str], name: str) -> dict[str, Any] | None:
+    def custom(self, kind: tuple[str, str, str], name: str) -> Object | None:
         """An object of an API that may not be installed, or None."""
-        group, version, plural = kind
-        found: dict[str, Any] | None = self._get(
-            f"get {plural} {name}",
-            lambda n, space, **more: self._custom.get_namespaced_custom_object(
-                group, version, space, plural, n, **more
-            ),
-            name,
-        )
-        return found
+        what = f"get {kind[2]} {name}"
+        return self._ask(what, "GET", self._custom_path(kind, name), empty=404) or None
 
-    def create_custom(self, kind: tuple[str, str, str], body: dict[str, Any]) -> None:
+    def create_custom(self, kind: tuple[str, str, str], body: Object) -> None:
         """Create such an object; one that is there already is as good.
 
         Raises:
             Refused: the API is not installed, or there is no right to it.
         """
-        group, version, plural = kind
-        self._create(
-            f"create {plural} {body['metadata']['name']}",
-            lambda space, b, **more: self._custom.create_namespaced_custom_object(
-                group, version, space, plural, b, **more
-            ),
-            body,
-        )
+        what = f"create {kind[2]} {body['metadata']['name']}"
+        self._ask(what, "POST", self._custom_path(kind), body, empty=409)
 
     def delete_custom(self, kind: tuple[str, str, str], name: str) -> None:
         """Delete such an object if it is there."""
-        group, version, plural = kind
-        self._get(
-            f"delete {plural} {name}",
-            lambda n, space, **more: self._custom.delete_namespaced_custom_object(
-                group, version, space, plural, n, **more
-            ),
-            name,
-        )
+        self._ask(f"delete {kind[2]} {name}", "DELETE", self._custom_path(kind, name), empty=404)
 
-    def storage_class(self, name: str) -> Any | None:
+    def storage_class(self, name: str) -> Object | None:
         """A storage class, or None.
 
         Raises:
             Refused: it is not visible to this service account.
         """
-        return self._get(
-            f"get storage class {name}",
-            lambda n, _, **more: self._storage.read_storage_class(n, **more),
-            name,
-        )
+        path = f"/apis/storage.k8s.io/v1/storageclasses/{name}"
+        return self._ask(f"get storage class {name}", "GET", path, empty=404) or None
 
     def snapshot_drivers(self) -> set[str]:
         """Drivers that some VolumeSnapshotClass is for.
@@ -167,98 +108,54 @@ class Cluster:
         Raises:
             Refused: the classes are not visible, or snapshots are not installed.
         """
-        found = self._call(
-            "list volumesnapshotclasses",
-            lambda: self._custom.list_cluster_custom_object(
-                SNAPSHOTS[0], SNAPSHOTS[1], "volumesnapshotclasses", _request_timeout=_TIMEOUT
-            ),
-        )
-        return {item["driver"] for item in found["items"]}
+        path = f"/apis/{SNAPSHOTS[0]}/{SNAPSHOTS[1]}/volumesnapshotclasses"
+        return {item["driver"] for item in self._list("list volumesnapshotclasses", path)}
 
-    def _get(self, what: str, call: Callable[..., T], name: str) -> T | None:
+    def _claim_path(self, name: str = "") -> str:
+        return core(self.namespace, "persistentvolumeclaims", name)
+
+    def _custom_path(self, kind: tuple[str, str, str], name: str = "") -> str:
+        group, version, plural = kind
+        return custom(f"{group}/{version}", self.namespace, plural, name)
+
+    def _list(self, what: str, path: str, query: dict[str, str] | None = None) -> list[Object]:
+        items: list[Object] = self._ask(what, "GET", path, query=query)["items"]
+        return items
+
+    def _ask(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: dict[str, str] | None = None,
+        empty: int | None = None,
+    ) -> Object:
+        """The answer, over a bad minute of the server; an empty one for the status `empty`.
+
+        Raises:
+            Refused: by a server that has started wholly.
+            InputError: with the server's own words, or that it does not answer.
+        """
         try:
-            return self._call(what, lambda: call(name, self.namespace, _request_timeout=_TIMEOUT))
-        except Refused as error:
-            if error.status == 404:
-                return None
-            raise
-
-    def _create(self, what: str, call: Callable[..., Any], body: dict[str, Any]) -> Any:
-        from kubernetes.client.exceptions import ApiException
-
-        def ask() -> Any:
-            try:
-                return call(self.namespace, body, _request_timeout=_TIMEOUT)
-            except ApiException as error:
-                if error.status == 409:
-                    return None
-                raise
-
-        return self._call(what, ask)
-
-    def _call(self, what: str, call: Callable[[], T]) -> T:
-        """Turn refusals into `Refused`, and a server that is away for a while into patience."""
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
-        pause, deadline = 0.5, time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline:
-            try:
-                return self._sure(call)
-            except ApiException as error:
-                if error.status in (401, 403, 404):
-                    raise Refused(f"{what}: {error.reason}", error.status) from error
-                if error.status not in (429, 500, 502, 503, 504):
-                    raise InputError(f"cannot {what}: {_reason(error)}") from error
-                problem = str(error.reason)
-            except HTTPError as error:
-                problem = type(error).__name__
-            time.sleep(pause)
-            pause = min(pause * 2, 5.0)
-        raise InputError(f"cannot {what}: the API server does not answer ({problem})")
-
-    def _sure(self, call: Callable[[], T]) -> T:
-        """What `call` returns; a refusal counts only from a server that has started wholly."""
-        from kubernetes.client.exceptions import ApiException
-
-        for _ in range(_UNSURE):
-            try:
-                return call()
-            except ApiException as error:
-                if error.status not in _STARTING:
-                    raise
-            try:
-                self._api.call_api("/readyz", "GET", auth_settings=["BearerToken"])
-                break
-            except ApiException as error:
-                if error.status not in _STARTING:
-                    raise
-            time.sleep(1)
-        return call()
+            return self._api.patient(lambda: self._api.call(method, path, body, query))
+        except ApiError as error:
+            if error.status == empty:
+                return {}
+            if error.status in STARTING:
+                raise Refused(f"{what}: {error.reason}") from error
+            said = short(error.message)
+            if error.passing and error.status:  # without a status it says so itself
+                said = f"the API server does not answer ({said})"
+            raise InputError(f"cannot {what}: {said}") from error
 
 
 def connect() -> Cluster | None:
     """The cluster and namespace that this runs in; None outside of any."""
     if not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
-    from kubernetes import client, config
-
-    try:
-        namespace = _NAMESPACE.read_text().strip()
-    except OSError as error:
+    if not os.access(NAMESPACE_FILE, os.R_OK):
         raise InputError(
             "the pod has no service account token; set automountServiceAccountToken to true"
-        ) from error
-    configuration = client.Configuration()
-    config.load_incluster_config(client_configuration=configuration)
-    return Cluster(client.ApiClient(configuration), namespace)
-
-
-def _reason(error: Any) -> str:
-    """The server's own words, in one line."""
-    import json
-
-    try:
-        return str(json.loads(error.body)["message"]).splitlines()[0]
-    except (ValueError, KeyError, TypeError, IndexError):
-        return str(error.reason)
+        )
+    return Cluster(Api.connect())

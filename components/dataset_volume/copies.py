@@ -2,10 +2,10 @@
 
 import time
 from pathlib import PurePosixPath
-from typing import Any
 
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.request import DOMAIN, Published, Request
+from kfp_ddp.components.launch.api import Object
 from kfp_ddp.training.errors import InputError
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -13,7 +13,7 @@ _POLL = 1.0
 _LASTING = 30.0
 
 
-def copy(cluster: Cluster, request: Request, staging: Any, strategy: str) -> Published:
+def copy(cluster: Cluster, request: Request, staging: Object, strategy: str) -> Published:
     """A ReadOnlyMany claim restored from a snapshot, or cloned, of the staging claim."""
     notes = []
     found = _reusable(cluster, request, strategy)
@@ -33,7 +33,7 @@ def copy(cluster: Cluster, request: Request, staging: Any, strategy: str) -> Pub
     return Published(request.name, request.path, strategy, notes)
 
 
-def populator(cluster: Cluster, request: Request, staging: Any) -> Published:
+def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
     """A claim that GKE's volume populator fills straight from the bucket.
 
     The bucket's prefix becomes the root of the claim; the digest is that of the listing, and
@@ -63,13 +63,14 @@ def populator(cluster: Cluster, request: Request, staging: Any) -> Published:
     return Published(request.name, root, "populator", [note])
 
 
-def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
+def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
     """The published claim if it is there and right; waits for one that is being deleted."""
     deadline = time.monotonic() + request.wait
     while (found := cluster.claim(request.name)) is not None:
-        if found.status.phase == "Lost" and not found.metadata.deletion_timestamp:
+        leaving = "deletionTimestamp" in found["metadata"]
+        if found["status"].get("phase") == "Lost" and not leaving:
             cluster.delete_claim(request.name)
-        elif not found.metadata.deletion_timestamp:
+        elif not leaving:
             break
         if time.monotonic() > deadline:
             raise InputError(
@@ -79,7 +80,7 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
         time.sleep(_POLL)
     if found is None:
         return None
-    notes = found.metadata.annotations or {}
+    notes = found["metadata"].get("annotations", {})
     # A populated claim has the dataset at its root, a copied one below versions/.
     before = notes.get(f"{DOMAIN}/strategy", strategy)
     if (before == "populator") != (strategy == "populator"):
@@ -87,9 +88,8 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Any | None:
             f"claim {request.name} was published with publish={before}, which lays its files out "
             f"in another way than {strategy}; delete it"
         )
-    if notes.get(f"{DOMAIN}/digest") != request.digest or found.spec.access_modes != [
-        "ReadOnlyMany"
-    ]:
+    modes = found["spec"]["accessModes"]
+    if notes.get(f"{DOMAIN}/digest") != request.digest or modes != ["ReadOnlyMany"]:
         raise InputError(
             f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
         )
@@ -115,13 +115,13 @@ def _writers_gone(cluster: Cluster, request: Request) -> None:
         time.sleep(_POLL)
 
 
-def _detached(cluster: Cluster, request: Request, staging: Any) -> list[str]:
+def _detached(cluster: Cluster, request: Request, staging: Object) -> list[str]:
     """Wait until the volume is unmounted, which its node does a while after the pod has ended.
 
     Returns a note where that cannot be seen. Shared file systems need no such wait.
     """
-    volume = staging.spec.volume_name
-    if not volume or "ReadWriteMany" in staging.spec.access_modes:
+    volume = staging["spec"].get("volumeName")
+    if not volume or "ReadWriteMany" in staging["spec"]["accessModes"]:
         return []
     deadline = time.monotonic() + request.wait
     try:
@@ -140,7 +140,7 @@ def _detached(cluster: Cluster, request: Request, staging: Any) -> list[str]:
 
 def _snapshot(cluster: Cluster, request: Request) -> None:
     """Get or make the snapshot, and wait until it can be restored."""
-    spec: dict[str, Any] = {"source": {"persistentVolumeClaimName": request.claim}}
+    spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
     if request.snapshot_class:
         spec["volumeSnapshotClassName"] = request.snapshot_class
     body = {
@@ -183,25 +183,24 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
         time.sleep(_POLL)
 
 
-def _claim(request: Request, staging: Any, source: dict[str, Any], strategy: str) -> dict[str, Any]:
+def _claim(request: Request, staging: Object, source: Object, strategy: str) -> Object:
     """The published claim: exactly [ReadOnlyMany], the same size, pinned to the same zone."""
     annotations = {f"{DOMAIN}/digest": request.digest, f"{DOMAIN}/strategy": strategy}
     if request.source:
         annotations[f"{DOMAIN}/source"] = request.source
-    node = (staging.metadata.annotations or {}).get(SELECTED_NODE)
+    node = staging["metadata"].get("annotations", {}).get(SELECTED_NODE)
     if node and strategy != "populator":
         # A late-binding class would follow the first reader's zone, away from the copy's source.
         annotations[SELECTED_NODE] = node
-    capacity = (staging.status.capacity or {}).get("storage")
-    spec: dict[str, Any] = {
+    size = staging["status"].get("capacity", {}).get("storage")
+    size = size or staging["spec"]["resources"]["requests"]["storage"]
+    spec: Object = {
         "accessModes": ["ReadOnlyMany"],
-        "resources": {
-            "requests": {"storage": capacity or staging.spec.resources.requests["storage"]}
-        },
-        "volumeMode": staging.spec.volume_mode or "Filesystem",
+        "resources": {"requests": {"storage": size}},
+        "volumeMode": staging["spec"].get("volumeMode", "Filesystem"),
         **source,
     }
-    name = request.storage_class or staging.spec.storage_class_name
+    name = request.storage_class or staging["spec"].get("storageClassName")
     if name:
         spec["storageClassName"] = name
     return {
@@ -216,12 +215,12 @@ def _claim(request: Request, staging: Any, source: dict[str, Any], strategy: str
     }
 
 
-def _bound(cluster: Cluster, request: Request, staging: Any, claim: Any) -> str:
+def _bound(cluster: Cluster, request: Request, staging: Object, claim: Object | None) -> str:
     """Wait for the claim to be bound, unless it will only be when a pod uses it."""
     if _binds_late(cluster, request, staging):
         return "it is bound when a pod first uses it"
     deadline = time.monotonic() + request.wait
-    while claim is None or claim.status.phase != "Bound":
+    while claim is None or claim["status"].get("phase") != "Bound":
         if time.monotonic() > deadline:
             raise InputError(
                 f"claim {request.name} is not bound after {request.wait:.0f} s; see "
@@ -232,13 +231,14 @@ def _bound(cluster: Cluster, request: Request, staging: Any, claim: Any) -> str:
     return "it is bound"
 
 
-def _binds_late(cluster: Cluster, request: Request, staging: Any) -> bool:
+def _binds_late(cluster: Cluster, request: Request, staging: Object) -> bool:
     """Whether the class waits for a consumer; without a view of classes, by the staging claim."""
-    name = request.storage_class or staging.spec.storage_class_name
+    own = staging["spec"].get("storageClassName")
+    name = request.storage_class or own
     try:
         found = cluster.storage_class(name) if name else None
     except Refused:
-        if request.storage_class and request.storage_class != staging.spec.storage_class_name:
+        if name != own:
             return True  # unknown: a claim that waits for its pod must not be waited for
-        return SELECTED_NODE in (staging.metadata.annotations or {})
-    return found is not None and found.volume_binding_mode == "WaitForFirstConsumer"
+        return SELECTED_NODE in staging["metadata"].get("annotations", {})
+    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"

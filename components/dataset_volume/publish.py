@@ -1,10 +1,9 @@
 """The ways to turn a version on a staging claim into a claim that many workers mount."""
 
-from typing import Any
-
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.copies import copy, populator
 from kfp_ddp.components.dataset_volume.request import DOMAIN, MANAGED, Published, Request
+from kfp_ddp.components.launch.api import Object
 from kfp_ddp.training.errors import InputError
 
 STRATEGIES = ("auto", "in-place", "clone", "snapshot", "populator", "none")
@@ -53,31 +52,31 @@ def publish(cluster: Cluster, request: Request) -> Published:
     return done
 
 
-def choose(cluster: Cluster, staging: Any) -> tuple[str, str]:
+def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
     """The best strategy that is known to work here, and the reason."""
-    if "ReadWriteMany" in staging.spec.access_modes:
+    if "ReadWriteMany" in staging["spec"]["accessModes"]:
         return "in-place", "the claim can be mounted by many"
-    name = staging.spec.storage_class_name or ""
+    name = staging["spec"].get("storageClassName")
     try:
         found = cluster.storage_class(name) if name else None
     except Refused:
         return "in-place", f"the storage class {name} is not visible to this service account"
-    if found is None or found.provisioner in _LOCAL:
+    if found is None or found["provisioner"] in _LOCAL:
         return "in-place", "the storage can make no copies"
-    parameters = found.parameters or {}
-    multi_zone = parameters.get("enable-multi-zone-provisioning") == "true"
-    if found.provisioner == _PD and not multi_zone:
+    driver = found["provisioner"]
+    multi_zone = found.get("parameters", {}).get("enable-multi-zone-provisioning") == "true"
+    if driver == _PD and not multi_zone:
         return "clone", "a persistent disk is cloned fastest"
     try:
         drivers = cluster.snapshot_drivers()
     except Refused as error:
         return "in-place", f"snapshots cannot be used ({error})"
-    if found.provisioner in drivers:
-        return "snapshot", f"{found.provisioner} has a snapshot class"
-    return "in-place", f"{found.provisioner} has no snapshot class"
+    if driver in drivers:
+        return "snapshot", f"{driver} has a snapshot class"
+    return "in-place", f"{driver} has no snapshot class"
 
 
-def _by(strategy: str, cluster: Cluster, request: Request, staging: Any) -> Published:
+def _by(strategy: str, cluster: Cluster, request: Request, staging: Object) -> Published:
     if strategy == "in-place":
         return in_place(cluster, request, staging)
     if strategy == "populator":
@@ -85,9 +84,9 @@ def _by(strategy: str, cluster: Cluster, request: Request, staging: Any) -> Publ
     return copy(cluster, request, staging, strategy)
 
 
-def in_place(cluster: Cluster, request: Request, staging: Any) -> Published:
+def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
     """Workers mount the staging claim itself, read-only."""
-    modes = staging.spec.access_modes
+    modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
     try:
         cluster.label_claim(
@@ -118,12 +117,13 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     found = [
         claim
         for claim in cluster.claims(selector)
-        if claim.metadata.name.startswith("ds-") and not claim.metadata.deletion_timestamp
+        if claim["metadata"]["name"].startswith("ds-")
+        and "deletionTimestamp" not in claim["metadata"]
     ]
-    found.sort(key=lambda claim: str(claim.metadata.creation_timestamp), reverse=True)
+    found.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
     gone = []
     for claim in found[request.keep_claims :]:
-        name = claim.metadata.name
+        name = claim["metadata"]["name"]
         if name == current or cluster.users(name):
             continue
         cluster.delete_claim(name)

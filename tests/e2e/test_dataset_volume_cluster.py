@@ -9,6 +9,7 @@ from kubernetes import client
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.dataset_volume.request import Published
+from kfp_ddp.components.launch.api import Api
 from kfp_ddp.training.errors import InputError
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
@@ -103,6 +104,18 @@ def test_notebook_in_a_pod_uses_its_own_folder(ground: Ground) -> None:
     assert log.strip().endswith("create it, and sync")
 
 
+def test_step_in_a_pod_without_a_token_says_what_to_set(ground: Ground) -> None:
+    wanted = {"dataset": "digits", "digest": "5" * 64, "path": "/nope", "claim": "none"}
+    with ground.pod(STEP.format(request=wanted), token=False) as name:
+        assert until(lambda: ground.ended(name), f"the end of {name}") == "Failed"
+        log = ground.core.read_namespaced_pod_log(name, ground.namespace)
+    assert (
+        log.strip()
+        .splitlines()[-1]
+        .endswith("the pod has no service account token; set automountServiceAccountToken to true")
+    )
+
+
 def test_auto_without_a_view_of_classes_is_in_place_and_says_so(ground: Ground) -> None:
     staging = ground.staging("standard")
     done = publish(ground.stock, request(staging, "1" * 64, publish="auto"))
@@ -148,14 +161,13 @@ def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     name = f"{ground.namespace}-attachment"
     storage.create_volume_attachment({"metadata": {"name": name}, "spec": spec})
     remove = threading.Timer(3, storage.delete_volume_attachment, [name])
-    admin = Cluster(ground.api, ground.namespace)
     try:
         with pytest.raises(InputError, match=rf"claim {staging} is still attached to {node}"):
-            publish(admin, wanted)
+            publish(ground.admin, wanted)
     finally:
         remove.start()
     wanted.wait = 60.0
-    assert publish(admin, wanted).notes[-1] == "it is bound"
+    assert publish(ground.admin, wanted).notes[-1] == "it is bound"
     remove.join()
     unseen = request(staging, "d" * 64, publish="clone", dataset="unseen")
     assert "cannot be seen (list volumeattachments" in publish(ground.stock, unseen).notes[0]
@@ -170,6 +182,28 @@ def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
     ground.core.create_namespaced_persistent_volume_claim(ground.namespace, body)
     with pytest.raises(InputError, match="is not a ReadOnlyMany claim of this digest"):
         publish(ground.stock, request(staging, "4" * 64, publish="clone"))
+
+
+def test_claim_that_another_made_first_is_taken(ground: Ground) -> None:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": SIZE}}}
+    body = {"metadata": {"name": "made-first"}, "spec": spec}
+    first, second = (ground.stock.create_claim(body) or {} for _ in range(2))
+    assert first["metadata"]["uid"] == second["metadata"]["uid"]
+
+
+def test_what_the_server_finds_wrong_is_told_in_its_own_words(ground: Ground) -> None:
+    wanted = request(ground.staging("standard"), "e" * 64, publish="clone", storage_class="No!")
+    says = rf'^cannot create claim {wanted.name}: .* "{wanted.name}" is invalid: .*storageClassName'
+    with pytest.raises(InputError, match=says):
+        publish(ground.stock, wanted)
+
+
+def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Api.patient
+    monkeypatch.setattr(Api, "patient", lambda self, request: ask(self, request, seconds=1.0))
+    nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1"))
+    with pytest.raises(InputError, match=r"^cannot get claim a: no answer from the API server: .+"):
+        Cluster(Api(nowhere, "space")).claim("a")
 
 
 def test_missing_claim_is_one_line(ground: Ground) -> None:

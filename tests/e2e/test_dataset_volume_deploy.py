@@ -13,6 +13,7 @@ from kubernetes import client
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.components.dataset_volume.publish import collect, publish
+from kfp_ddp.components.launch.api import Api
 from kfp_ddp.training.errors import InputError
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
@@ -71,7 +72,7 @@ def populator_api(api: client.ApiClient) -> Iterator[None]:
         }
     )
     try:
-        until(lambda: _served(Cluster(api, "default")), "the new API")
+        until(lambda: _served(Cluster(Api(api, "default"))), "the new API")
         yield
     finally:
         extensions.delete_custom_resource_definition(name)
@@ -113,7 +114,7 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path
     with populator_api(ground.api), applied(ground, tmp_path):
         name = f"ds-{dataset_name('', source)}-777777777777"
         assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
-        made = Cluster(ground.api, ground.namespace).custom(GCP_SOURCES, name)
+        made = ground.admin.custom(GCP_SOURCES, name)
         assert made is not None
         assert made["spec"]["cloudStorage"] == {
             "uri": "gs://bucket/ds/", "serviceAccountName": "reader",

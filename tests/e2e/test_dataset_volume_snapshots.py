@@ -62,8 +62,7 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
 def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     staging = ground.staging("standard")
     wanted = request(staging, "9" * 64, publish="snapshot", wait=3.0)
-    admin = Cluster(ground.api, ground.namespace)
-    admin.create_custom(
+    ground.admin.create_custom(
         SNAPSHOTS,
         {
             "apiVersion": "snapshot.storage.k8s.io/v1",
@@ -73,8 +72,8 @@ def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
         },
     )
     try:
-        until(lambda: _ready(admin, wanted.name), "the first snapshot")
-        admin.delete_custom(SNAPSHOTS, wanted.name)
+        until(lambda: _ready(ground.admin, wanted.name), "the first snapshot")
+        ground.admin.delete_custom(SNAPSHOTS, wanted.name)
         with pytest.raises(InputError, match="is still being deleted after 3 s"):
             publish(ground.stock, wanted)
         wanted.wait = 60.0
@@ -85,7 +84,7 @@ def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     finally:
         _release(ground, wanted.name)
     assert done.strategy == "snapshot"
-    assert _ready(admin, wanted.name)
+    assert _ready(ground.admin, wanted.name)
     assert ground.claim(wanted.name).status.phase == "Bound"
 
 

@@ -10,6 +10,7 @@ from kubernetes import client
 
 from kfp_ddp.components.dataset_volume.cluster import Cluster
 from kfp_ddp.components.dataset_volume.request import Request
+from kfp_ddp.components.launch.api import Api
 from tests.e2e.harness import rights
 from tests.e2e.harness.grounds import IMAGE, UID, until
 
@@ -23,17 +24,18 @@ class Ground:
         self.api, self.namespace = api, namespace
         self.core = client.CoreV1Api(api)
         self.account = rights.grant(api, namespace, ours=False)
-        self.stock = Cluster(self._as_account(self.account), namespace)
+        self.admin = Cluster(Api(api, namespace))
+        self.stock = self._as_account(self.account)
 
     def account_with(self, *rules: dict[str, list[str]], name: str = "") -> Cluster:
         """The cluster as an account sees it that has these rights and no more."""
         name = name or f"account-{uuid.uuid4().hex[:6]}"
         self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
         rights.bind(self.api, self.namespace, name, list(rules), account=name)
-        return Cluster(self._as_account(name), self.namespace)
+        return self._as_account(name)
 
-    def _as_account(self, name: str) -> Any:
-        """A client with the account's own token."""
+    def _as_account(self, name: str) -> Cluster:
+        """The cluster with the account's own token."""
         body = client.AuthenticationV1TokenRequest(
             spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
         )
@@ -44,7 +46,7 @@ class Ground:
         configuration.host = self.api.configuration.host
         configuration.ssl_ca_cert = self.api.configuration.ssl_ca_cert
         configuration.api_key = {"authorization": f"Bearer {token}"}
-        return client.ApiClient(configuration)
+        return Cluster(Api(client.ApiClient(configuration), self.namespace))
 
     def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
         """A claim to sync to."""
@@ -59,8 +61,10 @@ class Ground:
         return name
 
     @contextlib.contextmanager
-    def pod(self, code: str, claim: str = "", read_only: bool = False) -> Iterator[str]:
-        """A pod that runs a program, with a claim at /data."""
+    def pod(
+        self, code: str, claim: str = "", read_only: bool = False, token: bool = True
+    ) -> Iterator[str]:
+        """A pod that runs a program, with a claim at /data and its account's token."""
         name = f"pod-{uuid.uuid4().hex[:6]}"
         source = {"claimName": claim, "readOnly": read_only}
         mount = {"name": "data", "mountPath": "/data", "readOnly": read_only}
@@ -73,6 +77,7 @@ class Ground:
         spec = {
             "restartPolicy": "Never",
             "serviceAccountName": self.account,
+            "automountServiceAccountToken": token,
             "terminationGracePeriodSeconds": 0,
             "securityContext": {"runAsUser": UID, "fsGroup": UID},
             "volumes": [{"name": "data", "persistentVolumeClaim": source}] if claim else [],
