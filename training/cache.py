@@ -1,6 +1,5 @@
 """Decoded images in a memory-mapped file that the ranks of a node and all epochs share."""
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -14,6 +13,7 @@ from torch import Tensor
 from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.files import whole
 from kfp_ddp.training.images import Findings, examine
 
 
@@ -45,7 +45,7 @@ class Cache:
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as file:
+            with whole(pixels, aside) as file:
 
                 def keep(position: int, image: Tensor | None) -> None:
                     if image is None:
@@ -56,17 +56,9 @@ class Cache:
                     file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
 
                 findings = examine(paths, mine, config, keep)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, pixels)
-            with aside.open("wb") as file:
+            with whole(table, aside) as file:
                 torch.save(rows, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, table)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink()
             raise InputError(
                 f"cannot cache decoded images in {self.folder}: {error.strerror}; "
                 "set cache_dir to a folder with room, or cache_gb=0"

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import sync
+from kfp_ddp.training.files import durable, sync
+from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest
 
-STATE = "state.pt"
-MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _PAUSES_S = (0.5, 2.0)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
@@ -82,14 +81,13 @@ def verify(path: Path) -> Checkpoint:
     """
 
     def check() -> Checkpoint:
-        manifest = json.loads((path / MANIFEST).read_text())
-        for name, expected in manifest["files"].items():
+        manifest = read_manifest(path)
+        for name, expected in manifest.fields["files"].items():
             if (path / name).stat().st_size != expected["size"]:
                 raise InputError(f"{path / name} is torn: use an older checkpoint")
             if _sha256(path / name) != expected["sha256"]:
                 raise InputError(f"{path / name} was altered: use an older checkpoint")
-        digest = manifest["files"][STATE]["sha256"]
-        return Checkpoint(path, int(manifest["step"]), digest, manifest)
+        return Checkpoint(path, manifest.step, manifest.digest, manifest.fields)
 
     return _read(path, check)
 
@@ -302,15 +300,11 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
 
 
 def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
-    with (aside / STATE).open("wb") as file:
+    with durable(aside / STATE) as file:
         torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
     files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
-    with (aside / MANIFEST).open("w") as text:
-        json.dump({**manifest, "files": files}, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
+    with durable(aside / MANIFEST) as file:
+        file.write(json.dumps({**manifest, "files": files}, indent=1).encode())
     sync(aside)
 
 

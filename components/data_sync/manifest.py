@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.training.files import whole
 
 NAME = "_MANIFEST.jsonl"
 SUCCESS = "_SUCCESS"
@@ -51,13 +52,12 @@ def write(
     mtimes: "array[int]",
     places: Callable[[int], tuple[str, int]] | None = None,
 ) -> None:
-    """Write the manifest beside its final place, flush it to disk and rename it there.
+    """Write the manifest, whole or not at all.
 
     `places` gives the archive and offset of each file of a packed version.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(json.dumps(header) + "\n")
+    with whole(path) as file:
+        file.write(f"{json.dumps(header)}\n".encode())
         for index, name in enumerate(listing.names):
             row: list[object] = [
                 name,
@@ -70,11 +70,8 @@ def write(
                 row += [listing.origin(index), *places(index)]
             elif name in listing.origins:
                 row.append(listing.origins[name])
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        file.flush()
+            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
         os.fchmod(file.fileno(), 0o644)
-        os.fsync(file.fileno())
-    temporary.rename(path)
 
 
 def header(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.options import Watch
 from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
 from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import sync
+from kfp_ddp.training.files import sync, whole
 
 MARGIN = 1.02
 """Room asked for beyond the bytes and files themselves, for folders and the journal."""
@@ -183,7 +183,10 @@ class Store:
         """Mark the finished tree as complete and rename it to its place."""
         place = self.version(digest)
         sync_filesystem(tree)
-        write_durably(tree / manifest.SUCCESS, f"{digest}\n")
+        with whole(tree / manifest.SUCCESS) as file:
+            file.write(f"{digest}\n".encode())
+            os.fchmod(file.fileno(), 0o644)
+        sync(tree)
         if place.is_symlink() or place.exists():  # damaged: it was not complete
             self.discard(place)
         tree.rename(place)
@@ -286,18 +289,6 @@ def sync_filesystem(path: Path) -> None:
             raise unwritable(path, OSError(code, os.strerror(code)))
     finally:
         os.close(descriptor)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a file so that it is there whole, or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.chmod(0o644)
-    temporary.rename(path)
-    sync(path.parent)
 
 
 def human(size: float) -> str:

@@ -11,6 +11,7 @@ from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.record import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -105,7 +106,7 @@ def evaluate(
         found,
         info,
         checkpoint=str(checkpoint),
-        checkpoint_digest=results.checkpoint_digest(checkpoint),
+        checkpoint_digest=read_manifest(checkpoint).digest,
         device=device.type,
         started=started,
     )

@@ -1,7 +1,5 @@
 """From predictions to the files of an evaluation."""
 
-import json
-import os
 import shutil
 import tempfile
 import time
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, reason, wilson
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.files import whole
 
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions
@@ -23,12 +22,6 @@ CONFUSION_CLASSES = 200  # 126 KB of JSON
 def folder(run_dir: Path, split: str) -> Path:
     """Where the evaluation of a split lies; that of `val` is the run's own."""
     return run_dir / ("evaluation" if split == "val" else f"evaluation-{split}")
-
-
-def checkpoint_digest(checkpoint: Path) -> str:
-    """SHA-256 of the checkpoint's state, from its manifest."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-    return str(manifest["files"]["state.pt"]["sha256"])
 
 
 def summarise(
@@ -120,12 +113,8 @@ def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
     try:
         target.mkdir(exist_ok=True)
         for name, text in files.items():
-            part = target / f".{name}.part"
-            with part.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target / name)
+            with whole(target / name) as file:
+                file.write(text.encode())
     except OSError as error:
         raise _unwritable(target, error) from None
 

@@ -12,6 +12,7 @@ from kfp_ddp.components.export import bundle
 from kfp_ddp.components.places import place, sha256
 from kfp_ddp.components.step import step
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -125,11 +126,10 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
             "run evaluate again"
         )
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        digest = manifest["files"]["state.pt"]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        digest = read_manifest(checkpoint).digest
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"{checkpoint} is not a complete checkpoint: {error!r}; use another or train again"
+            f"{checkpoint} is not a complete checkpoint: {error}; use another or train again"
         ) from None
     if digest != result.checkpoint_digest:
         raise InputError(
