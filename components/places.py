@@ -47,7 +47,7 @@ def place(uri: str) -> Place:
     if scheme == "file":
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-            raise InputError(f"{uri} is no file URI: write file:///folder with three slashes")
+            raise InputError(f"{uri} is not a file URI; write file:///folder with three slashes")
         return Folder(Path(unquote(parts.path)), uri)
     if scheme:
         raise InputError(f"{uri} cannot be used: give gs://bucket/prefix, file:///folder or a path")

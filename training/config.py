@@ -142,7 +142,7 @@ class TrainConfig(Settings):
             )
         if self.micro_batch_size and self.batch_size % self.micro_batch_size:
             raise ValueError(
-                f"batch_size={self.batch_size} is no multiple of "
+                f"batch_size={self.batch_size} is not a multiple of "
                 f"micro_batch_size={self.micro_batch_size}"
             )
         final = self.train_image_size or self.image_size
@@ -157,16 +157,24 @@ class TrainConfig(Settings):
         return self
 
     @staticmethod
+    def check_one_each(images: int, ranks: int) -> None:
+        """Raise InputError unless there is an image for each rank."""
+        if images < ranks:
+            raise InputError(
+                f"{ranks} ranks but only {images} training images; use at most {images} ranks"
+            )
+
+    @staticmethod
     def check_dealt(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
         """Raise InputError unless each rank gets the same; elastic runs may get unequal numbers."""
         if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
             return
         unit = ranks * (micro or 1)
         if batch % unit:
-            what = f"micro_batch_size={micro} x {ranks} ranks" if micro else f"{ranks} ranks"
+            size = f" with micro_batch_size={micro}" if micro else ""
             near = max(unit, round(batch / unit) * unit)
             raise InputError(
-                f"batch_size={batch} cannot be dealt to {what} evenly: "
+                f"batch_size={batch} cannot be divided evenly among {ranks} ranks{size}; "
                 f"use a multiple of {unit}, for example {near}"
             )
 
@@ -176,7 +184,7 @@ class TrainConfig(Settings):
         try:
             fields = json.loads(text)
         except ValueError as error:
-            raise InputError(f"the configuration is no JSON: {error}") from None
+            raise InputError(f"the configuration is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise InputError("the configuration must be a JSON object of field names and values")
         return cls.create(**fields)

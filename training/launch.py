@@ -54,7 +54,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     """Refuse more ranks than there is work for, where their number is known before they start.
 
     Raises:
-        InputError: the batch cannot be dealt to the ranks, or there are fewer images than ranks.
+        InputError: the batch cannot be divided among the ranks, or there are fewer images than ranks.
     """
     least, most = _nodes(args.nnodes)
     if least < most or not str(args.nproc_per_node).isdecimal():
@@ -66,10 +66,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
 
     split = Path(config.data) / "train"
     if data.count(split, most=ranks) < ranks:
-        images = len(data.scan(split))
-        raise InputError(
-            f"{ranks} ranks but only {images} training images: use at most {images} ranks"
-        )
+        config.check_one_each(len(data.scan(split)), ranks)
 
 
 def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:

@@ -131,7 +131,7 @@ def _resolve(
     `launches` are the ids of the ranks' launchers.
 
     Raises:
-        InputError: the batch cannot be dealt to the ranks, or there are too few images for it.
+        InputError: the batch cannot be divided among the ranks, or there are too few images for it.
     """
     import torch
 
@@ -140,10 +140,7 @@ def _resolve(
     ranks = world.size
     if config.strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
-    if samples < ranks:
-        raise InputError(
-            f"{ranks} ranks but only {samples} training images: use at most {samples} ranks"
-        )
+    config.check_one_each(samples, ranks)
     if resume.goes_on(config, launches):
         config = config.model_copy(update={"resume": "auto"})
     batch, micro = config.batch_size, config.micro_batch_size
@@ -153,7 +150,7 @@ def _resolve(
     if before and before[0] == batch and batch // before[1] >= ranks:
         micro = micro or before[1]
     if samples < batch:
-        raise InputError(f"batch_size={batch} but only {samples} training images: lower batch_size")
+        raise InputError(f"batch_size={batch} but only {samples} training images; lower batch_size")
     # With unequal numbers sharded ranks would gather unequally often, and hang.
     uneven = "KFP_DDP_ELASTIC" in os.environ and config.strategy != "fsdp"
     config.check_dealt(batch, micro, ranks, uneven)

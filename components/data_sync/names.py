@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.training.errors import InputError
 
 POLICIES = ("error", "skip", "encode")
-MARKERS = ("_SUCCESS", "_MANIFEST.jsonl")
+MARKERS = (manifest.SUCCESS, manifest.NAME)
 """What Spark, Beam and our own versions leave beside the data; every version gets its own."""
 RESERVED = frozenset({".kfsync", *MARKERS})
 SEGMENT_BYTES = 255
@@ -68,7 +69,7 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
     if not found:
         return listing, []
     kept = listing.take([i for i, name in enumerate(listing.names) if name not in found])
-    return kept, [(name, "marks its writer's work as done, and is no data") for name in found]
+    return kept, [(name, "marks its writer's work as done, and is not data") for name in found]
 
 
 def judge(name: str, size: int = 0) -> str:

@@ -100,7 +100,7 @@ class Evaluation(_Frozen):
         """The record in the file `path`.
 
         Raises:
-            InputError: if the file cannot be read or is no evaluation.
+            InputError: if the file cannot be read or is not an evaluation.
         """
         try:
             text = path.read_text(encoding="utf-8")

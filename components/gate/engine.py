@@ -1,4 +1,4 @@
-"""The gate step: accuracy and evaluation in, verdict out. A failed gate is no failed step."""
+"""The gate step: accuracy and evaluation in, verdict out. A failed gate is not a failed step."""
 
 import math
 from pathlib import Path

@@ -75,11 +75,11 @@ def _setting(text: str) -> tuple[str, object]:
 
     name, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"{text!r} is no setting: write SETTING=VALUE, for example nodes=2")
+        raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")
     field = LaunchSpec.model_fields.get(name)
     if field is not None and field.annotation is str:
         return name, value
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError:
-        raise InputError(f"{name}={value!r} is no YAML value") from None
+        raise InputError(f"{name}={value!r} is not a YAML value") from None

@@ -121,8 +121,8 @@ def test_what_manifest_prints_is_what_the_server_takes(
         (["tfjob", *COMMAND, "claims={data: images}"], "it should be an absolute path"),
         (["trainjob", *COMMAND, "host_network=true"], "cannot be set on a TrainJob"),
         (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
-        (["trainjob", *COMMAND, "env={A: ["], "is no YAML value"),
-        (["trainjob", *COMMAND, "nodes"], "is no setting: write SETTING=VALUE"),
+        (["trainjob", *COMMAND, "env={A: ["], "is not a YAML value"),
+        (["trainjob", *COMMAND, "nodes"], "is not a setting; write SETTING=VALUE"),
     ],
 )
 def test_what_manifest_cannot_print_is_one_line(arguments: list[str], says: str) -> None:

@@ -316,7 +316,7 @@ def test_a_step_killed_while_it_wrote_leaves_no_success_and_is_cleaned_up(tmp_pa
         ({"evaluation": "/nowhere/evaluation.json"}, "run evaluate first"),
         ({"destination": "s3://models"}, "s3://models cannot be used"),
         ({"destination": "gs:///prefix"}, "names no bucket"),
-        ({"destination": "file://host/x"}, "is no file URI"),
+        ({"destination": "file://host/x"}, "is not a file URI"),
         ({"destination": "/dev/null/models"}, "cannot be written"),
     ],
 )

@@ -354,7 +354,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("https://host/folder", "is no manifest; give https"),
+        ("https://host/folder", "is not a manifest; give https"),
         ("s4://bucket/x", "unknown scheme s4://"),
         ("gs://", "names no bucket"),
         ("gs:///prefix", "names no bucket"),

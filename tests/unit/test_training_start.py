@@ -33,8 +33,12 @@ def world(size: int) -> World:
 @pytest.mark.parametrize(
     ("fields", "ranks", "words"),
     [
-        ({"batch_size": 9}, 2, "batch_size=9 cannot be dealt to 2 ranks evenly: use a multiple of"),
-        ({"batch_size": 12, "micro_batch_size": 4}, 2, "micro_batch_size=4 x 2 ranks"),
+        (
+            {"batch_size": 9},
+            2,
+            "batch_size=9 cannot be divided evenly among 2 ranks; use a multiple",
+        ),
+        ({"batch_size": 12, "micro_batch_size": 4}, 2, "among 2 ranks with micro_batch_size=4"),
         ({"batch_size": 200}, 1, "batch_size=200 but only 96 training images"),
         ({"batch_size": 8}, 97, "97 ranks but only 96 training images"),
         ({"strategy": "single", "batch_size": 8}, 2, "strategy=single but 2 ranks"),
@@ -69,7 +73,7 @@ def test_an_elastic_run_deals_unequal_numbers(
         _resolve(config, world(3), 96)
     monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
     assert _resolve(config, world(3), 96).micro_batch_size == 8
-    with pytest.raises(InputError, match="micro_batch_size=8 x 3 ranks evenly"):
+    with pytest.raises(InputError, match="evenly among 3 ranks with micro_batch_size=8; use"):
         _resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
 
 

@@ -9,6 +9,7 @@ import time
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
+from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.pace import Retry
@@ -26,7 +27,7 @@ class WebSource:
         parts = urlsplit(url)
         if not parts.netloc or not parts.path.endswith(".jsonl"):
             raise InputError(
-                f"source {url!r} is no manifest; give https://host/folder/_MANIFEST.jsonl"
+                f"source {url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
             )
         self.url = url
         self.max_workers = 256
