@@ -72,7 +72,7 @@ def find(champion: str) -> Champion | None:
         champion: Folder of a model's exports, a bundle, or an evaluation or its folder.
 
     Raises:
-        InputError: a place that is not there or cannot be read, or a file that is not an evaluation.
+        InputError: a place that is not there or cannot be read, a file that is not an evaluation.
     """
     version, names = None, _FILES
     if champion.endswith(".json"):

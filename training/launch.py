@@ -54,7 +54,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     """Refuse more ranks than there is work for, where their number is known before they start.
 
     Raises:
-        InputError: the batch cannot be divided among the ranks, or there are fewer images than ranks.
+        InputError: the batch cannot be divided among the ranks, or there are fewer images.
     """
     least, most = _nodes(args.nnodes)
     if least < most or not str(args.nproc_per_node).isdecimal():

@@ -75,7 +75,7 @@ def _last_written(folder: Path) -> float:
 
 def _jobs(run_id: str) -> list[str]:
     if not LABEL_VALUE.fullmatch(run_id):
-        raise InputError(f"run_id={run_id!r} is not the id of a run; pass PIPELINE_JOB_ID_PLACEHOLDER")
+        raise InputError(f"run_id={run_id!r} is not a run's id; pass PIPELINE_JOB_ID_PLACEHOLDER")
     try:
         api = Api.connect()
     except InputError as error:
