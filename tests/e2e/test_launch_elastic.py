@@ -5,7 +5,7 @@ import json
 from kfp_ddp.training.config import TrainConfig
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds
-from tests.e2e.launch_step import LaunchStep
+from tests.e2e.launch_step import LaunchStep, python
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
 # Ranks that meet in gloo and keep how far they are where a later start finds it.
@@ -72,6 +72,17 @@ def test_training_goes_on_when_a_worker_is_drained(
     assert begun[0]["world_size"] == 2
     assert begun[-1]["resumed_from_step"] > 0
     assert events[-1]["status"] == "done"
+
+
+def test_an_elastic_job_that_is_out_of_memory_each_time_is_over(
+    grounds: Grounds,  # noqa: F811
+) -> None:
+    """Its operator makes the pod anew without an end."""
+    spec = {**python("hoard = b'x' * 2**30"), **ELASTIC, "elastic": "1:1", "nodes": 1}
+    step = LaunchStep(grounds, {**spec, "memory": "64Mi", "shm_size": ""}).start()
+    assert step.wait() == "Failed"
+    assert "worker-0: out of memory (OOMKilled)" in step.log().splitlines()[-1], step.log()
+    assert step.jobs() == []
 
 
 def drain(grounds: Grounds, step: LaunchStep) -> None:  # noqa: F811
