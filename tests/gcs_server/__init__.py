@@ -16,7 +16,8 @@ from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
-import pytest
+
+from tests.serving import serving
 
 PAGE = 1000
 
@@ -273,21 +274,5 @@ class _Server(ThreadingHTTPServer):
 def serve(bucket: Bucket) -> Iterator[str]:
     """Serve the bucket, under the name `bucket`, on a loopback port; yields the URL."""
     handler = type("BoundHandler", (Handler,), {"bucket": bucket})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A served bucket; STORAGE_EMULATOR_HOST names its server."""
-    made = Bucket()
-    with serve(made) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield made
+    with serving(_Server(("127.0.0.1", 0), handler)) as url:
+        yield url

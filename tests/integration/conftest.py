@@ -1,4 +1,4 @@
-"""A small trained model, as the train step leaves one behind, and a bucket for what comes of it."""
+"""A small trained model, as the train step leaves one behind, and buckets."""
 
 import json
 import shutil
@@ -10,10 +10,12 @@ import torch
 from google.cloud import storage
 from PIL import Image
 
+from kfp_ddp.demo import bucket as demo_bucket
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import evaluation_batches, scan
 from kfp_ddp.training.model import build, normalise
+from tests.gcs_server import Bucket, serve
 
 CLASSES = ("blue", "green", "red")
 SIZE = 16
@@ -51,18 +53,22 @@ def blurred_checkpoint(trained_dataset: Path) -> Path:
 
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[storage.Client]:
-    """gcp-storage-emulator with the bucket `models`."""
-    server_module = pytest.importorskip("gcp_storage_emulator.server")
-    storage_module = pytest.importorskip("gcp_storage_emulator.storage")
-    kept = storage_module.Storage(use_memory_fs=True)
-    server = server_module.APIThread("127.0.0.1", 0, kept, daemon=True)
-    server.start()
-    server.is_running.wait()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._httpd.server_port}")
-    client = storage.Client()
-    client.create_bucket("models")
-    yield client
-    server.join()
+    """The emulator that the demo uses, HTTP/1.0 and one thread, with the bucket `models`."""
+    with demo_bucket.serve() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        client = storage.Client()
+        client.create_bucket("models")
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """A bucket that breaks on demand; STORAGE_EMULATOR_HOST names its server."""
+    made = Bucket()
+    with serve(made) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield made
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def test_the_worst_mistakes_come_by_loss(
 
 
 def test_an_odd_image_still_has_a_thumbnail(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
+    trained_checkpoint: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     dataset = tmp_path / "data"
     for name in ("blue", "green", "red"):

@@ -128,7 +128,7 @@ def test_every_format_takes_any_batch_and_says_what_the_checkpoint_says(
         torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_is_written_of_the_model_is_true(made: Path, trained_checkpoint: Path) -> None:
+def test_what_is_written_of_the_model_is_true(made: Path) -> None:
     folder = made / "bundle"
 
     def read(name: str) -> Any:
@@ -273,9 +273,7 @@ def test_parity_refuses_other_shapes_and_nan() -> None:
         prove.parity(right, {"nan": lambda batch: right(batch) * float("nan")}, images)
 
 
-def test_a_failure_between_two_files_leaves_the_old_bundle_and_nothing_else(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_a_failure_between_two_files_leaves_the_old_bundle_and_nothing_else(run_dir: Path) -> None:
     before = bundle.digest(run_dir / "bundle")
 
     def fail() -> None:

@@ -1,9 +1,7 @@
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from kfp_ddp.components import places
 from kfp_ddp.components.export import bundle
 from kfp_ddp.components.places import place
 from kfp_ddp.training.errors import InputError
+from tests.serving import serving
 
 
 @pytest.fixture
@@ -160,26 +159,12 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@contextmanager
-def serving(bucket: Bucket) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket that keeps to generation preconditions."""
     bucket = Bucket()
     monkeypatch.setattr(places, "_PATIENCE", 2.0)
-    with serving(bucket) as url:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield bucket
 

@@ -10,9 +10,7 @@ from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.train.component import train
 from kfp_ddp.pipelines.train_resnet import train_resnet
-from tests.gcs_server import Bucket, bucket
-
-__all__ = ["bucket"]
+from tests.gcs_server import Bucket
 
 GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local", "destination": ""}
 

@@ -14,9 +14,7 @@ import pytest
 
 from kfp_ddp.components.data_sync.pace import Meter
 from kfp_ddp.components.data_sync.progress import Progress
-from tests.gcs_server import Bucket, bucket
-
-__all__ = ["bucket"]
+from tests.gcs_server import Bucket
 
 PROGRAM = "from kfp_ddp.cli import main; main()"
 

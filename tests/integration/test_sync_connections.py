@@ -17,9 +17,8 @@ from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
-
-__all__ = ["bucket"]
+from tests.gcs_server import Bucket
+from tests.serving import serving
 
 BODIES = {
     "small": random.Random(2).randbytes(20_000),
@@ -97,15 +96,11 @@ class Tunnel(socketserver.StreamRequestHandler):
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     server = Proxy()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_address[1]}")
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server) as url:
+        monkeypatch.setenv("http_proxy", url)
+        yield server
 
 
 def test_proxy_of_the_environment_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

@@ -10,10 +10,8 @@ from kfp_ddp.components.data_sync import mirror
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run, small_disk
-
-__all__ = ["bucket"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content
-
-__all__ = ["bucket"]
 
 QUICK = Options(concurrency=4, timeout=1, retry=Retry(attempts=4, pause=0.01, longest=0.05))
 LARGE = random.Random(1).randbytes(3 * SMALL + 500_000)

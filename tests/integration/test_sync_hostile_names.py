@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, run
-
-__all__ = ["bucket"]
 
 HOSTILE = (
     "../evil.txt", "x/../../../evil2.txt", "/abs.txt", "a//c", "x/./y", "x/../z", "nul\0x",

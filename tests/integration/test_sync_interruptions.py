@@ -15,10 +15,8 @@ from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.versions import Store
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, start, unpacked
-
-__all__ = ["bucket"]
 
 
 @pytest.mark.parametrize("pack", ["none", "tar"])

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run
-
-__all__ = ["bucket"]
 
 
 def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) -> None:

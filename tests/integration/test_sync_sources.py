@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from gcp_storage_emulator.server import create_server
+from google.cloud import storage
 
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
@@ -21,6 +20,7 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket, serve
+from tests.serving import serving
 from tests.sync_runs import content
 
 QUICK = Options(concurrency=4, timeout=5, retry=Retry(attempts=3, pause=0.01, longest=0.05))
@@ -191,26 +191,11 @@ def test_s3_bad_inputs_are_one_line(s3: Any, tmp_path: Path) -> None:
         sync("s3://bucket/ds", tmp_path, QUICK)
 
 
-@pytest.fixture
-def emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The emulator that the demo uses: HTTP/1.0, one thread, no pages."""
-    server = create_server("127.0.0.1", 0, in_memory=True)
-    server.start()
-    url = f"http://127.0.0.1:{server._api._httpd.server_port}"
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-    yield url
-    server.stop()
-
-
-def test_emulator_of_the_demo(emulator: str, tmp_path: Path) -> None:
-    from google.cloud import storage
-
-    client = storage.Client(project="test")
-    bucket = client.create_bucket("digits")
+def test_emulator_of_the_demo(emulator: storage.Client, tmp_path: Path) -> None:
+    bucket = emulator.create_bucket("digits")
     objects = {f"train/{i % 3}/{i}.png": bytes([i]) * 200 for i in range(60)}
     for name, data in objects.items():
         bucket.blob(name).upload_from_string(data)
-    client.close()
     assert content(sync("gs://digits", tmp_path / "target", QUICK).path) == objects
     with pytest.raises(InputError, match="bucket 'nope' of gs://nope does not exist"):
         sync("gs://nope", tmp_path / "target", QUICK)
@@ -330,25 +315,19 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
         (source / name).write_bytes(data)
     version = sync(str(source), tmp_path / "first", QUICK).path
     handler = type("Handler", (Quiet,), {"protocol_version": protocol})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(version))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            base = f"http://127.0.0.1:{server.server_address[1]}"
-            second = sync(f"{base}/_MANIFEST.jsonl", tmp_path / "second", QUICK)
-            assert content(second.path) == objects
-            assert second.path.name == version.name
-            (version / "a/x y%.png").write_bytes(b"y")
-            with pytest.raises(InputError, match=r"crc32c .* instead of"):
-                sync(f"{base}/_MANIFEST.jsonl", tmp_path / "third", QUICK)
-            with pytest.raises(InputError, match="HTTP 404; check the address"):
-                sync(f"{base}/none.jsonl", tmp_path / "third", QUICK)
-            (version / "bad.jsonl").write_text('{"format": 1}\n["name"]\n')
-            with pytest.raises(InputError, match="is not a manifest"):
-                sync(f"{base}/bad.jsonl", tmp_path / "third", QUICK)
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(version)))
+    with serving(server) as base:
+        second = sync(f"{base}/_MANIFEST.jsonl", tmp_path / "second", QUICK)
+        assert content(second.path) == objects
+        assert second.path.name == version.name
+        (version / "a/x y%.png").write_bytes(b"y")
+        with pytest.raises(InputError, match=r"crc32c .* instead of"):
+            sync(f"{base}/_MANIFEST.jsonl", tmp_path / "third", QUICK)
+        with pytest.raises(InputError, match="HTTP 404; check the address"):
+            sync(f"{base}/none.jsonl", tmp_path / "third", QUICK)
+        (version / "bad.jsonl").write_text('{"format": 1}\n["name"]\n')
+        with pytest.raises(InputError, match="is not a manifest"):
+            sync(f"{base}/bad.jsonl", tmp_path / "third", QUICK)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import pytest
 from kfp_ddp.components.data_sync import build, versions
 from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, unpacked
-
-__all__ = ["bucket"]
 
 
 @pytest.mark.parametrize("pack", ["none", "tar"])

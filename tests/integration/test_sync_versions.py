@@ -12,10 +12,8 @@ from kfp_ddp.components.data_sync.options import Options, Result
 from kfp_ddp.components.data_sync.pace import Throttle
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.training.errors import InputError
-from tests.gcs_server import Bucket, bucket
+from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, small_disk
-
-__all__ = ["bucket"]
 
 
 def test_guard_refuses_to_lose_most_of_a_dataset(bucket: Bucket, tmp_path: Path) -> None:

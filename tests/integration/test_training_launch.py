@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from kfp_ddp.training import checkpoint, failure
 from kfp_ddp.training.config import TrainConfig
+from tests.serving import free_port
 from tests.training_ranks import config, dataset
 
 
@@ -192,7 +194,7 @@ def test_a_stop_without_a_save_does_not_claim_one(
 def test_nodes_that_do_not_meet_are_told(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
-    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29431")
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     conf = "--rdzv-conf=join_timeout=2,is_host=true"
     launched.append(Launched(config(data, tmp_path / "run"), *flags, conf, nproc=1))
     assert launched[0].process.wait(90) == 1, launched[0].output()
@@ -281,7 +283,7 @@ def test_losing_a_node_goes_on_with_fewer_ranks(
     )
     quick = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
     flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--rdzv-conf")
-    here = ("--rdzv-endpoint", "localhost:29417", "--local-addr", "localhost")
+    here = ("--rdzv-endpoint", f"localhost:{free_port()}", "--local-addr", "localhost")
     for number in range(2):
         log_dir = str(tmp_path / f"logs{number}")
         conf = f"{quick},is_host={'true' if number == 0 else 'false'}"
@@ -306,14 +308,18 @@ def test_losing_a_node_goes_on_with_fewer_ranks(
 def test_a_node_that_waits_for_the_others_ends_when_told(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
-    """It waits in C++, where no Python handler runs: 192.0.2.1 is nobody's address."""
-    flags = ("--nnodes=2", "--node-rank=1", "--master-addr=192.0.2.1", "--master-port=29400")
-    node = Launched(endless(data, tmp_path / "run"), *flags, nproc=1)
-    launched.append(node)
-    time.sleep(10)  # what it waits for leaves no trace
-    assert node.process.poll() is None, node.output()
-    node.process.terminate()
-    assert node.process.wait(timeout=30) == 143
+    """It waits in C++, where no Python handler runs, for a first node that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(90)
+        port = silent.getsockname()[1]
+        flags = ("--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}")
+        node = Launched(endless(data, tmp_path / "run"), *flags, nproc=1)
+        launched.append(node)
+        with silent.accept()[0]:
+            node.process.terminate()
+            assert node.process.wait(timeout=30) == 143, node.output()
+    (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
+    assert "stopped by SIGTERM before all nodes had met" in file.read_text()
 
 
 def _wait_until(condition: Callable[[], bool], node: Launched, seconds: float = 90) -> None:

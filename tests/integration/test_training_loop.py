@@ -5,13 +5,11 @@ import json
 import math
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,6 +18,7 @@ from PIL import Image
 
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.recipes import RECIPES, recipe
+from tests.serving import free_port, serving
 from tests.training_ranks import Ranks, config, dataset, state_hash, train
 
 
@@ -269,8 +268,7 @@ def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> 
 
 
 def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     run = config(
         data,
         tmp_path / "run",
@@ -294,9 +292,7 @@ def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
     assert math.isclose(step["images_per_s"], 8 / step["step_seconds"], rel_tol=1e-6)
 
 
-def test_the_trainjob_hears_of_progress(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
     """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
     heard: list[tuple[str | None, dict[str, Any]]] = []
 
@@ -310,18 +306,15 @@ def test_the_trainjob_hears_of_progress(
         def log_message(self, *args: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
     (tmp_path / "token").write_text("secret\n")
     run = config(data, tmp_path / "run")
-    env = {
-        "KUBEFLOW_TRAINER_SERVER_URL": f"http://127.0.0.1:{server.server_port}/status",
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
-    }
-    ranks = Ranks(run, 2, env=env)
-    assert ranks.wait() == [0, 0], ranks.output()
-    server.shutdown()
-    server.server_close()
+    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as url:
+        env = {
+            "KUBEFLOW_TRAINER_SERVER_URL": f"{url}/status",
+            "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),
+        }
+        ranks = Ranks(run, 2, env=env)
+        assert ranks.wait() == [0, 0], ranks.output()
     assert {authorization for authorization, _ in heard} == {"Bearer secret"}
     last = heard[-1][1]
     assert last["progressPercentage"] == 100

@@ -97,9 +97,7 @@ def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: P
     assert f'"step": {newest.step}, "reason"' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
-def test_other_world_sizes_see_the_same_batches(
-    data: Path, uninterrupted: str, tmp_path: Path
-) -> None:
+def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> None:
     """2 ranks, then 1, then 4: the weights differ by the order of float sums only."""
     whole = config(data, tmp_path / "whole", micro_batch_size=2, epochs=2, checkpoint_steps=4)
     assert train(whole, 2) == [0, 0]

@@ -5,7 +5,6 @@ import hashlib
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from PIL import Image
 
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
+from tests.serving import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer", "tyro"])
@@ -67,8 +67,7 @@ class Ranks:
     ) -> None:
         self.log = Path(run.output_dir).parent / f"{Path(run.output_dir).name}-{time.time_ns()}"
         self.log.mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes: list[BaseProcess] = [
             _CONTEXT.Process(
                 target=_rank,

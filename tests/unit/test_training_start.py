@@ -101,7 +101,7 @@ def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
     assert len(decayed["params"]) + len(plain["params"]) == len(list(network.parameters()))
 
 
-def test_averaged_weights_follow(tmp_path: Path) -> None:
+def test_averaged_weights_follow() -> None:
     network = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(network.weight)
     ema = optim.Ema(network, decay=0.5)
