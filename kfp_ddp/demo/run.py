@@ -19,6 +19,7 @@ import psutil
 
 from kfp_ddp.demo import bucket, results
 from kfp_ddp.demo.screen import Phase
+from kfp_ddp.training import recipes
 from kfp_ddp.training.errors import InputError
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -28,18 +29,10 @@ REFRESH_SECONDS = 0.2
 GRACE_SECONDS = 10.0
 
 DIGITS: dict[str, object] = {
+    **recipes.DIGITS,
     "source": f"gs://{bucket.BUCKET}",
     "dataset": "digits",
-    "model": "cifar_resnet8",
     "model_name": "digits",
-    "image_size": 16,
-    "epochs": 16,
-    "batch_size": 32,
-    "learning_rate": 0.1,
-    "warmup_epochs": 2.0,
-    "weight_decay": 5e-4,
-    "label_smoothing": 0.1,
-    "workers": 0,
     "checkpoint_epochs": 4,
     "checkpoint_minutes": 0.0,
     "backend": "local",
