@@ -28,7 +28,7 @@ def command(check: bool, directory: Path, registry: str) -> None:
     from kfp_ddp.pipelines import compiled
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9.:/_-]*", registry):
-        raise InputError(f"registry {registry!r} is none: give host/path, without a scheme")
+        raise InputError(f"registry {registry!r} is not a registry; give host/path, no scheme")
     if not check:
         for path in compiled.write(directory, registry):
             click.echo(path)
