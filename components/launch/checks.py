@@ -240,7 +240,7 @@ def _kfp(host: str) -> Finding:
         return Finding("warn", "KFP", f"SDK {sdk}; the API server was not asked", "give --host")
     if not host.startswith(("http://", "https://")):
         remedy = "give one as http://localhost:8888"
-        return Finding("bad", "KFP", f"{host} is no http(s) URL", remedy)
+        return Finding("bad", "KFP", f"{host} is not an http(s) URL", remedy)
     url = f"{host.rstrip('/')}/apis/v2beta1/healthz"
     forward = "kubectl port-forward -n kubeflow svc/ml-pipeline 8888; --host http://localhost:8888"
     try:

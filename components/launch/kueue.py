@@ -48,7 +48,7 @@ def check_queue(api: Api, queue: str) -> list[str]:
     except ApiError as error:
         if error.status == 404:
             raise InputError(
-                f"queue {queue!r} is no LocalQueue of namespace {api.namespace}; "
+                f"queue {queue!r} is not a LocalQueue of namespace {api.namespace}; "
                 "use one of `kubectl get localqueues`"
             ) from error
         return []

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.components import pictures
 from kfp_ddp.components.launch.progress import METRICS_FILE
 from kfp_ddp.training.errors import InputError
+from kfp_ddp.training.manifest import read_manifest
 
 
 class Newest(NamedTuple):
@@ -28,11 +29,10 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     found = (run_dir / "checkpoints").glob("step-*[0-9]")
     for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
         try:
-            manifest = json.loads((path / "manifest.json").read_text())
-            digest = manifest["files"]["state.pt"]["sha256"]
-            return Newest(path, int(manifest["step"]), digest, manifest)
-        except (OSError, ValueError, KeyError, TypeError):
+            manifest = read_manifest(path)
+        except (OSError, ValueError):
             continue
+        return Newest(path, manifest.step, manifest.digest, manifest.fields)
     return None
 
 

@@ -33,6 +33,6 @@ def unpacked(script: str) -> str:
         return base64.b64decode(script.removeprefix(PREFIX), validate=True).decode()
     except (ValueError, binascii.Error) as error:
         raise InputError(
-            f"script={script[:40]!r}... is no packed Python file in UTF-8 ({error}); "
+            f"script={script[:40]!r}... is not a packed Python file in UTF-8 ({error}); "
             "make it with kfp_ddp.components.launch.script.packed"
         ) from None

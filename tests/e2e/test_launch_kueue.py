@@ -228,7 +228,7 @@ def test_a_queue_that_is_not_there_is_one_line_before_anything_is_made(queue: Qu
     step = LaunchStep(queue.grounds, {**in_queue(queue), "queue": "nowhere"}).start()
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
-    assert last.startswith("error: queue 'nowhere' is no LocalQueue of namespace"), step.log()
+    assert last.startswith("error: queue 'nowhere' is not a LocalQueue of namespace"), step.log()
     assert step.jobs() == []
 
 

@@ -202,7 +202,7 @@ def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
     )
     assert check_queue(api, "team") == []
     assert check_queue(api, "held") == ["queue held admits nothing now: LocalQueue is stopped"]
-    with pytest.raises(InputError, match="'nowhere' is no LocalQueue of namespace space"):
+    with pytest.raises(InputError, match="'nowhere' is not a LocalQueue of namespace space"):
         check_queue(api, "nowhere")
     without: Any = Answers()
     without.patient = api.patient

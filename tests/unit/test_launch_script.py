@@ -21,6 +21,6 @@ def test_text_that_is_not_packed_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("bad", ["data:,x", PREFIX + "=", PREFIX + "a$b=", PREFIX + "//79"])
 def test_what_is_no_packed_file_is_one_line(bad: str) -> None:
-    with pytest.raises(InputError, match="no packed Python file") as error:
+    with pytest.raises(InputError, match="not a packed Python file") as error:
         unpacked(bad)
     assert "\n" not in str(error.value)
