@@ -57,12 +57,13 @@ def command(
     fields["script"] = unpacked(str(fields.get("script", "")))
     spec = LaunchSpec.create(**fields, kind=kind)
     identity = identify(run_id, task_name, "", spec)
-    printed = []
+    printed, map_name = [], ""
     if spec.script:
         printed.append(script_map(spec, identity, None))
+        map_name = printed[0]["metadata"]["name"]
         printed[0]["metadata"]["namespace"] = namespace
     meta = metadata(spec, identity, namespace, 0, None)
-    printed.append(KINDS[kind].manifest(spec, meta, identity.name if spec.script else ""))
+    printed.append(KINDS[kind].manifest(spec, meta, map_name))
     click.echo(yaml.safe_dump_all(printed, sort_keys=False, allow_unicode=True), nl=False)
 
 
