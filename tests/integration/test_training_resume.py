@@ -31,8 +31,8 @@ def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
     for _ in range(draw.randint(1, 3)):
         ranks = Ranks(run, 2)
         if draw.random() < 0.8:  # the others while they start
-            ranks.wait_for_steps(draw.randint(1, 8))
-        time.sleep(draw.uniform(0.0, 0.05))
+            ranks.wait_for_steps(draw.randint(1, 5))
+        time.sleep(draw.uniform(0.0, 0.01))
         how = draw.choice((signal.SIGTERM, signal.SIGKILL))
         victims = draw.choice(((0,), (1,), (0, 1)))
         for victim in victims:
