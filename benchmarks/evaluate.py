@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.input import photographs
-from benchmarks.rounds import apart, measure, ratio, table, take_turns
+from benchmarks.rounds import add_to_meters, apart, measure, ratio, table, take_turns
 
 SAMPLES, CLASSES, BATCH = 50_000, 1000, 500
 IMAGES, ROUNDS = 128, 7
@@ -137,11 +137,7 @@ def _reference(root: Path) -> Callable[[], object]:
             for images, target in loader:
                 output = network(images)
                 loss = criterion(output, target)
-                _, predicted = output.topk(5, 1, True, True)
-                correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
-                top1, top5 = (correct[:k].reshape(-1).float().sum(0) for k in (1, 5))
-                for i, value in enumerate((loss, top1, top5)):
-                    seen[i] += value.item() * images.size(0)
+                add_to_meters(seen, loss, output, target)
 
     return validate
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.input import photographs
-from benchmarks.rounds import apart, ratio, table, take_turns
-from benchmarks.training import trainer_on
+from benchmarks.rounds import add_to_meters, apart, ratio, table, take_turns
+from benchmarks.training import steps_of_ours
 
 IMAGES, BATCH, STEPS, ROUNDS = 4096, 256, 20, 5
 
@@ -39,18 +39,17 @@ def run() -> dict[str, float]:
 
 def compare(name: str, size: int, batch: int, steps: int, images: int) -> dict[str, float]:
     """All sides on the device there is: on a CPU it only tries that they run."""
-    fields: dict[str, Any] = {"name": name, "size": size, "batch_size": batch, "device": "auto"}
-    fields |= {"precision": "bf16", "cache_gb": 0}
+    fields: dict[str, Any] = {"batch_size": batch, "device": "auto", "precision": "bf16"}
+    fields["cache_gb"] = 0
     cores = os.cpu_count() or 1
     wall = time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         root = photographs(Path(folder) / "data", images)
+        where, loaded = (root, name, size, steps), fields | {"workers": cores}
         with (
-            apart(_ours, root, fields | {"workers": cores}, steps, clock=wall) as jpeg,
-            apart(
-                _ours, root, fields | {"workers": cores, "cache_gb": 64}, steps, clock=wall
-            ) as kept,
-            apart(_ours, root, fields, steps, True, clock=wall) as synthetic,
+            apart(steps_of_ours, *where, loaded, clock=wall) as jpeg,
+            apart(steps_of_ours, *where, loaded | {"cache_gb": 64}, clock=wall) as kept,
+            apart(steps_of_ours, *where, fields, True, clock=wall) as synthetic,
             apart(_torchvision, root, name, size, batch, cores, steps, clock=wall) as reference,
         ):
             calls = {
@@ -83,23 +82,6 @@ def _mfu(name: str, size: int, images_per_s: float) -> dict[str, float]:
         return {}
     config = TrainConfig.create(data="", output_dir="", model=name, image_size=size)
     return {"mfu": training_flops(config, 2) * images_per_s / (peak * 1e12)}
-
-
-def _ours(root: Path, fields: dict[str, Any], steps: int, same: bool = False) -> Callable[[], None]:
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    trainer = trainer_on(root, **fields)
-    batches = trainer.batches()
-    if same:
-        batches = itertools.repeat(next(batches))
-
-    def some() -> None:
-        for _ in range(steps):
-            trainer.advance(batches)
-        _synchronise()
-
-    return some
 
 
 def _torchvision(
@@ -150,18 +132,8 @@ def _torchvision(
             scaler.step(optimizer)
             scaler.update()
             with torch.inference_mode():
-                _, predicted = output.topk(5, 1, True, True)
-                correct = predicted.t().eq(target[None])
-                top1, top5 = (correct[:k].flatten().sum(dtype=torch.float32) for k in (1, 5))
-            for i, value in enumerate((loss, top1, top5)):
-                seen[i] += value.item() * len(target)
-        _synchronise()
+                add_to_meters(seen, loss, output, target)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
 
     return some
-
-
-def _synchronise() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

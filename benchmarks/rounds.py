@@ -97,6 +97,22 @@ def ratio(seconds: Mapping[str, list[float]], ours: str, peer: str) -> float:
     )
 
 
+def add_to_meters(seen: list[float], loss: Any, output: Any, target: Any) -> None:
+    """Sum up loss, top 1 and top 5 as pytorch/examples and torchvision's references do each step.
+
+    Args:
+        seen: The three sums.
+        loss: Of the batch, a tensor of one value.
+        output: Logits [N, C].
+        target: Class numbers [N].
+    """
+    _, predicted = output.topk(5, 1, True, True)
+    correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
+    top1, top5 = (correct[:k].reshape(-1).float().sum(0) for k in (1, 5))
+    for i, value in enumerate((loss, top1, top5)):
+        seen[i] += value.item() * len(target)
+
+
 def table(title: str, seconds: Mapping[str, list[float]], per: int, unit: str) -> None:
     """Print each call's median with its spread, in milliseconds for one of `per` units."""
     print(f"\n{title}")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.input import photographs
-from benchmarks.rounds import apart, measure, ratio, table, take_turns
+from benchmarks.rounds import add_to_meters, apart, measure, ratio, table, take_turns
 
 ROUNDS = 5
 
@@ -139,8 +139,8 @@ def _against_reference(
     key = f"rn{name.removeprefix('resnet')}_{size}_vs_reference"
     fields = {"batch_size": batch, "precision": "bf16"}
     with (
-        apart(_ours, root, name, size, steps, fields) as cached,
-        apart(_ours, root, name, size, steps, {**fields, "cache_gb": 0}) as jpeg,
+        apart(steps_of_ours, root, name, size, steps, fields) as cached,
+        apart(steps_of_ours, root, name, size, steps, {**fields, "cache_gb": 0}) as jpeg,
         apart(_reference, root, name, size, steps, batch) as reference,
     ):
         calls = {
@@ -156,13 +156,14 @@ def _against_reference(
     }
 
 
-def _ours(
+def steps_of_ours(
     root: Path, name: str, size: int, steps: int, fields: dict[str, Any], same: bool = False
 ) -> Callable[[], None]:
-    """`steps` of our loop at a time; with `same` on one batch that is in memory."""
+    """`steps` of our loop at a time; with `same` on one batch that is on the device."""
     import torch
 
     torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = True
     trainer = trainer_on(root, name, size, **fields)
     batches: Iterator[Any] = trainer.batches()
     if same:
@@ -171,6 +172,8 @@ def _ours(
     def some() -> None:
         for _ in range(steps):
             trainer.advance(batches)
+        if trainer.world.device.type == "cuda":
+            torch.cuda.synchronize()
 
     return some
 
@@ -207,11 +210,7 @@ def _reference(root: Path, name: str, size: int, steps: int, batch: int) -> Call
             output = network(images)
             loss = criterion(output, target)
             with torch.no_grad():
-                _, predicted = output.topk(5, 1, True, True)
-                correct = predicted.t().eq(target.view(1, -1).expand_as(predicted.t()))
-                top1, top5 = (correct[:k].reshape(-1).float().sum(0) for k in (1, 5))
-            for i, value in enumerate((loss, top1, top5)):
-                seen[i] += value.item() * images.size(0)
+                add_to_meters(seen, loss, output, target)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
@@ -253,8 +252,8 @@ def _real_vs_synthetic(root: Path) -> float:
     jpeg = {**fields, "workers": 1, "cache_gb": 0}
     wall = time.perf_counter
     with (
-        apart(_ours, root, "resnet18", 64, 4, jpeg, clock=wall) as real,
-        apart(_ours, root, "resnet18", 64, 4, fields, True, clock=wall) as synthetic,
+        apart(steps_of_ours, root, "resnet18", 64, 4, jpeg, clock=wall) as real,
+        apart(steps_of_ours, root, "resnet18", 64, 4, fields, True, clock=wall) as synthetic,
     ):
         calls = {"from JPEG, one loader process": real, "the same batch again": synthetic}
         seconds = take_turns(calls, 2 * ROUNDS)

@@ -85,20 +85,20 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
         _check_ranks(args, config)
     except InputError as error:
         return report(Failure(2, -1, str(error), False), file)
-    _complete(args, elastic=least < most)
+    _complete(args, least, most)
     return _supervise(args, config, file)
 
 
-def _complete(args: argparse.Namespace, elastic: bool) -> None:
+def _complete(args: argparse.Namespace, least: int, most: int) -> None:
     """Fill in what torchrun would, or leaves to chance, and tell it to the ranks."""
     nowhere = not args.rdzv_endpoint and args.master_port is None
-    alone = args.rdzv_backend == "static" and nowhere and _nodes(args.nnodes)[1] == 1
+    alone = args.rdzv_backend == "static" and nowhere and most == 1
     if args.standalone or alone:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
     args.master_port = args.master_port or 29500
     args.role = "rank"
-    if elastic:
+    if least < most:
         os.environ["KFP_DDP_ELASTIC"] = "1"
         args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
     os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})

@@ -72,10 +72,7 @@ class Meter:
 
 
 def _known_peak(device: torch.device) -> float:
-    if device.type != "cuda":
-        return 0.0
-    name = torch.cuda.get_device_name(device)
-    return peak_of(name)
+    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
 
 
 def peak_of(name: str) -> float:
