@@ -21,11 +21,11 @@ import threading
 import time
 import uuid
 
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.identity import identify
-from kfp_ddp.components.launch.kinds import KINDS, state
-from kfp_ddp.components.launch.run import launch
-from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.identity import identify
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, state
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.run import launch
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.

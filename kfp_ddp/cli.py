@@ -47,7 +47,7 @@ def app() -> None:
 
 def main() -> NoReturn:
     """Run the program; an `InputError` is one line on stderr and exit code 1."""
-    from kfp_ddp.training.errors import InputError
+    from kfp_ddp.base.errors import InputError
 
     try:
         app(prog_name="kfp-ddp")

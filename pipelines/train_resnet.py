@@ -10,7 +10,7 @@ from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.step import KEY
+from kfp_ddp.components.shared.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 

@@ -8,7 +8,7 @@ import threading
 import traceback
 from typing import NoReturn
 
-from kfp_ddp.training.train import main
+from kfp_ddp.training.rank import main
 
 
 def leave(code: int) -> NoReturn:

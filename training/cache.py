@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import atomic_write
 from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import whole
 from kfp_ddp.training.images import Findings, examine
 
 
@@ -45,7 +45,7 @@ class Cache:
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with whole(pixels, aside) as file:
+            with atomic_write(pixels, aside) as file:
 
                 def keep(position: int, image: Tensor | None) -> None:
                     if image is None:
@@ -56,7 +56,7 @@ class Cache:
                     file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
 
                 findings = examine(paths, mine, config, keep)
-            with whole(table, aside) as file:
+            with atomic_write(table, aside) as file:
                 torch.save(rows, file)
         except OSError as error:
             raise InputError(

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import durable, fsync
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import durable, sync
 from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -280,7 +280,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     aside = directory / f".{final.name}.tmp"
     if not directory.is_dir():
         directory.mkdir(parents=True)
-        sync(directory.parent)
+        fsync(directory.parent)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
@@ -295,7 +295,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
         shutil.rmtree(old)
     else:
         os.replace(aside, final)
-    sync(directory)
+    fsync(directory)
     return final
 
 
@@ -305,7 +305,7 @@ def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
     files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
     with durable(aside / MANIFEST) as file:
         file.write(json.dumps({**manifest, "files": files}, indent=1).encode())
-    sync(aside)
+    fsync(aside)
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.settings import Settings
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.settings import Settings
 
 ModelName = Literal[
     "cifar_resnet8", "cifar_resnet14", "cifar_resnet20", "resnet18", "resnet34", "resnet50"

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.images import read
 from kfp_ddp.training.sampler import Key
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.memory import keep_freed
 
 T = TypeVar("T")

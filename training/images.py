@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 Keep = Callable[[int, Tensor | None], None]
 

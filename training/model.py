@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import MODELS
-from kfp_ddp.training.errors import InputError
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

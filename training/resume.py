@@ -6,10 +6,10 @@ from pathlib import Path
 
 from torch import nn
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
-from kfp_ddp.training.errors import InputError
 
 BEGUN = "begun-by"
 """File in the output folder that names who began there under resume=never."""

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 Sink = Callable[[str, dict[str, Any]], None]
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import checkpoint, model, optim, resume
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, Index, loader
 from kfp_ddp.training.distributed import Stop, World
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.prefetch import DeviceBatch, to_device

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.options import Options, Result, Watch
@@ -12,7 +13,6 @@ from kfp_ddp.components.data_sync.sources import Source
 from kfp_ddp.components.data_sync.stage import FileStage, checksum
 from kfp_ddp.components.data_sync.transfer import Transfer
 from kfp_ddp.components.data_sync.versions import Store, sync_filesystem
-from kfp_ddp.training.errors import InputError
 
 
 def build(source: Source, store: Store, options: Options, result: Result, watch: Watch) -> bool:

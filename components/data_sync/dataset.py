@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
 
 
 def dataset_name(dataset: str, source: str) -> str:

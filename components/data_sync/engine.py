@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.step import step
 
 
 class Artifact(Protocol):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.base.files import atomic_write
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.training.files import whole
 
 NAME = "_MANIFEST.jsonl"
 SUCCESS = "_SUCCESS"
@@ -56,7 +56,7 @@ def write(
 
     `places` gives the archive and offset of each file of a packed version.
     """
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(f"{json.dumps(header)}\n".encode())
         for index, name in enumerate(listing.names):
             row: list[object] = [

@@ -10,6 +10,7 @@ import stat
 from array import array
 from pathlib import Path
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.build import download, header, preflight, refuse_deletion
 from kfp_ddp.components.data_sync.listing import Listing
@@ -18,7 +19,6 @@ from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source
 from kfp_ddp.components.data_sync.stage import FileStage, checksum, unwritable, writing
 from kfp_ddp.components.data_sync.versions import Store, sync_filesystem
-from kfp_ddp.training.errors import InputError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

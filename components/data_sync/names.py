@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.training.errors import InputError
 
 POLICIES = ("error", "skip", "encode")
 MARKERS = (manifest.SUCCESS, manifest.NAME)

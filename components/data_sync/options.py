@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import names
 from kfp_ddp.components.data_sync.manifest import Changes
 from kfp_ddp.components.data_sync.names import Names
 from kfp_ddp.components.data_sync.pace import Meter, Retry
-from kfp_ddp.training.errors import InputError
 
 VERIFY = ("list", "quick", "full")
 PACKS = ("none", "tar")

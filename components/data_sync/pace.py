@@ -5,7 +5,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
 
 
 @dataclass

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.training.errors import InputError
 
 _NOT_OFFERED = {"dataset", "timeout", "mirror", "retry"}
 DEFAULTS: dict[str, Any] = {

@@ -14,9 +14,9 @@ from typing import Any
 
 import google_crc32c
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.transfer import write_all
-from kfp_ddp.training.errors import InputError
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 64

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest, mirror, names
 from kfp_ddp.components.data_sync.build import (
     build,
@@ -18,7 +19,6 @@ from kfp_ddp.components.data_sync.options import Options, Result, Watch
 from kfp_ddp.components.data_sync.sources import Source, open_source
 from kfp_ddp.components.data_sync.stage import writing
 from kfp_ddp.components.data_sync.versions import Store
-from kfp_ddp.training.errors import InputError
 
 
 def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda *_: None) -> Result:

@@ -21,11 +21,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import atomic_write, fsync
 from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.options import Watch
 from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import sync, whole
 
 MARGIN = 1.02
 """Room asked for beyond the bytes and files themselves, for folders and the journal."""
@@ -183,14 +183,14 @@ class Store:
         """Mark the finished tree as complete and rename it to its place."""
         place = self.version(digest)
         sync_filesystem(tree)
-        with whole(tree / manifest.SUCCESS) as file:
+        with atomic_write(tree / manifest.SUCCESS) as file:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
-        sync(tree)
+        fsync(tree)
         if place.is_symlink() or place.exists():  # damaged: it was not complete
             self.discard(place)
         tree.rename(place)
-        sync(self.versions)
+        fsync(self.versions)
         return place
 
     def flip(self, digest: str) -> None:
@@ -205,7 +205,7 @@ class Store:
         try:
             fresh.symlink_to(target)
             fresh.rename(link)
-            sync(self.root)
+            fsync(self.root)
         except OSError as error:
             raise unwritable(link, error) from error
 

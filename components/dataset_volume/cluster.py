@@ -2,7 +2,8 @@
 
 import os
 
-from kfp_ddp.components.launch.api import (
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import (
     NAMESPACE_FILE,
     STARTING,
     Api,
@@ -12,7 +13,6 @@ from kfp_ddp.components.launch.api import (
     custom,
     short,
 )
-from kfp_ddp.training.errors import InputError
 
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")
 GCP_SOURCES = ("datalayer.gke.io", "v1", "gcpdatasources")

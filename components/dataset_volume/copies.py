@@ -3,10 +3,10 @@
 import time
 from pathlib import PurePosixPath
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.request import DOMAIN, Published, Request
-from kfp_ddp.components.launch.api import Object
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Object
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
 _POLL = 1.0

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Cluster, Refused, connect
 from kfp_ddp.components.dataset_volume.publish import check_strategy, collect, publish
 from kfp_ddp.components.dataset_volume.request import Published, Request
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.step import step
 
 
 class Artifact(Protocol):

@@ -1,10 +1,10 @@
 """The ways to turn a version on a staging claim into a claim that many workers mount."""
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.copies import copy, populator
 from kfp_ddp.components.dataset_volume.request import DOMAIN, MANAGED, Published, Request
-from kfp_ddp.components.launch.api import Object
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Object
 
 STRATEGIES = ("auto", "in-place", "clone", "snapshot", "populator", "none")
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from kfp_ddp.components.evaluate.record import Evaluation
-from kfp_ddp.components.pictures import (
+from kfp_ddp.components.shared.pictures import (
     MAX_CELLS_SIDE,
     Series,
     cards,

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import atomic_write
 from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, reason, wilson
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import whole
 
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions
@@ -113,7 +113,7 @@ def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
     try:
         target.mkdir(exist_ok=True)
         for name, text in files.items():
-            with whole(target / name) as file:
+            with atomic_write(target / name) as file:
                 file.write(text.encode())
     except OSError as error:
         raise _unwritable(target, error) from None

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.places import Place, sha256
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.files import sync
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import fsync
+from kfp_ddp.components.shared.destination import Place, sha256
 
 NAME = "bundle"
 WEIGHTS = "model.safetensors"
@@ -90,7 +90,7 @@ def replacing(run_dir: Path) -> Iterator[Path]:
         if target.exists():
             target.rename(run_dir / f"{_ASIDE}old")
         aside.rename(target)
-        sync(run_dir)
+        fsync(run_dir)
         shutil.rmtree(run_dir / f"{_ASIDE}old", ignore_errors=True)
     except OSError as error:
         raise _unwritable(run_dir, error) from None
@@ -103,15 +103,15 @@ def seal(folder: Path) -> str:
     names = files(folder)
     for name in names:
         (folder / name).chmod(0o644)  # safetensors writes for its owner alone
-        sync(folder / name)
+        fsync(folder / name)
     lines = [f"{sha256(folder / name)}  {name}\n" for name in names]
     (folder / MANIFEST).write_text("".join(lines), encoding="utf-8")
-    sync(folder / MANIFEST)
+    fsync(folder / MANIFEST)
     found = sha256(folder / MANIFEST)
     (folder / SUCCESS).write_text(found + "\n")
-    sync(folder / SUCCESS)
+    fsync(folder / SUCCESS)
     for inner in (folder, *(p for p in folder.rglob("*") if p.is_dir())):
-        sync(inner)
+        fsync(inner)
     return found
 
 

@@ -7,11 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.record import Evaluation
 from kfp_ddp.components.export import bundle
-from kfp_ddp.components.places import place, sha256
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.destination import place, sha256
+from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.export.runtimes import Predict
 from kfp_ddp.training.data import Index, evaluation_batches, scan
-from kfp_ddp.training.errors import InputError
 
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by some 1e-6, a wrong graph by 1 and more.

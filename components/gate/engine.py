@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.components.champion import Champion, find
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, hits_by_path
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict
-from kfp_ddp.components.places import place
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.champion import Champion, find
+from kfp_ddp.components.shared.destination import place
+from kfp_ddp.components.shared.step import step
 
 if TYPE_CHECKING:
     from kfp import dsl

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.evaluate.record import Evaluation
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.settings import Settings
 
 _SHARE = "written as a share, 97 % as 0.97"
 

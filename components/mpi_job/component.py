@@ -120,7 +120,7 @@ def mpi_job(
     Returns:
         Name of the job that succeeded.
     """
-    from kfp_ddp.components.launch.step import run
+    from kfp_ddp.components.job.engine import run
 
     return run(
         kind="mpijob",

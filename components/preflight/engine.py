@@ -5,22 +5,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.components import champion as champions
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.publish import check_strategy
 from kfp_ddp.components.export.bundle import check_model_name
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.launch import preflight
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.places import Bucket, place
-from kfp_ddp.components.step import step
+from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.destination import Bucket, place
+from kfp_ddp.components.shared.launch import check_job as preflight
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.teardown.engine import check_keep
 from kfp_ddp.components.train import settings
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 if TYPE_CHECKING:
     from kfp import dsl

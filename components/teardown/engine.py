@@ -4,14 +4,14 @@ import shutil
 import time
 from pathlib import Path
 
-from kfp_ddp.components.launch import processes
-from kfp_ddp.components.launch.api import Api, ApiError
-from kfp_ddp.components.launch.ending import DELETE
-from kfp_ddp.components.launch.identity import LABEL_VALUE, RUN
-from kfp_ddp.components.launch.kinds import KINDS, Kind, state
-from kfp_ddp.components.launch.local import GRACE_SECONDS
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError
+from kfp_ddp.components.shared.launch.ending import DELETE
+from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
+from kfp_ddp.components.shared.launch.local import processes
+from kfp_ddp.components.shared.launch.local.ranks import GRACE_SECONDS
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, state
+from kfp_ddp.components.shared.step import step
 
 QUIET_SECONDS = 86400.0
 """A run whose folder nobody wrote to for a day is over: heartbeats come each minute."""

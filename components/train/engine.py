@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp_ddp.components.launch import heartbeat, processes
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.local import GRACE_SECONDS, Ended, run_ranks
-from kfp_ddp.components.launch.outputs import newest_checkpoint, write_job, write_outputs
-from kfp_ddp.components.launch.run import launch
-from kfp_ddp.components.launch.run_dir import open_run_dir
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.launch.task_config import (
+from kfp_ddp.base import failure
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import open_run_dir
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch import heartbeat
+from kfp_ddp.components.shared.launch.local import processes
+from kfp_ddp.components.shared.launch.local.ranks import GRACE_SECONDS, Ended, run_ranks
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.task_config import (
     claim_of,
     covering,
     overlaid,
@@ -18,11 +19,11 @@ from kfp_ddp.components.launch.task_config import (
     read_only,
     with_claims,
 )
-from kfp_ddp.components.step import step
+from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train import settings
-from kfp_ddp.training import failure
+from kfp_ddp.components.train.outputs import newest_checkpoint, write_job, write_outputs
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 
 class Trained(NamedTuple):
@@ -134,7 +135,7 @@ def _train_on_cluster(
     """
     api = Api.connect()
     fields = _with_folders(api, overlaid(task_config, cluster), config.data, str(run_dir))
-    command = ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()]
+    command = ["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()]
     spec = LaunchSpec.create(**fields, command=command, metrics_port=config.prometheus_port)
     finished = launch(spec, *ids, api, run_dir, progress=True)
     return finished.job, claim_of(fields, str(run_dir))

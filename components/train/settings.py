@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 BACKENDS = ("pytorchjob", "trainjob", "local")
 _JOB_OWN = frozenset({"kind", "command", "args", "script", "nproc_per_node", "metrics_port"})

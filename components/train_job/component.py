@@ -106,7 +106,7 @@ def train_job(
     Returns:
         Name of the job that succeeded.
     """
-    from kfp_ddp.components.launch.step import run
+    from kfp_ddp.components.job.engine import run
 
     return run(
         kind="trainjob",

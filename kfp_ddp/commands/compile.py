@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
 
 
 @click.command("compile")

@@ -22,7 +22,7 @@ def command(namespace: str, service_account: str, host: str, as_json: bool) -> N
 
     Exit 1 if something is missing that no run can do without.
     """
-    from kfp_ddp.components.launch.checks import examine
+    from kfp_ddp.doctor.checks import examine
 
     findings = examine(namespace, service_account, host)
     worst = any(finding.state == "bad" for finding in findings)

@@ -7,7 +7,7 @@ def _list_settings(context: click.Context, option: click.Parameter, asked: bool)
     """Print every setting with its default and what it means, and exit."""
     if not asked or context.resilient_parsing:
         return
-    from kfp_ddp.components.launch.specification import LaunchSpec
+    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
     for name, field in LaunchSpec.model_fields.items():
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
@@ -47,11 +47,11 @@ def command(
     """
     import yaml
 
-    from kfp_ddp.components.launch.identity import identify, metadata
-    from kfp_ddp.components.launch.jobs import script_map
-    from kfp_ddp.components.launch.kinds import KINDS
-    from kfp_ddp.components.launch.script import unpacked
-    from kfp_ddp.components.launch.specification import LaunchSpec
+    from kfp_ddp.components.shared.launch.identity import identify, metadata
+    from kfp_ddp.components.shared.launch.jobs import script_map
+    from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+    from kfp_ddp.components.shared.launch.manifests.script import unpacked
+    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
     fields = dict(_setting(text) for text in settings)
     fields["script"] = unpacked(str(fields.get("script", "")))
@@ -71,8 +71,8 @@ def _setting(text: str) -> tuple[str, object]:
     """A SETTING=VALUE argument; numbers stay text where the setting is one, as `cpu=4` is."""
     import yaml
 
-    from kfp_ddp.components.launch.specification import LaunchSpec
-    from kfp_ddp.training.errors import InputError
+    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
     name, equals, value = text.partition("=")
     if not equals:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.pictures import read_events
+from kfp_ddp.components.shared.pictures import read_events
 from kfp_ddp.demo.screen import bar
 
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")

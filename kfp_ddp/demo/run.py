@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import psutil
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.demo import bucket, results
 from kfp_ddp.demo.screen import Phase
 from kfp_ddp.training import recipes
-from kfp_ddp.training.errors import InputError
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 STARTED = re.compile(r"Executing task '([^']+)'")

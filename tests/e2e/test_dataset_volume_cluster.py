@@ -6,11 +6,11 @@ import time
 import pytest
 from kubernetes import client
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.dataset_volume.request import Published
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 

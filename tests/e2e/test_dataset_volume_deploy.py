@@ -10,11 +10,11 @@ import pytest
 import yaml
 from kubernetes import client
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.components.dataset_volume.publish import collect, publish
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 

@@ -6,10 +6,10 @@ import threading
 import pytest
 from kubernetes import client
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.dataset_volume import copies
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import publish
-from kfp_ddp.training.errors import InputError
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from kubernetes import client
 
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.kinds import KINDS
-from kfp_ddp.components.launch.preflight import check
-from kfp_ddp.components.launch.run import launch
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.check_job import check
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.run import launch
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.scene import namespace

@@ -11,9 +11,9 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kubernetes import client
 
-from kfp_ddp.components.launch.script import packed
 from kfp_ddp.components.mpi_job.component import mpi_job
 from kfp_ddp.components.pytorch_job.component import pytorch_job
+from kfp_ddp.components.shared.launch.manifests.script import packed
 from kfp_ddp.components.tf_job.component import tf_job
 from kfp_ddp.components.train_job.component import train_job
 from tests.e2e.harness import rights

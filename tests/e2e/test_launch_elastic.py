@@ -58,7 +58,7 @@ def test_training_goes_on_when_a_worker_is_drained(
         batch_size=16,
         workers=0,
     )
-    command = ["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()]
+    command = ["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()]
     given = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
     step = LaunchStep(grounds, {**given, **ELASTIC, **CLAIMS}).start()
     step.saw("epoch 5/")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.identity import Owner, identify, metadata
-from kfp_ddp.components.launch.kinds import KINDS
-from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
 

@@ -61,7 +61,7 @@ def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
         task = pytorch_job(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             image="ghcr.io/kfp-ddp/trainer:0.1.0",
-            command=["python3", "-m", "kfp_ddp.training.launch", "--", *config.to_argv()],
+            command=["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()],
             elastic="1:2",
             nodes=2,
             nproc_per_node=1,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.launch.checks import examine
+from kfp_ddp.doctor.checks import examine
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 SDK = importlib.metadata.version("kfp")

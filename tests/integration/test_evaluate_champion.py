@@ -22,7 +22,7 @@ from kfp_ddp.components.evaluate.samples import split_digest
 from kfp_ddp.components.export import bundle
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.places import place
+from kfp_ddp.components.shared.destination import place
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build

@@ -12,12 +12,12 @@ import pytest
 import torch
 from kfp import dsl
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export import bundle, formats, prove
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
-from kfp_ddp.training.errors import InputError
 
 FILES = [
     "MANIFEST.sha256",

@@ -11,10 +11,10 @@ import google_crc32c
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.components import places
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.export import bundle
-from kfp_ddp.components.places import place
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.components.shared import destination as places
+from kfp_ddp.components.shared.destination import place
 from tests.serving import serving
 
 

@@ -15,12 +15,16 @@ PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
 # What the steps of an image import when they need it, and so does their command line.
 LIBRARIES = {
     "launcher": (
-        *("kfp_ddp.cli", "kfp_ddp.components.launch.run", "kfp_ddp.components.launch.task_config"),
+        *(
+            "kfp_ddp.cli",
+            "kfp_ddp.components.shared.launch.run",
+            "kfp_ddp.components.shared.launch.manifests.task_config",
+        ),
         *("kfp_ddp.components.data_sync.sources.gcs", "kubernetes.client", "kubeflow.training"),
         *("google.cloud.storage", "google_crc32c", "boto3", "kubeflow_trainer_api.models"),
     ),
     "trainer": (
-        *("kfp_ddp.training.launch", "kfp_ddp.training.train", "kfp_ddp.training.sinks"),
+        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.sinks"),
         *("torch", "torchvision", "torchcodec", "onnx", "onnxruntime", "safetensors"),
         *("google.cloud.storage", "tensorboard", "prometheus_client"),
     ),

@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.launch.api import Api, ApiError, Mirror
-from kfp_ddp.components.launch.identity import identify
-from kfp_ddp.components.launch.jobs import Jobs
-from kfp_ddp.components.launch.logs import PodLog, Printer
-from kfp_ddp.components.launch.specification import LaunchSpec
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Mirror
+from kfp_ddp.components.shared.launch.follow.logs import PodLog, Printer
+from kfp_ddp.components.shared.launch.identity import identify
+from kfp_ddp.components.shared.launch.jobs import Jobs
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
 Answer = Callable[["Server", dict[str, str]], None]
 

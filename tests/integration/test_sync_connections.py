@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
-from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket
 from tests.serving import serving
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import mirror
 from kfp_ddp.components.data_sync.transfer import SMALL
 from kfp_ddp.components.data_sync.versions import Store
-from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run, small_disk
 

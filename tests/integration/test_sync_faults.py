@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.options import Options, Result
 from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
-from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content
 

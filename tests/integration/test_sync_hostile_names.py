@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, run
 

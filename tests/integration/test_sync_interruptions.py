@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import stage
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.versions import Store
-from kfp_ddp.training.errors import InputError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, start, unpacked
 

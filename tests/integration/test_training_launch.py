@@ -30,7 +30,7 @@ class Launched:
     def __init__(self, run: TrainConfig, *flags: str, nproc: int = 2, **env: str) -> None:
         self.run = run
         self.log = Path(run.output_dir).parent / f"launcher-{time.time_ns()}.log"
-        command = [sys.executable, "-m", "kfp_ddp.training.launch"]
+        command = [sys.executable, "-m", "kfp_ddp.training.node"]
         command += ["--nproc-per-node", str(nproc), *flags, "--", *run.to_argv()]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -168,7 +168,7 @@ def _rank(
     )
     os.environ.update(env)
     torch.set_num_threads(1)
-    from kfp_ddp.training.train import main
+    from kfp_ddp.training.rank import main
 
     if die_at:
         _die_at(die_at)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kfp_ddp.components.launch.jobs import PREEMPTED, REPORTED
-from kfp_ddp.components.launch.run import _where_to_start
+from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED
+from kfp_ddp.components.shared.launch.run import _where_to_start
 
 
 def job(ended: str = "", *notes: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.launch.specification import LaunchSpec
 from kfp_ddp.components.mpi_job.component import mpi_job
 from kfp_ddp.components.pytorch_job.component import pytorch_job
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.tf_job.component import tf_job
 from kfp_ddp.components.train_job.component import train_job
 

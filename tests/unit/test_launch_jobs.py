@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.launch.api import Api, ApiError, Object
-from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.follow import Follower
-from kfp_ddp.components.launch.identity import identify
-from kfp_ddp.components.launch.jobs import Jobs
-from kfp_ddp.components.launch.kinds import KINDS
-from kfp_ddp.components.launch.logs import Place, Printer, Stamp
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow.follower import Follower
+from kfp_ddp.components.shared.launch.follow.logs import Place, Printer, Stamp
+from kfp_ddp.components.shared.launch.identity import identify
+from kfp_ddp.components.shared.launch.jobs import Jobs
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
 
 class Store:

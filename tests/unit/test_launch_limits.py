@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.launch import preflight, run
-from kfp_ddp.components.launch.api import Api, Object
-from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.failure import root_cause
-from kfp_ddp.components.launch.follow import Ended, Follower, Limits
-from kfp_ddp.components.launch.kinds import KINDS, State, state
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, Object
+from kfp_ddp.components.shared.launch import check_job as preflight
+from kfp_ddp.components.shared.launch import run
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow.failure import root_cause
+from kfp_ddp.components.shared.launch.follow.follower import Ended, Follower, Limits
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, State, state
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
 RUNNING, CREATED = State("running"), State("created")
 SIX = Limits(pending=6)

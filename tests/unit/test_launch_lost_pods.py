@@ -5,12 +5,12 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.components.launch.api import Api
-from kfp_ddp.components.launch.ending import Ending
-from kfp_ddp.components.launch.failure import root_cause
-from kfp_ddp.components.launch.follow import Follower, Limits
-from kfp_ddp.components.launch.kinds import KINDS, State
-from kfp_ddp.components.launch.logs import Place, Stamp
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow.failure import root_cause
+from kfp_ddp.components.shared.launch.follow.follower import Follower, Limits
+from kfp_ddp.components.shared.launch.follow.logs import Place, Stamp
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, State
 
 
 def pod(name: str, code: int | None = None, message: str = "") -> dict[str, Any]:

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.launch.api import ApiError
-from kfp_ddp.components.launch.kinds import KINDS, State, started, state
-from kfp_ddp.components.launch.kueue import check_queue
-from kfp_ddp.components.launch.pending import explain
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import ApiError
+from kfp_ddp.components.shared.launch.follow.pending import explain
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, State, started, state
+from kfp_ddp.components.shared.launch.manifests.kueue import check_queue
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kfp_ddp.components.launch import processes
+from kfp_ddp.components.shared.launch.local import processes
 from kfp_ddp.components.teardown.engine import run as teardown
 
 

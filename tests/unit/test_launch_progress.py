@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.components.launch.progress import Event, Progress, Tail, clock
+from kfp_ddp.components.shared.launch.follow.progress import Event, Progress, Tail, clock
 
 
 def steps(*pairs: tuple[int, float]) -> list[Event]:

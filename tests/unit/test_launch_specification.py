@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.components.launch import pod
-from kfp_ddp.components.launch.identity import Owner, identify, metadata
-from kfp_ddp.components.launch.kinds import KINDS
-from kfp_ddp.components.launch.specification import LaunchSpec
-from kfp_ddp.components.launch.task_config import claim_of, overlaid, read_only, with_claims
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
+from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.task_config import (
+    claim_of,
+    overlaid,
+    read_only,
+    with_claims,
+)
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components import step as module
-from kfp_ddp.components.step import step
-from kfp_ddp.training.errors import InputError
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import step as module
+from kfp_ddp.components.shared.step import step
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import names
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.listing import Listing, select
-from kfp_ddp.training.errors import InputError
 
 
 def listing(*objects: str) -> Listing:

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.settings import DEFAULTS, options_of
-from kfp_ddp.training.errors import InputError
 
 
 def test_the_step_offers_every_option_with_its_default() -> None:

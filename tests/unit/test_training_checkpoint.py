@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.components.launch.outputs import newest_checkpoint
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.model import build
 from kfp_ddp.training.strategies import Ddp, Fsdp

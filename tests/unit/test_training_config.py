@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.errors import InputError
 
 REQUIRED = {"data": "/d", "output_dir": "/o"}
 
@@ -65,5 +65,5 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
 
 
 def test_reading_a_configuration_does_not_import_torch() -> None:
-    probe = "import sys, kfp_ddp.training.launch; sys.exit('torch' in sys.modules)"
+    probe = "import sys, kfp_ddp.training.node; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

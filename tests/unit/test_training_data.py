@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches, loader, scan
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.images import examine, read
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
 

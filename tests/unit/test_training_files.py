@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.training.files import whole
+from kfp_ddp.base.files import atomic_write
 
 
 def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
@@ -22,7 +22,7 @@ def test_what_cannot_be_finished_leaves_no_trace(tmp_path: Path) -> None:
     path.write_bytes(b"old")
 
     def fail_halfway() -> None:
-        with whole(path) as file:
+        with atomic_write(path) as file:
             file.write(b"half")
             raise OSError("the disk is full")
 

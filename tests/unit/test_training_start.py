@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.failure import Failure, read, report, root_cause
 from kfp_ddp.training import checkpoint, distributed, model, optim, resume
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.errors import InputError
-from kfp_ddp.training.failure import Failure, read, report, root_cause
 from kfp_ddp.training.meter import peak_of
+from kfp_ddp.training.rank import _resolve
 from kfp_ddp.training.recipes import RECIPES, recipe
 from kfp_ddp.training.recipes.__main__ import main as recipes_main
-from kfp_ddp.training.train import _resolve
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:

@@ -6,8 +6,8 @@ recipe with yours put over them, for `kfp_ddp.training` or its launcher.
 
 from typing import Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.errors import InputError
 
 Recipe = dict[str, Any]
 

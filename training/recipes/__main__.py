@@ -4,8 +4,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import parse
-from kfp_ddp.training.errors import InputError
 from kfp_ddp.training.recipes import RECIPES, recipe
 
 

@@ -7,8 +7,8 @@ listed, and its whole body is checked before the file counts.
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.training.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_ddp.components.data_sync.sources.over_http import HttpObjects

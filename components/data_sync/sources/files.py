@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Body, Changed
-from kfp_ddp.training.errors import InputError
 
 _CHUNK = 1 << 20
 _READERS = 8

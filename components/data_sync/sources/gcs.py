@@ -10,11 +10,11 @@ import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Changed, Transient
 from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
-from kfp_ddp.training.errors import InputError
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"

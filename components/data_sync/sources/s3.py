@@ -11,9 +11,9 @@ import hashlib
 import re
 from typing import Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Body, Changed, Transient
-from kfp_ddp.training.errors import InputError
 
 _MD5 = re.compile("[0-9a-f]{32}")
 _FORBIDDEN = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})

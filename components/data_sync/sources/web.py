@@ -9,13 +9,13 @@ import time
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.pace import Retry
 from kfp_ddp.components.data_sync.sources import Changed, Transient
 from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
-from kfp_ddp.training.errors import InputError
 
 
 class WebSource:

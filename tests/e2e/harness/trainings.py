@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.components.launch.kinds import KINDS, state
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, state
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene

@@ -10,7 +10,7 @@ from kubernetes import client
 
 from kfp_ddp.components.dataset_volume.cluster import Cluster
 from kfp_ddp.components.dataset_volume.request import Request
-from kfp_ddp.components.launch.api import Api
+from kfp_ddp.components.shared.cluster.api import Api
 from tests.e2e.harness import rights
 from tests.e2e.harness.grounds import IMAGE, UID, until
 

@@ -1,0 +1,1 @@
+"""A step that runs a distributed job of any kind."""

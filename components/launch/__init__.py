@@ -1,1 +1,0 @@
-"""Launching a training job and following it to its end."""

@@ -1,0 +1,1 @@
+"""What several components share; nothing here is a component."""

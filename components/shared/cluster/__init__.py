@@ -1,0 +1,1 @@
+"""How a Kubernetes API server is asked and watched."""

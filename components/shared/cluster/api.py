@@ -1,0 +1,293 @@
+"""The Kubernetes API as JSON over one client: requests that bear a bad minute, and watches."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kfp_ddp.base.errors import InputError
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
+# A watch is opened anew this often, so that a connection cut without a word is noticed.
+WATCH_SECONDS = 60
+# A starting API server answers these before it knows its own rights and the custom resources.
+STARTING = (401, 403, 404)
+UNSURE_SECONDS = 10.0
+LONG_PAUSE = 2.0
+PASSING = (0, 408, 429, 500, 502, 503, 504)
+
+
+class ApiError(Exception):
+    """An answer other than 2xx; status 0 where there was none at all."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}" if status else message)
+        self.status, self.reason, self.message = status, reason, message
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may well succeed in a moment."""
+        return self.status in PASSING
+
+
+class Api:
+    """Requests in one namespace."""
+
+    def __init__(self, client: Any, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+
+    @classmethod
+    def connect(cls, namespace: str = "") -> "Api":
+        """Use the pod's service account, or the current context of the kubeconfig.
+
+        Raises:
+            InputError: when there is neither.
+        """
+        from kubernetes import client, config
+
+        configuration = client.Configuration()
+        try:
+            config.load_incluster_config(configuration)
+            found = NAMESPACE_FILE.read_text().strip()
+        except config.ConfigException:
+            try:
+                config.load_kube_config(client_configuration=configuration)
+                _, context = config.list_kube_config_contexts()
+            except (config.ConfigException, TypeError) as error:
+                raise InputError(
+                    f"no Kubernetes cluster is configured ({error}); run this step on a cluster, "
+                    "set KUBECONFIG, or use backend=local"
+                ) from error
+            found = context["context"].get("namespace", "default")
+        configuration.retries = False
+        return cls(client.ApiClient(configuration), namespace or found)
+
+    def another(self) -> "Api":
+        """The same rights over connections of its own."""
+        return Api(type(self.client)(self.client.configuration), self.namespace)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: dict[str, str] | None = None,
+        seconds: float = READ_SECONDS,
+        raw: bool = False,
+    ) -> Object:
+        """One request; raises ApiError for every answer but 2xx, and for none.
+
+        Args:
+            method: GET, POST, PATCH or DELETE.
+            path: Of the resource.
+            body: What is sent.
+            query: Parameters.
+            seconds: The longest wait for an answer.
+            raw: The answer is no JSON; it comes as {"value": text}.
+        """
+        response = self._send(method, path, body, query, (CONNECT_SECONDS, seconds))
+        try:
+            data = response.data
+        except Exception as error:
+            raise ApiError(0, "", f"the answer was cut off: {error}") from error
+        finally:
+            response.release_conn()
+        if raw:
+            return {"value": data.decode("utf-8", "replace")}
+        found = json.loads(data) if data else {}
+        return found if isinstance(found, dict) else {"value": found}
+
+    def lines(self, path: str, query: dict[str, str], seconds: float | None) -> Iterator[bytes]:
+        """The lines of a streamed answer; the last one has no line feed if it was cut off."""
+        response = self._send("GET", path, None, query, (CONNECT_SECONDS, seconds))
+        rest = b""
+        try:
+            for chunk in response.stream(65536, decode_content=True):
+                *whole, rest = (rest + chunk).split(b"\n")
+                yield from (line + b"\n" for line in whole)
+        except Exception as error:
+            raise ApiError(0, "", f"the stream was cut off: {error}") from error
+        finally:
+            response.close()
+        if rest:
+            yield rest
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        query: dict[str, str] | None,
+        timeout: tuple[float, float | None],
+    ) -> Any:
+        import urllib3
+        from kubernetes.client import ApiException
+
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            return self.client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json, */*", "Content-Type": kind},
+                body=body,
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _preload_content=False,
+                _request_timeout=timeout,
+            )
+        except ApiException as error:
+            said = error.body or error.reason or ""
+            message = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                message = json.loads(message)["message"]
+            raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiError(0, "", f"no answer from the API server: {error}") from error
+
+    def ready(self) -> bool | None:
+        """Whether the server has started wholly; None where it does not say."""
+        try:
+            self.call("GET", "/readyz", raw=True)
+        except ApiError as error:
+            return None if error.status in STARTING else False
+        return True
+
+    def patient(
+        self, request: Callable[[], T], seconds: float = 300, also: tuple[int, ...] = ()
+    ) -> T:
+        """The result of `request`, asked again for up to `seconds` while the server has a bad time.
+
+        Args:
+            request: The call; it must be safe to repeat.
+            seconds: How long to go on.
+            also: Statuses that count as a bad time too.
+        """
+        began, pause, told, sure = time.monotonic(), 0.1, False, False
+        while True:
+            try:
+                return request()
+            except ApiError as error:
+                waits = error.passing or error.status in also
+                if error.status in STARTING and not waits and not sure:
+                    ready, waits = self.ready(), True  # a refusal that counts comes again
+                    sure = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+                if not waits or time.monotonic() + pause > began + seconds:
+                    raise
+                if pause == LONG_PAUSE and not told:
+                    print(f"the cluster does not answer well, trying on: {error}", flush=True)
+                    told = True
+            time.sleep(pause)
+            pause = min(pause * 2, LONG_PAUSE)
+
+
+def core(namespace: str, plural: str, name: str = "") -> str:
+    """Path of a resource of the core group."""
+    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def short(text: str) -> str:
+    """What the cluster says, in one line of at most 240 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 240 else line[:237] + "..."
+
+
+def custom(group_version: str, namespace: str, plural: str, name: str = "") -> str:
+    """Path of a resource of a named group, `group/version`."""
+    path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"
+    return path + (f"/{name}" if name else "")
+
+
+class Mirror(threading.Thread):
+    """What a collection holds now, kept by LIST and WATCH across every kind of interruption.
+
+    `objects` maps uid to object, `removed` those that a watch saw go, as they were then. A server
+    that forbids the watch for good sets `forbidden`.
+    """
+
+    def __init__(
+        self, api: Api, path: str, query: dict[str, str], changed: threading.Event
+    ) -> None:
+        super().__init__(daemon=True, name=f"mirror {path}")
+        self.api, self.path, self.query, self.changed = api.another(), path, query, changed
+        self.objects: dict[str, Object] = {}
+        self.removed: dict[str, Object] = {}
+        self.synced = threading.Event()
+        self.forbidden = ""
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Let the thread end at its next event."""
+        self._over.set()
+
+    def run(self) -> None:
+        """List, then watch from there, for ever."""
+        version, refused = "", 0
+        while not self._over.is_set():
+            try:
+                if not version:
+                    version = self._list()
+                version, refused = self._watch(version), 0
+            except ApiError as error:
+                version = "" if error.status == 410 else version
+                # Right at the start of a server rights are not known yet, so ask for a while.
+                refused += error.status in STARTING
+                if refused > (30 if self.synced.is_set() else 2):
+                    self.forbidden = error.message
+                    self.synced.set()
+                    self.changed.set()
+                    return
+                self._over.wait(0.3 if not refused else 1.0)
+
+    def _list(self) -> str:
+        found = self.api.call("GET", self.path, query=self.query)
+        self.objects = {item["metadata"]["uid"]: item for item in found.get("items", [])}
+        self.synced.set()
+        self.changed.set()
+        return str(found["metadata"]["resourceVersion"])
+
+    def _watch(self, version: str) -> str:
+        """Take events in until the server ends the watch; returns where to go on from."""
+        query = {
+            **self.query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        try:
+            for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
+                if self._over.is_set():
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                event = json.loads(line)
+                item = event["object"]
+                if event["type"] == "ERROR":
+                    status = int(item.get("code", 500))
+                    raise ApiError(status, item.get("reason", ""), item.get("message", ""))
+                version = item["metadata"]["resourceVersion"]
+                if event["type"] == "BOOKMARK":
+                    continue
+                objects = dict(self.objects)
+                if event["type"] == "DELETED":
+                    self.removed[item["metadata"]["uid"]] = item
+                    objects.pop(item["metadata"]["uid"], None)
+                else:
+                    objects[item["metadata"]["uid"]] = item
+                self.objects = objects
+                self.changed.set()
+        except ApiError as error:
+            if error.status == 0:
+                # The connection was cut: go on from the last event seen.
+                time.sleep(0.2)
+                return version
+            raise
+        return version

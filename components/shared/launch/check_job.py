@@ -1,0 +1,106 @@
+"""What can be known before a job is created: rights, claims, queues, GPUs."""
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.launch.manifests import kueue
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.pod import resources
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+
+def check(api: Api, spec: LaunchSpec) -> list[str]:
+    """Warnings about a job that may not run.
+
+    Raises:
+        InputError: for a job that cannot run: no right to create it, a claim, runtime or queue
+            that does not exist.
+    """
+    kind = KINDS[spec.kind]
+    if not allowed(api, "create", kind.group_version.partition("/")[0], kind.plural):
+        raise InputError(
+            f"no right to create {kind.plural} in namespace {api.namespace}; "
+            "apply deploy/rbac there"
+        )
+    for claim in sorted(_claims(spec)):
+        if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
+            raise InputError(
+                f"claim {claim} does not exist in namespace {api.namespace}; create it as "
+                "deploy/storage/claims.yaml does"
+            )
+    warnings = []
+    if spec.scheduler == "kueue" and spec.queue:
+        warnings = kueue.check_queue(api, spec.queue)
+    if spec.kind == "trainjob":
+        runtime = f"/apis/{kind.group_version}/clustertrainingruntimes/{spec.runtime}"
+        if _missing(api, runtime):
+            raise InputError(
+                f"runtime {spec.runtime!r} does not exist; "
+                "use one of `kubectl get clustertrainingruntimes`"
+            )
+    return warnings + _warnings(api, spec)
+
+
+def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
+    """Whether this account may do so; true where it cannot be told."""
+    try:
+        return api.patient(lambda: review(api, verb, group, resource))
+    except ApiError:
+        return True
+
+
+def review(
+    api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
+) -> bool:
+    """Ask the server by SelfSubjectAccessReview, or SubjectAccessReview for another `user`."""
+    attributes = {
+        "namespace": api.namespace,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+    }
+    kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
+    spec: Object = {"resourceAttributes": attributes}
+    if user:
+        spec["user"] = user
+    body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
+    return bool(answer["status"]["allowed"])
+
+
+def _claims(spec: LaunchSpec) -> set[str]:
+    given = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec.volumes
+        if "persistentVolumeClaim" in volume
+    }
+    return given | {name.removesuffix(":ro") for name in spec.claims.values()}
+
+
+def _missing(api: Api, path: str) -> bool:
+    """Whether the server says that it is not there; what we may not see counts as there."""
+    try:
+        api.patient(lambda: api.call("GET", path))
+    except ApiError as error:
+        return error.status == 404
+    return False
+
+
+def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
+    limits = resources(spec).get("limits", {})
+    wanted = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    if not any(wanted.values()):
+        return []
+    try:
+        nodes = api.call("GET", "/api/v1/nodes")["items"]
+    except ApiError:
+        return []
+    found = []
+    for name, count in wanted.items():
+        most = max((int(n["status"].get("allocatable", {}).get(name, 0)) for n in nodes), default=0)
+        if most < count:
+            found.append(
+                f"{count} {name} a node are asked for and no node has more than {most}; "
+                "the job waits unless nodes are added by themselves"
+            )
+    return found

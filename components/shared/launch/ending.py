@@ -1,0 +1,130 @@
+"""Cancel and eviction told apart, and what is done about each in the moment that is left.
+
+Both reach a step as SIGTERM, and after it there are 30 ms to 0.7 s: KFP's launcher dies at once
+and its parent looks for that once a second. A cancelled run's Workflow has
+spec.activeDeadlineSeconds 0 (or a shutdown) before that; an evicted step's own pod has a
+deletionTimestamp, and KFP runs the step again under the same name.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Mirror, Object, core, custom
+from kfp_ddp.components.shared.launch.identity import WORKFLOWS, Owner
+
+DELETE = {"propagationPolicy": "Background"}
+BRIEF_SECONDS = 0.5
+
+
+class Ending:
+    """Watches for the end of the run and of this step, and answers the signal of either."""
+
+    def __init__(self, api: Api, owner: Owner | None, changed: threading.Event) -> None:
+        self.api, self.owner = api, owner
+        self.quick = api.another()
+        self.job_path = ""
+        self.before_exit: Callable[[], None] = lambda: None
+        self.mirrors: list[Mirror] = []
+        if owner is not None:
+            one = {"fieldSelector": f"metadata.name={owner.workflow}"}
+            workflows = custom(WORKFLOWS, api.namespace, "workflows")
+            self.mirrors.append(Mirror(api, workflows, one, changed))
+            one = {"fieldSelector": f"metadata.name={owner.pod}"}
+            self.mirrors.append(Mirror(api, core(api.namespace, "pods"), one, changed))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch, and handle SIGTERM and SIGINT, for the length of a `with` block."""
+        for mirror in self.mirrors:
+            mirror.start()
+        self.warm()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        previous = [signal.signal(number, self._on_signal) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, previous, strict=True):
+                signal.signal(number, handler)
+            for mirror in self.mirrors:
+                mirror.stop()
+
+    def cancelled(self) -> bool:
+        """Whether the run was terminated: nobody wants the job any more."""
+        return any(_terminated(each) for mirror in self.mirrors for each in _objects(mirror))
+
+    def evicted(self) -> bool:
+        """Whether this step's own pod is being deleted; it will be run again."""
+        return any(_deleted(each) for mirror in self.mirrors for each in _objects(mirror))
+
+    def warm(self) -> None:
+        """Open the connection for the last request, or keep it open."""
+        path = core(self.api.namespace, "pods", self.owner.pod) if self.owner else "/version"
+        with suppress(ApiError):
+            self.quick.call("GET", path, seconds=2)
+
+    def delete_job(self) -> None:
+        """Delete the job for good; one that is gone is fine."""
+        if not self.job_path:
+            return
+        try:
+            self.api.patient(lambda: self.api.call("DELETE", self.job_path, DELETE))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
+        name = self.job_path.rpartition("/")[2]
+        if not self.cancelled() and (self.evicted() or self._evicted_now()):
+            said = f"this step is moved elsewhere; job {name} goes on and will be taken up again"
+        else:
+            said = f"stopped; job {name} is deleted"
+            try:
+                if self.job_path:
+                    self.quick.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
+            except ApiError as error:
+                if error.status != 404:
+                    said = f"stopped; job {name} could not be deleted ({error.message})"
+        self.before_exit()
+        try:
+            sys.stdout.write(f"\n{said}\n")
+            sys.stdout.flush()
+        finally:
+            os._exit(143)
+
+    def _evicted_now(self) -> bool:
+        """Ask about the own pod: the watch may be a moment behind the signal.
+
+        A pod that was deleted by force is gone before its processes are, and the one that takes
+        its place has its name.
+        """
+        if self.owner is None:
+            return False
+        try:
+            path = core(self.api.namespace, "pods", self.owner.pod)
+            found = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
+        except ApiError as error:
+            return error.status == 404
+        uid = found["metadata"]["uid"]
+        return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
+
+
+def _objects(mirror: Mirror) -> list[Object]:
+    return list(mirror.objects.values())
+
+
+def _terminated(item: Object) -> bool:
+    spec = item.get("spec") or {}
+    if "containers" in spec:
+        return False
+    return spec.get("activeDeadlineSeconds") == 0 or bool(spec.get("shutdown"))
+
+
+def _deleted(item: Object) -> bool:
+    is_pod = "containers" in (item.get("spec") or {})
+    return is_pod and bool(item["metadata"].get("deletionTimestamp"))

@@ -1,0 +1,210 @@
+"""Making a job exactly once, and finding the one that an earlier launcher made."""
+
+import time
+from dataclasses import dataclass
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import PASSING, Api, ApiError, Object, core
+from kfp_ddp.components.shared.launch.identity import (
+    ATTEMPT,
+    RUN,
+    SPEC,
+    TASK,
+    Identity,
+    Owner,
+    metadata,
+)
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, suspended
+from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+REPORTED, PREEMPTED = "kfp-ddp/reported", "kfp-ddp/preempted"
+# An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
+ENV_SCRIPT_BYTES = 100_000
+DELETION_SECONDS = 300
+
+
+@dataclass
+class Jobs:
+    """The jobs of one launch: one for each attempt, named after it."""
+
+    api: Api
+    spec: LaunchSpec
+    identity: Identity
+    owner: Owner | None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the jobs."""
+        return KINDS[self.spec.kind]
+
+    def path(self, attempt: int) -> str:
+        """Path of an attempt's job."""
+        return self.kind.path(self.api.namespace, self.identity.job_name(attempt))
+
+    def attempts(self) -> dict[int, Object]:
+        """The jobs that exist, by attempt."""
+        path, query = (
+            self.kind.path(self.api.namespace),
+            {"labelSelector": self.identity.selector()},
+        )
+        try:
+            found = self.api.patient(lambda: self.api.call("GET", path, query=query))
+        except ApiError as error:
+            raise InputError(self._no_access("list", error)) from error
+        return {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+
+    def ensure(self, attempt: int) -> Object:
+        """Create the attempt's job, or adopt it when it is there and ours.
+
+        Raises:
+            InputError: when a job of this name is not ours, was made from another
+                specification, or cannot be created.
+        """
+        wait_until = time.monotonic() + DELETION_SECONDS
+        while True:
+            try:
+                found = self.api.patient(lambda: self._create(attempt))
+                print(f"created {self.kind.title} {found['metadata']['name']}", flush=True)
+                return found
+            except ApiError as error:
+                if error.status != 409:
+                    raise InputError(self._refused(error)) from error
+            try:
+                found = self.api.patient(lambda: self.api.call("GET", self.path(attempt)))
+            except ApiError as error:
+                if error.status == 404:
+                    continue
+                raise InputError(self._refused(error)) from error
+            self._check_ours(found)
+            if "deletionTimestamp" not in found["metadata"]:
+                print(f"adopting {self.kind.title} {found['metadata']['name']}", flush=True)
+                return found
+            if time.monotonic() > wait_until:
+                raise InputError(
+                    f"{self.kind.title} {found['metadata']['name']} has been terminating for "
+                    f"{DELETION_SECONDS / 60:g} minutes; check its finalizers"
+                )
+            time.sleep(0.5)
+
+    def check_queued(self, attempt: int) -> None:
+        """Make sure that Kueue would hold the job: one that it does not manage runs at once.
+
+        Raises:
+            InputError: when it would not, which no object of Kueue tells but a dry run.
+        """
+        path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
+        try:
+            dry = {"dryRun": "All"}
+            found = self.api.patient(lambda: self.api.call("POST", path, body, dry))
+        except ApiError:
+            return  # what is wrong is told when it is created
+        if not suspended(found):
+            raise InputError(
+                f"queue={self.spec.queue!r}: Kueue here does not manage {self.kind.plural}."
+                f"{self.kind.group_version}; enable that integration, or leave queue empty"
+            )
+
+    def manifest(self, attempt: int, script_map: str = "") -> Object:
+        """The job object of an attempt."""
+        meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
+        return self.kind.manifest(self.spec, meta, script_map)
+
+    def _create(self, attempt: int) -> Object:
+        body = self.manifest(attempt, self._script_map())
+        path = self.kind.path(self.api.namespace)
+        return self.api.call("POST", path, body, {"fieldValidation": "Strict"})
+
+    def _script_map(self) -> str:
+        """The ConfigMap with the script, made if need be; '' where we have no right to make one."""
+        if not self.spec.script:
+            return ""
+        path = core(self.api.namespace, "configmaps")
+        body = script_map(self.spec, self.identity, self.owner)
+        name = str(body["metadata"]["name"])
+        try:
+            self.api.call("POST", path, body)
+        except ApiError as error:
+            if error.status == 409:
+                return name
+            if error.status in PASSING:
+                raise
+            if len(self.spec.script.encode()) > ENV_SCRIPT_BYTES:
+                raise InputError(
+                    f"the script has more than {ENV_SCRIPT_BYTES} bytes and no ConfigMap may be "
+                    f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
+                ) from error
+            return ""
+        return name
+
+    def _check_ours(self, found: Object) -> None:
+        name, labels = found["metadata"]["name"], found["metadata"].get("labels", {})
+        if labels.get(RUN) != self.identity.run_id or labels.get(TASK) != self.identity.task:
+            raise InputError(
+                f"{self.kind.title} {name} exists and is not of this run "
+                f"(run {labels.get(RUN, 'unknown')}); it is left alone: rename the task"
+            )
+        if labels.get(SPEC) != self.identity.spec_digest:
+            raise InputError(
+                f"{self.kind.title} {name} of this run was made from another specification; "
+                "delete it to start anew"
+            )
+
+    def _refused(self, error: ApiError) -> str:
+        if error.status in (403, 404):
+            return self._no_access("create", error)
+        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
+
+    def _no_access(self, verb: str, error: ApiError) -> str:
+        where = f"in namespace {self.api.namespace}"
+        if error.status == 404:
+            return (
+                f"this cluster has no {self.kind.plural} ({self.kind.group_version}); "
+                f"install {self.kind.operator}, or use another backend"
+            )
+        if error.status == 403 and "quota" in error.message:
+            return f"a quota {where} does not allow the job: {' '.join(error.message.split())}"
+        if error.status == 403 and "cannot" in error.message:
+            return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
+        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
+
+    def mark_reported(self, attempt: int) -> None:
+        """Note on a failed job that its failure was told: whoever comes later wants a new one."""
+        self._mark(attempt, REPORTED)
+
+    def mark_preempted(self, attempt: int) -> None:
+        """Note on a failed job that it failed of its preemption, which counts as no attempt."""
+        self._mark(attempt, PREEMPTED)
+
+    def _mark(self, attempt: int, annotation: str) -> None:
+        body = {"metadata": {"annotations": {annotation: "true"}}}
+        try:
+            self.api.patient(lambda: self.api.call("PATCH", self.path(attempt), body))
+        except ApiError as error:
+            if error.status == 404:
+                return
+            print(f"warning: cannot mark the failed job ({error.message})", flush=True)
+
+
+def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
+    """The ConfigMap by which a script reaches the pods of every attempt.
+
+    It is immutable, and one from before the script was edited may be there: names tell them apart.
+    """
+    name = f"{identity.name}-{identity.spec_digest[:8]}"
+    meta: Object = {"name": name, "labels": identity.labels(0)}
+    if owner is not None:
+        meta["ownerReferences"] = [owner.reference()]
+    data = {SCRIPT_FILE: spec.script}
+    kind = {"apiVersion": "v1", "kind": "ConfigMap"}
+    return {**kind, "metadata": meta, "data": data, "immutable": True}
+
+
+def was_reported(job: Object) -> bool:
+    """Whether the job's failure already ended a step."""
+    return REPORTED in (job["metadata"].get("annotations") or {})
+
+
+def was_preempted(job: Object) -> bool:
+    """Whether the job failed of its preemption alone."""
+    return PREEMPTED in (job["metadata"].get("annotations") or {})

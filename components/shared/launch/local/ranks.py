@@ -1,0 +1,131 @@
+"""The backend `local`: the ranks as processes of this machine, none of which outlives the step."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from kfp_ddp.components.shared.launch.follow.progress import METRICS_FILE, Progress, Tail
+from kfp_ddp.components.shared.launch.local import processes
+from kfp_ddp.training.watch import PARENT
+
+PROGRESS_SECONDS = 5.0
+# The launcher gives its ranks 90 s to save and leave after a SIGTERM.
+GRACE_SECONDS = 100.0
+
+
+@dataclass
+class Ended:
+    """How the ranks ended: the launcher's exit code, our signal, its last line of output."""
+
+    code: int = 0
+    stopped_by: int | None = None
+    last_line: str = ""
+
+
+def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
+    """Train with `ranks` processes, output and progress on our stdout; return when it is over.
+
+    SIGTERM and SIGINT are passed on to the launcher, a second one kills. When this function is
+    left, by whatever way, no process of the launcher's group runs any more; it also ends by
+    itself when it sees that we are gone.
+
+    Args:
+        flags: Command line of `kfp_ddp.training`.
+        ranks: Processes to start.
+        run_dir: Folder that training writes to.
+    """
+    launcher = [sys.executable, "-m", "kfp_ddp.training.node", f"--nproc-per-node={ranks}", "--"]
+    tail = Tail(run_dir / METRICS_FILE)
+    tail.skip()
+    ended = Ended()
+    with _forwarding(ended) as forward_to:
+        process = subprocess.Popen(
+            launcher + flags,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, PARENT: str(os.getpid())},
+            process_group=0,
+        )
+        try:
+            forward_to(process)
+            processes.record(run_dir, process.pid)
+            reader = threading.Thread(target=_stream, args=(process, ended), daemon=True)
+            reader.start()
+            _follow(process, tail)
+            processes.send(process.pid, signal.SIGKILL)
+            reader.join(timeout=5)
+        finally:
+            processes.end(process.pid, GRACE_SECONDS if process.poll() is None else 0)
+            ended.code = process.wait()
+            processes.forget(run_dir)
+    return ended
+
+
+def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
+    """Copy the output line by line; when nobody reads it any more, stop the ranks and drain it."""
+    assert process.stdout is not None
+    read = True
+    for line in process.stdout:
+        ended.last_line = line.strip() or ended.last_line
+        try:
+            if read:
+                print(line, end="", flush=True)
+        except OSError:
+            read = False
+            process.terminate()
+
+
+def _follow(process: "subprocess.Popen[str]", tail: Tail) -> None:
+    """Wait for the process, with a progress line at most every few seconds and one at the end."""
+    progress, printed, fresh = Progress(), 0.0, False
+    while True:
+        over = process.poll() is not None
+        fresh = progress.update(tail.read()) or fresh
+        if fresh and (over or time.monotonic() - printed >= PROGRESS_SECONDS):
+            print(progress.line(), flush=True)
+            printed, fresh = time.monotonic(), False
+        if over:
+            return
+        time.sleep(0.1)
+
+
+@contextmanager
+def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], None]]:
+    """Pass SIGTERM and SIGINT on to a launcher; the second one ends its whole group at once.
+
+    Yields:
+        A function that names the process; a signal that came before it is passed on then.
+    """
+    target: list[subprocess.Popen[str]] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        first, ended.stopped_by = ended.stopped_by is None, number
+        if target and first:
+            # The launcher tells its ranks; SIGTERM is what they save a checkpoint for.
+            target[0].terminate()
+        elif target:
+            processes.send(target[0].pid, signal.SIGKILL)
+
+    def name(process: "subprocess.Popen[str]") -> None:
+        target.append(process)
+        if ended.stopped_by is not None:
+            process.terminate()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = [signal.signal(number, forward) for number in numbers]
+    try:
+        yield name
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,231 @@
+"""The pod of a worker, as every kind of job takes it."""
+
+import hashlib
+from typing import Any
+
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.manifests.specification import SPOT, LaunchSpec
+
+SHM = "shm"
+METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
+SCRIPT = "script"
+SCRIPT_DIR = "/etc/kfp-ddp"
+SCRIPT_FILE = "script.py"
+# A ConfigMap holds 1 MiB at most; an environment variable about 128 KiB.
+RUN_FROM_ENV = "import os, sys; exec(compile(os.environ['KFP_DDP_SCRIPT'], 'script.py', 'exec'))"
+TORCHRUN_MODULE = "torch.distributed.run"
+# torchrun that is told to stop exits with 1, as for an error, of which an elastic job would end.
+TORCHRUN = """import sys
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+try:
+    run.main()
+except SignalException as error:
+    sys.exit(128 + error.sigval)
+"""
+
+
+def template(
+    spec: LaunchSpec, labels: dict[str, str], container: str, script_map: str = ""
+) -> Object:
+    """A pod template with one container called `container`.
+
+    Args:
+        spec: The job.
+        labels: Labels of the job, which the pods carry too.
+        container: Name that the operator looks for.
+        script_map: ConfigMap that holds the script; '' when it travels in the environment.
+    """
+    annotations = {}
+    # A queue's label belongs on the job alone; on a pod it would be queued a second time.
+    pod_labels = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
+    if not spec.istio:
+        pod_labels["sidecar.istio.io/inject"] = "false"
+        annotations["sidecar.istio.io/inject"] = "false"
+    if spec.metrics_port:
+        annotations["prometheus.io/scrape"] = "true"
+        annotations["prometheus.io/port"] = str(spec.metrics_port)
+        pod_labels[METRICS] = "true"
+    return {
+        "metadata": {"labels": pod_labels, "annotations": annotations},
+        "spec": _clean(
+            {
+                **scheduling(spec),
+                "restartPolicy": "OnFailure" if spec.restart_policy == "OnFailure" else "Never",
+                "terminationGracePeriodSeconds": spec.grace_seconds,
+                "hostNetwork": spec.host_network or None,
+                "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
+                "priorityClassName": spec.priority_class,
+                "schedulerName": _scheduler_name(spec),
+                "serviceAccountName": spec.service_account,
+                "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
+                "securityContext": security(spec),
+                "volumes": volumes(spec, script_map),
+                "containers": [
+                    _clean(
+                        {
+                            "name": container,
+                            "image": spec.image,
+                            "imagePullPolicy": spec.image_pull_policy,
+                            "command": command(spec, script_map),
+                            "args": list(spec.args),
+                            "env": environment(spec, script_map),
+                            "envFrom": [
+                                {"secretRef": {"name": name}} for name in spec.env_from_secrets
+                            ],
+                            "resources": resources(spec),
+                            "volumeMounts": mounts(spec, script_map),
+                            "terminationMessagePolicy": "FallbackToLogsOnError",
+                            "securityContext": container_security(spec),
+                        }
+                    )
+                ],
+            }
+        ),
+    }
+
+
+def command(spec: LaunchSpec, script_map: str) -> list[str]:
+    """What the container runs, in exec form: no shell ever sees it."""
+    if not spec.script:
+        return list(spec.command)
+    torchrun = ["python3", "-c", TORCHRUN] if spec.elastic else ["python3", "-m", TORCHRUN_MODULE]
+    if spec.kind in ("pytorchjob", "trainjob"):
+        if script_map:
+            return [*torchrun, f"{SCRIPT_DIR}/{SCRIPT_FILE}"]
+        return [*torchrun, "--no-python", "python3", "-c", RUN_FROM_ENV]
+    # Without a number of ranks, mpirun takes every slot of the operator's host file.
+    start = ["mpirun", "python3"] if spec.kind == "mpijob" else ["python3"]
+    return [*start, f"{SCRIPT_DIR}/{SCRIPT_FILE}"] if script_map else [*start, "-c", RUN_FROM_ENV]
+
+
+def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
+    """Env of the container; what the user set wins over what a preset sets."""
+    preset: dict[str, str] = {}
+    if spec.kind != "pytorchjob":
+        # Or a log that is followed shows its lines at the end; only that operator sets it itself.
+        preset["PYTHONUNBUFFERED"] = "1"
+    if spec.nccl_debug:
+        preset["NCCL_DEBUG"] = spec.nccl_debug
+    if spec.nccl_socket_interface:
+        preset["NCCL_SOCKET_IFNAME"] = preset["GLOO_SOCKET_IFNAME"] = spec.nccl_socket_interface
+    if spec.nccl_infiniband:
+        preset["NCCL_IB_DISABLE"] = "1" if spec.nccl_infiniband == "off" else "0"
+    if spec.nccl_timeout_minutes:
+        seconds = str(round(spec.nccl_timeout_minutes * 60))
+        preset["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = seconds
+    if spec.elastic:
+        # Or torchrun waits in vain for an address, where a new node joins one that ran before.
+        preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if spec.kind == "mpijob":
+        # Open MPI ties each of two ranks to one core, which starves a rank that has threads.
+        preset["OMPI_MCA_hwloc_base_binding_policy"] = "none"
+    if spec.script and not script_map:
+        # Kubernetes expands $(NAME) in values, and makes $$ one $.
+        preset["KFP_DDP_SCRIPT"] = spec.script.replace("$", "$$")
+    values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
+    values.update({item["name"]: item for item in spec.env_vars})
+    values.update({k: {"name": k, "value": v} for k, v in spec.env.items()})
+    return list(values.values())
+
+
+def resources(spec: LaunchSpec) -> Object:
+    """Requests and limits: what came in Kubernetes' form, overlaid with the single settings."""
+    limits = dict(spec.resources.get("limits", {}))
+    requests = dict(spec.resources.get("requests", {}))
+    for name, limit, request in (
+        ("cpu", spec.cpu, spec.cpu_request),
+        ("memory", spec.memory, spec.memory_request),
+    ):
+        if limit:
+            limits[name] = limit
+        if request or limit:
+            requests[name] = request or limit
+    if spec.gpus_per_node:
+        limits[spec.gpu_resource] = str(spec.gpus_per_node)
+    return _clean({"limits": limits, "requests": requests})
+
+
+def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
+    """Volumes of the pod: given ones, claims by path, shared memory and the script."""
+    # KFP names a volume after its claim, and lists one that is mounted twice two times.
+    found = list({volume["name"]: dict(volume) for volume in spec.volumes}.values())
+    claims = dict.fromkeys(name.removesuffix(":ro") for name in spec.claims.values())
+    found += [
+        {"name": _volume(name), "persistentVolumeClaim": {"claimName": name}} for name in claims
+    ]
+    if spec.shm_size:
+        found.append({"name": SHM, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}})
+    if script_map:
+        found.append({"name": SCRIPT, "configMap": {"name": script_map}})
+    return found
+
+
+def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
+    """Mounts of the container."""
+    found = [dict(mount) for mount in spec.volume_mounts]
+    for path, claim in spec.claims.items():
+        mount: Object = {"name": _volume(claim.removesuffix(":ro")), "mountPath": path}
+        found.append({**mount, "readOnly": True} if claim.endswith(":ro") else mount)
+    if spec.shm_size:
+        found.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
+    if script_map:
+        found.append({"name": SCRIPT, "mountPath": SCRIPT_DIR, "readOnly": True})
+    return found
+
+
+def _volume(claim: str) -> str:
+    """The name of a claim's volume, which may hold less than the claim's: 63 characters, no dot."""
+    name = f"claim-{claim}"
+    if len(name) <= 63 and "." not in name:
+        return name
+    return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:12]}"
+
+
+def scheduling(spec: LaunchSpec) -> Object:
+    """Where the pod may run: selector, tolerations and affinity, with those of spot nodes."""
+    selector, tolerations = dict(spec.node_selector), [dict(item) for item in spec.tolerations]
+    if spec.spot:
+        key, value = SPOT[spec.spot]
+        selector[key] = value
+        toleration = {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+        tolerations.append(toleration)
+    return _clean(
+        {"nodeSelector": selector, "tolerations": tolerations, "affinity": dict(spec.affinity)}
+    )
+
+
+def security(spec: LaunchSpec) -> Object:
+    """Security context of the pod."""
+    return _clean(
+        {
+            "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
+            "fsGroup": spec.fs_group if spec.fs_group >= 0 else None,
+            "fsGroupChangePolicy": "OnRootMismatch" if spec.fs_group >= 0 else None,
+        }
+    )
+
+
+def container_security(spec: LaunchSpec) -> Object:
+    """Security context of our container.
+
+    Non-root is asked of it alone: the init containers that operators add have images of root.
+    """
+    return _clean(
+        {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": spec.non_root or None,
+        }
+    )
+
+
+def _scheduler_name(spec: LaunchSpec) -> str:
+    """The scheduler of the pods; the operator sets the gang schedulers' own when it is left out."""
+    return "runai-scheduler" if spec.scheduler == "runai" else ""
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without what is empty, so that a manifest shows only what was asked for."""
+    return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}

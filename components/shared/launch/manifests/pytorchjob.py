@@ -1,0 +1,88 @@
+"""The PyTorchJob of a specification, for the Training Operator v1."""
+
+from typing import Any
+
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+
+def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
+    """A PyTorchJob: a master and workers, or workers alone where it is elastic.
+
+    The master makes the operator put an init container into the workers that waits for its name;
+    an elastic job has no master because the operator does not count one in its range of nodes.
+    """
+    from kubeflow.training import (
+        KubeflowOrgV1ElasticPolicy,
+        KubeflowOrgV1PyTorchJob,
+        KubeflowOrgV1PyTorchJobSpec,
+    )
+
+    template = pod.template(spec, metadata["labels"], "pytorch", script_map)
+    replicas: dict[str, Any] = {}
+    elastic = None
+    if spec.elastic:
+        low, high = spec.node_range()
+        replicas["Worker"] = replica(spec, spec.pods(), template)
+        elastic = KubeflowOrgV1ElasticPolicy(
+            min_replicas=low,
+            max_replicas=high,
+            rdzv_backend="c10d",
+            max_restarts=spec.restarts(),
+            rdzv_id=metadata["name"],
+        )
+    else:
+        replicas["Master"] = replica(spec, 1, template)
+        if spec.nodes > 1:
+            replicas["Worker"] = replica(spec, spec.nodes - 1, template)
+    job = KubeflowOrgV1PyTorchJob(
+        api_version="kubeflow.org/v1",
+        kind="PyTorchJob",
+        metadata=metadata,
+        spec=KubeflowOrgV1PyTorchJobSpec(
+            pytorch_replica_specs=replicas,
+            elastic_policy=elastic,
+            nproc_per_node=str(spec.processes()),
+            run_policy=run_policy(spec),
+        ),
+    )
+    return serialise(job)
+
+
+def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
+    """One kind of replica."""
+    from kubeflow.training import KubeflowOrgV1ReplicaSpec
+
+    return KubeflowOrgV1ReplicaSpec(
+        replicas=count, restart_policy=spec.pod_restart_policy(), template=template
+    )
+
+
+def run_policy(spec: LaunchSpec) -> Any:
+    """Clean-up, time to live, deadline and gang, as the operator takes them."""
+    from kubeflow.training import KubeflowOrgV1RunPolicy, KubeflowOrgV1SchedulingPolicy
+
+    scheduling = None
+    if spec.scheduler in ("volcano", "coscheduling"):
+        scheduling = KubeflowOrgV1SchedulingPolicy(
+            # Left out, it is all pods, of which an MPIJob has one more than nodes.
+            min_available=spec.node_range()[0] if spec.elastic else None,
+            queue=spec.queue or None,
+            priority_class=spec.priority_class or None,
+        )
+    return KubeflowOrgV1RunPolicy(
+        clean_pod_policy=spec.clean_pod_policy,
+        ttl_seconds_after_finished=spec.ttl_seconds if spec.ttl_seconds >= 0 else None,
+        active_deadline_seconds=spec.operator_deadline(),
+        backoff_limit=spec.backoff_limit if spec.backoff_limit >= 0 else None,
+        scheduling_policy=scheduling,
+    )
+
+
+def serialise(job: Any) -> Object:
+    """The job as JSON, by kubeflow-training's own client."""
+    from kubeflow.training import ApiClient
+
+    found: Object = ApiClient().sanitize_for_serialization(job)
+    return found

@@ -1,0 +1,104 @@
+"""The TrainJob of a specification, for Trainer v2."""
+
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+MANAGER = "kfp-ddp/launcher"
+CONTAINER = "node"
+
+
+def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
+    """A TrainJob that patches its runtime with volumes, scheduling and security."""
+    from kubeflow_trainer_api import models
+
+    template = pod.template(spec, metadata["labels"], CONTAINER, script_map)
+    patch = {
+        "metadata": template["metadata"],
+        "spec": {
+            **pod.scheduling(spec),
+            "volumes": pod.volumes(spec, script_map),
+            "securityContext": pod.security(spec),
+            "serviceAccountName": spec.service_account or None,
+            "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
+            "terminationGracePeriodSeconds": spec.grace_seconds,
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "volumeMounts": pod.mounts(spec, script_map),
+                    "securityContext": pod.container_security(spec),
+                }
+            ],
+        },
+    }
+    job = models.TrainerV1alpha1TrainJob.from_dict(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": metadata,
+            "spec": {
+                "runtimeRef": {"name": spec.runtime},
+                "trainer": {
+                    "image": spec.image,
+                    "command": pod.command(spec, script_map) or None,
+                    "args": list(spec.args) or None,
+                    "env": pod.environment(spec, script_map) or None,
+                    "numNodes": spec.nodes,
+                    "numProcPerNode": spec.processes(),
+                    "resourcesPerNode": _wrapped(pod.resources(spec)) or None,
+                },
+                "runtimePatches": [
+                    {
+                        "manager": MANAGER,
+                        "trainingRuntimeSpec": {
+                            "template": {
+                                "spec": {
+                                    "replicatedJobs": [
+                                        {
+                                            "name": CONTAINER,
+                                            "template": {"spec": {"template": patch}},
+                                        }
+                                    ]
+                                }
+                            }
+                        },
+                    }
+                ],
+                "activeDeadlineSeconds": spec.operator_deadline(),
+            },
+        }
+    )
+    return _plain(job.to_dict())
+
+
+def spoiled(job: Object) -> str:
+    """What is said of a TrainJob that has lost our patches; '' while it has them.
+
+    Kueue before 0.17 writes back a TrainJob as Trainer 2.0 knew it, without runtimePatches, when
+    it admits one; Trainer cannot make its pods after that.
+    """
+    patches = job["spec"].get("runtimePatches") or []
+    if any(patch["manager"] == MANAGER for patch in patches):
+        return ""
+    return (
+        "has lost its runtimePatches, with volumes and settings, and was deleted; Kueue before "
+        "0.17 takes them away: use a newer one, or backend pytorchjob in this queue"
+    )
+
+
+def _wrapped(resources: Object) -> Object:
+    """Quantities as strings, which the models take through from_dict."""
+    return {kind: {k: str(v) for k, v in values.items()} for kind, values in resources.items()}
+
+
+def _plain(value: Object) -> Object:
+    """Without empty parts, which the server would store as they are."""
+    found = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            item = _plain(item)
+        elif isinstance(item, list):
+            item = [_plain(each) if isinstance(each, dict) else each for each in item]
+        if item is not None and item != {} and item != []:
+            found[key] = item
+    return found

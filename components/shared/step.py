@@ -1,0 +1,38 @@
+"""What every engine's entry point has in common when it runs as a step of a pipeline."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from kfp_ddp.base.errors import InputError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+KEY = "/var/run/secrets/kfp-ddp/key.json"
+"""Where pipelines mount the service account's key of a bucket, if there is one."""
+
+
+def step(run: Callable[P, R]) -> Callable[P, R]:
+    """Make an `InputError` end the step with its one line instead of a traceback.
+
+    Raises:
+        SystemExit: with the line, so that the process exits with 1.
+    """
+
+    @functools.wraps(run)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        _adopt_key()
+        try:
+            return run(*args, **kwargs)
+        except InputError as error:
+            raise SystemExit(f"error: {error}") from error
+
+    return wrapper
+
+
+def _adopt_key() -> None:
+    """Use the mounted key, unless credentials were named otherwise."""
+    if os.path.exists(KEY):
+        os.environ.setdefault("GOOGLE_APPLICATION_CREDENTIALS", KEY)

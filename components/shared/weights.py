@@ -1,0 +1,59 @@
+"""A network in one safetensors file: its weights, and what is needed to build and feed it."""
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training.checkpoint import ModelInfo
+
+
+def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
+    """Write the network's state dict, described by the file's metadata."""
+    from safetensors.torch import save_file
+
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    metadata = {
+        "format": "pt",
+        "model": info.model,
+        "blur_pool": json.dumps(info.blur_pool),
+        "classes": json.dumps(list(info.classes)),
+        "image_size": str(info.image_size),
+        "mean": json.dumps(list(info.mean)),
+        "std": json.dumps(list(info.std)),
+    }
+    save_file(state, path, metadata=metadata)
+
+
+def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
+    """The network of `write`: float32 on the CPU, in eval mode; it was trained to `step`.
+
+    Raises:
+        InputError: the file is not one that `write` wrote.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        info = ModelInfo(
+            model=said["model"],
+            classes=tuple(json.loads(said["classes"])),
+            image_size=int(said["image_size"]),
+            mean=tuple(json.loads(said["mean"])),
+            std=tuple(json.loads(said["std"])),
+            step=step,
+            # Bundles did not always say it; those that do not have no such network.
+            config={"blur_pool": json.loads(said.get("blur_pool", "false"))},
+        )
+        network = info.network()
+        network.load_state_dict(state)
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{path.name} holds no network that can be built again: {reason}; "
+            "export the model again"
+        ) from None
+    return network.float().eval(), info

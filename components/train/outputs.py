@@ -1,0 +1,108 @@
+"""What a finished training leaves in the pipeline: Model, Metrics and a picture of the curves."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import pictures
+from kfp_ddp.components.shared.launch.follow.progress import METRICS_FILE
+from kfp_ddp.training.manifest import read_manifest
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of a run: folder, step, sha256 of state.pt, manifest."""
+
+    path: Path
+    step: int
+    digest: str
+    manifest: dict[str, Any]
+
+
+def newest_checkpoint(run_dir: Path) -> Newest | None:
+    """The newest complete checkpoint as its manifest tells it; the file itself is not hashed here.
+
+    A folder gets its name only after manifest and state are on the disk, so one with a manifest
+    that can be read is whole. Needs no torch, so the launcher's image can call it.
+    """
+    found = (run_dir / "checkpoints").glob("step-*[0-9]")
+    for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
+        try:
+            manifest = read_manifest(path)
+        except (OSError, ValueError):
+            continue
+        return Newest(path, manifest.step, manifest.digest, manifest.fields)
+    return None
+
+
+def write_outputs(
+    run_dir: Path, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
+) -> Newest:
+    """Fill the step's three artifacts from what training left in `run_dir`.
+
+    Args:
+        run_dir: Folder of the run, with checkpoints/ and metrics.jsonl.
+        claim: Name of the claim that run_dir lies on; empty for a plain folder.
+        trained_model: Output[Model]; its file is a small JSON pointer to the checkpoint.
+        metrics: Output[Metrics].
+        loss_curve: Output[HTML].
+
+    Raises:
+        InputError: when training left no checkpoint.
+    """
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        raise InputError(
+            f"training ended without a checkpoint in {run_dir / 'checkpoints'}; "
+            "see the log of the ranks above"
+        )
+    figures = _figures(run_dir, newest)
+    pointer = {
+        "path": str(newest.path),
+        "digest": f"sha256:{newest.digest}",
+        "step": newest.step,
+        "model": newest.manifest.get("model", ""),
+        "claim": claim,
+        "metrics": figures,
+    }
+    for name, value in figures.items():
+        metrics.log_metric(name, value)
+    trained_model.metadata.update(pointer)
+    _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
+    body = "<h1>Training</h1>" + pictures.training_curves(run_dir / METRICS_FILE)
+    _write(loss_curve.path, pictures.page("Training", body))
+    return newest
+
+
+def write_job(artifact: Any, job: dict[str, Any]) -> None:
+    """Write the job as it ended, without the server's bookkeeping."""
+    found = {key: value for key, value in job.items() if key != "metadata"}
+    if "metadata" in job:
+        found["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
+    _write(artifact.path, json.dumps(found, indent=2, sort_keys=True) + "\n")
+
+
+def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
+    """Finite numbers worth a table: last loss, accuracy, speed, and the step they belong to."""
+    events = pictures.read_events(run_dir / METRICS_FILE)
+    last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
+    last.update({str(event.get("event")): event for event in events})
+    found = {
+        "step": newest.step,
+        "loss": last["step"].get("loss"),
+        "images_per_s": last["step"].get("images_per_s"),
+        "val_loss": last["eval"].get("loss"),
+        "val_accuracy": last["eval"].get("accuracy"),
+        "val_top5": last["eval"].get("top5"),
+    }
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)

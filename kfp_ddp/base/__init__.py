@@ -1,0 +1,1 @@
+"""The ground floor, which all stand on and which imports nothing of ours."""

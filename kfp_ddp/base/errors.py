@@ -1,0 +1,60 @@
+"""The errors whose message is meant for the person who started the run.
+
+    KfpDdpError
+    ├── InputError          what was given cannot be used
+    ├── StorageError        a volume or a bucket cannot be read or written
+    ├── JobError            a job, or a training, ended without success
+    ├── RunCancelledError   the run was terminated
+    └── PeerLostError       another rank ended, and this one with it
+
+A message is one line: what, why and what to do. The type gives the exit code of a program.
+"""
+
+import errno
+from pathlib import Path
+from typing import ClassVar
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of an OSError that says a volume has no room."""
+
+
+class KfpDdpError(Exception):
+    """Any of these; programs print its line and end with `exit_code`."""
+
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+    """Whether the same again may succeed."""
+
+
+class InputError(KfpDdpError, ValueError):
+    """Input that cannot be used."""
+
+    exit_code = 2
+
+
+class StorageError(KfpDdpError):
+    """A volume or a bucket that cannot be read or written, or that somebody else changed."""
+
+
+class JobError(KfpDdpError):
+    """A job, or a training, that ended without success."""
+
+
+class RunCancelledError(KfpDdpError):
+    """The run was terminated; its job is deleted."""
+
+    exit_code = 143
+
+
+class PeerLostError(KfpDdpError):
+    """Another rank ended: a consequence of its error, never the cause."""
+
+    retryable = True
+
+
+def full(error: OSError, folder: Path | str) -> str:
+    """The line for a volume without room: what could not be written, why, and what to do."""
+    return (
+        f"cannot write to {error.filename or folder}: {error.strerror}; "
+        "make room or repair the volume and start again to resume"
+    )

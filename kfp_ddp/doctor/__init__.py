@@ -1,0 +1,1 @@
+"""What `kfp-ddp doctor` looks at."""

@@ -1,0 +1,249 @@
+"""`python -m kfp_ddp.training.node [torchrun flags] -- [training flags]`: the ranks of a node.
+
+The torch elastic API with what the torchrun script lacks: exit codes that tell preemption (143)
+from bad input (2) and failure, and one JSON line that names the first failing rank and its error.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kfp_ddp.base.errors import FULL, InputError, full
+from kfp_ddp.base.failure import Failure, report, root_cause, told
+from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.watch import FINAL, LAUNCH, PARENT, RESTARTS, Parent
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEAF_SECONDS = 5.0
+"""How long a signal may go unheard before this process ends without an orderly stop."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch, wait, and return 0 (done), 143 (preempted) or the exit code of the first failure."""
+    parent = Parent()
+    parent.on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    ours, flags = _split(arguments)
+    try:
+        config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
+    except InputError as error:
+        return report(Failure(2, -1, str(error), False), None)
+    return _launch(ours, config)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return [], arguments
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
+    """Refuse more ranks than there is work for, where their number is known before they start.
+
+    Raises:
+        InputError: the batch cannot be divided among the ranks, or there are fewer images.
+    """
+    least, most = _nodes(args.nnodes)
+    if least < most or not str(args.nproc_per_node).isdecimal():
+        return  # elastic, or one for each GPU: the ranks find out
+    ranks = most * int(args.nproc_per_node)
+    if not config.batch_size_per_rank:
+        config.check_dealt(config.batch_size, config.micro_batch_size, ranks)
+    from kfp_ddp.training import data
+
+    split = Path(config.data) / "train"
+    if data.count(split, most=ranks) < ranks:
+        config.check_one_each(len(data.scan(split)), ranks)
+
+
+def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
+    from torch.distributed import run
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
+    args = run.get_args_parser().parse_args(
+        [*torchrun_flags, "-m", "kfp_ddp.training", *config.to_argv()]
+    )
+    least, most = _nodes(args.nnodes)
+    # On a shared volume each of several nodes has a file of its own.
+    name = "failure.json" if most == 1 else f"failure-{socket.gethostname()}.json"
+    log_dir = _log_dir(args.log_dir, config, "failure*.json" if least == most else name)
+    args.log_dir, file = str(log_dir), log_dir / name
+    try:
+        _check_ranks(args, config)
+    except InputError as error:
+        return report(Failure(2, -1, str(error), False), file)
+    _complete(args, least, most)
+    return _supervise(args, config, file)
+
+
+def _complete(args: argparse.Namespace, least: int, most: int) -> None:
+    """Fill in what torchrun would, or leaves to chance, and tell it to the ranks."""
+    nowhere = not args.rdzv_endpoint and args.master_port is None
+    alone = args.rdzv_backend == "static" and nowhere and most == 1
+    if args.standalone or alone:
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
+        args.rdzv_id = str(uuid.uuid4())
+    args.master_port = args.master_port or 29500
+    args.role = "rank"
+    if least < most:
+        os.environ["KFP_DDP_ELASTIC"] = "1"
+        args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
+    os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})
+    if args.max_restarts:
+        os.environ[RESTARTS] = str(args.max_restarts)
+        # torch keeps one store for all starts, where the next ranks find the addresses of the last.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+
+
+def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int:
+    """Start the ranks and wait; the exit code, with what ended them in `file`."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    launch, command, command_args = run.config_from_args(args)
+    launch.logs_specs = logs = _logs(args.log_dir)
+    launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
+    launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
+    metrics = Path(config.output_dir) / "metrics.jsonl"
+    earlier = 0
+    with contextlib.suppress(OSError):
+        earlier = metrics.stat().st_size
+    _stop_on_signals(file)
+    try:
+        elastic_launch(launch, command)(*command_args)
+    except SignalException as error:
+        kept = _kept(metrics, earlier)
+        line = f"stopped by {signal.Signals(error.sigval).name}; {kept}"
+        stopped = Failure(128 + error.sigval, -1, line, True)
+        return report(told(logs.errors, kept) or stopped, file)
+    except ChildFailedError as error:
+        return report(root_cause(error, _kept(metrics, earlier)), file)
+    except OSError as error:
+        if error.errno not in FULL:
+            return _report_own(error, file)
+        return report(Failure(2, -1, full(error, args.log_dir), False), file)
+    except Exception as error:  # noqa: BLE001  whatever it is, its line is told
+        return _report_own(error, file)
+    return 0
+
+
+def _stop_on_signals(file: Path) -> None:
+    """Let the first signal raise torch's SignalException, which stops the ranks in order."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    heard = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        heard.set()
+        for each in (*STOPS, FINAL):
+            signal.signal(each, signal.SIG_IGN)  # a second one must not end the orderly stop
+        told_by = signal.SIGTERM if number == FINAL else signal.Signals(number)
+        raise SignalException(f"got {signal.Signals(number).name}", told_by)
+
+    for number in (*STOPS, FINAL):
+        signal.signal(number, stop)
+    _end_when_deaf(heard, file)
+
+
+def _report_own(error: Exception, file: Path) -> int:
+    """A failure of the launcher itself, as where the nodes did not meet: worth another try."""
+    traceback.print_exception(error)
+    lines = str(error).strip().splitlines()
+    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return report(Failure(1, -1, line, retryable=True), file)
+
+
+def _kept(metrics: Path, earlier: int) -> str:
+    """What the run, by the end of its metrics after byte `earlier`, says of the last checkpoint."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(earlier, file.seek(0, os.SEEK_END) - 4096))
+            last = json.loads(file.read().splitlines()[-1])
+        if last["event"] == "end":
+            return f"the checkpoint of step {last['step']} is durable"
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    return "no checkpoint was saved on stop; the newest one is from before"
+
+
+def _logs(folder: str) -> Any:
+    """Ranks write to files in `folder`, and so to our output, but tell their errors elsewhere.
+
+    A volume that is full would otherwise hide why they ended. `errors` are the files of the ranks
+    that were started last.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
+
+    class Logs(DefaultLogsSpecs):
+        errors: tuple[Path, ...] = ()
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            files = super().reify(envs)
+            own = tempfile.mkdtemp(prefix="kfp-ddp-errors-")
+            for rank in files.error_files:
+                files.error_files[rank] = envs[rank]["TORCHELASTIC_ERROR_FILE"] = f"{own}/{rank}"
+            self.errors = tuple(Path(path) for path in files.error_files.values())
+            return files
+
+    return Logs(log_dir=folder, redirects=Std.ALL, tee=Std.ALL)
+
+
+def _end_when_deaf(heard: threading.Event, file: Path) -> None:
+    """End this process when it is told to and cannot hear it.
+
+    A rendezvous with a node that is not there waits in C++ for minutes, and Python runs no
+    handler meanwhile. No rank has started then, so there is nothing to stop in order; ranks that
+    do run see that their parent is gone.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            ends = number[0] in STOPS
+            if ends and not heard.wait(DEAF_SECONDS):
+                line = f"stopped by {signal.Signals(number[0]).name} before all nodes had met"
+                os._exit(report(Failure(128 + number[0], -1, line, True), file))
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _nodes(nnodes: str) -> tuple[int, int]:
+    """The ends of "2" or "1:4"."""
+    least, _, most = str(nnodes).rpartition(":")
+    return int(least or most), int(most)
+
+
+def _log_dir(given: str | None, config: TrainConfig, outdated: str) -> Path:
+    """A folder for the ranks' logs, less the files `outdated` of an earlier attempt.
+
+    Where the output folder cannot be written it is a temporary one.
+    """
+    path = Path(given) if given else Path(config.output_dir) / "logs"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for earlier in path.glob(outdated):
+            earlier.unlink(missing_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="kfp-ddp-logs-"))
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
