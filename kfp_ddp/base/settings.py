@@ -3,6 +3,7 @@
 import difflib
 import re
 import typing
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +18,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     patterns: ClassVar[dict[str, str]] = {}
     """What the patterns of fields ask for, in words."""
+    own: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a step sets itself, which nobody can give."""
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
@@ -29,6 +32,17 @@ class Settings(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
+
+    def given(self) -> dict[str, Any]:
+        """What was set, as JSON has it: a default that nobody set may yield, so it is left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @classmethod
+    def choices(cls, name: str) -> tuple[str, ...]:
+        """The texts that a field may be; empty where it is open."""
+        annotation = cls.model_fields[name].annotation
+        closed = typing.get_origin(annotation) is typing.Literal
+        return typing.get_args(annotation) if closed else ()
 
     @classmethod
     def _one_line(cls, problem: ErrorDetails) -> str:
@@ -50,6 +64,45 @@ class Settings(BaseModel):
         if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
             reason = f"it should be {words}"
         return f"{'.'.join(path)}={value!r} cannot be used: {reason} ({what})"
+
+
+def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    """Refuse what cannot be given here.
+
+    Args:
+        subject: What the mapping is called, such as training.
+        given: Settings by name.
+        own: Names that cannot be given, each with why: "is an input of its own".
+
+    Raises:
+        InputError: naming the first.
+    """
+    for name in given:
+        if name in own:
+            raise InputError(f"{subject} sets {name}, which {own[name]}")
+
+
+def split(
+    subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What one mapping gives to each of the models that share it; their own fields are refused.
+
+    Args:
+        subject: What the mapping is called, such as job.
+        given: Settings by name.
+        models: Who takes them; no two have a field of one name.
+        own: Further names that cannot be given, each with why.
+
+    Raises:
+        InputError: a name that no model has, or that cannot be given.
+    """
+    steps = {name: "the step sets itself" for model in models for name in model.own}
+    check_given(subject, given, {**steps, **own})
+    known = [name for model in models for name in model.model_fields if name not in steps]
+    for name in given:
+        if name not in known:
+            raise InputError(f"{subject} has no setting {name!r}{_hint(name, known)}")
+    return [{n: v for n, v in given.items() if n in model.model_fields} for model in models]
 
 
 def _hint(name: str, known: typing.Sequence[str]) -> str:
