@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate.record import Evaluation
 from kfp_ddp.components.shared.pictures import (
     MAX_CELLS_SIDE,
@@ -41,7 +42,7 @@ def html(
 ) -> str:
     """The report: headline numbers, curves, confusion, classes, worst mistakes, provenance."""
     sections = [_head(result)]
-    curves = training_curves(run_dir / "metrics.jsonl")
+    curves = training_curves(RunFolder(run_dir).metrics)
     if curves:
         note = "The training loss includes augmentation and label smoothing."
         sections.append(f"<h2>Training</h2>{curves}<p class='soft'>{note}</p>")

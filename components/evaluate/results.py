@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, reason, wilson
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
 
@@ -21,7 +22,7 @@ CONFUSION_CLASSES = 200  # 126 KB of JSON
 
 def folder(run_dir: Path, split: str) -> Path:
     """Where the evaluation of a split lies; that of `val` is the run's own."""
-    return run_dir / ("evaluation" if split == "val" else f"evaluation-{split}")
+    return RunFolder(run_dir).evaluation(split)
 
 
 def summarise(

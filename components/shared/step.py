@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import KfpDdpError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,7 +15,7 @@ KEY = "/var/run/secrets/kfp-ddp/key.json"
 
 
 def step(run: Callable[P, R]) -> Callable[P, R]:
-    """Make an `InputError` end the step with its one line instead of a traceback.
+    """Make a `KfpDdpError` end the step with its one line instead of a traceback.
 
     Raises:
         SystemExit: with the line, so that the process exits with 1.
@@ -26,7 +26,7 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
         _adopt_key()
         try:
             return run(*args, **kwargs)
-        except InputError as error:
+        except KfpDdpError as error:
             raise SystemExit(f"error: {error}") from error
 
     return wrapper

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.launch.ending import DELETE
 from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
@@ -66,7 +67,7 @@ def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return not folder.is_symlink() and (folder / "metrics.jsonl").is_file()
+    return not folder.is_symlink() and RunFolder(folder).metrics.is_file()
 
 
 def _last_written(folder: Path) -> float:

@@ -1,18 +1,50 @@
-"""The folder of a run on the work claim."""
+"""The folder of a run on the work claim, and the names in it that several programs use."""
 
 import re
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class RunFolder:
+    """Where what a run writes lies, for those who write and those who read it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        """The configuration of the training, with its automatic values filled in."""
+        self.metrics = self.path / "metrics.jsonl"
+        """One event of the training a line; a folder with it is a run's."""
+        self.checkpoints = self.path / "checkpoints"
+        self.begun_by = self.path / "begun-by"
+        """Who began there under resume=never."""
+        self.logs = self.path / "logs"
+        """A folder for the output of the ranks and the record of why they failed."""
+        self.tensorboard = self.path / "tensorboard"
+        self.profile = self.path / "profile"
+        self.heartbeat = self.path / "launcher.heartbeat"
+        """Touched while the step that follows the job lives."""
+        self.process = self.path / "process.json"
+        """The process group that trains on this machine."""
+        self.bundle = self.path / "bundle"
+
+    def log_positions(self, job: str) -> Path:
+        """How far the logs of a job's pods were printed."""
+        return self.path / f"launcher.{job}.places.json"
+
+    def evaluation(self, split: str) -> Path:
+        """Folder of the evaluation of a split; that of `val` is the run's own."""
+        return self.path / ("evaluation" if split == "val" else f"evaluation-{split}")
 
 
 def open_run_dir(work_dir: str, run_id: str) -> Path:
     """The folder of a run, made if need be.
 
     Raises:
-        InputError: for a run id that is no plain name, or a folder that cannot be written.
+        InputError: for a run id that is no plain name.
+        StorageError: for a folder that cannot be written.
     """
     if not RUN_ID.fullmatch(run_id):
         raise InputError(
@@ -21,13 +53,18 @@ def open_run_dir(work_dir: str, run_id: str) -> Path:
         )
     run_dir = Path(work_dir) / run_id
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".writable"
-        probe.touch()
-        probe.unlink()
+        try_to_write(run_dir)
     except OSError as error:
-        raise InputError(
+        raise StorageError(
             f"work_dir {work_dir} cannot be written ({error.strerror}); mount the work claim "
             "there, writable for this user, or give another folder"
         ) from error
     return run_dir.resolve()
+
+
+def try_to_write(folder: Path) -> None:
+    """Make a folder if need be, and a file in it for a moment; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".writable"
+    probe.touch()
+    probe.unlink()
