@@ -1,39 +1,106 @@
-"""Why a run did not end with 0: one line for who started it, and for Kubernetes."""
+"""Why a run did not end with 0: one line for who started it, and for Kubernetes.
+
+A rank that ends writes it for its node's launcher (`write_record`), that one takes the first cause
+of its ranks and leaves it for Kubernetes and the step (`report`), and the step takes the first
+cause of all pods. Causes come before consequences, and the earliest comes first.
+"""
 
 import dataclasses
 import json
 import os
-import signal
+import re
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's last words; at most 4,096 bytes."""
 LONGEST = 700
 """Characters of an error that are told: each takes up to four bytes."""
+RECORD = "TORCHELASTIC_ERROR_FILE"
+"""The variable by which torch elastic tells a rank where to write its record."""
+LOST_PEER = re.compile(
+    "|".join(
+        (
+            # sockets, c10d's store and gloo
+            "connection (was likely )?closed|connection reset|connection refused|broken pipe",
+            "socket timeout|connect timeout|timed out (waiting [0-9]+ ?ms|connecting)",
+            "rendezvous|got signal: 15|stopped by sig",
+            # NCCL; not all of its errors: a GPU used twice is no lost peer
+            "watchdog caught collective operation timeout|nccl timeout|ncclsystemerror",
+            "ncclremoteerror|nccl communicator was aborted|remote process exit",
+            # Open MPI
+            "lost communication with a remote daemon",
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What a program says when another rank, its node or the link to it went away."""
+
+
+def lost_peer(text: str) -> bool:
+    """Whether an error only says that another rank went away: a consequence, worth a retry."""
+    return LOST_PEER.search(text) is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The root cause of a run that did not end with 0."""
+    """What ended a rank, a node's launcher or a pod that did not end with 0."""
 
     exit_code: int
     rank: int
+    """-1 where it is no rank's."""
     error: str
     retryable: bool
     time: float = dataclasses.field(default_factory=time.time)
     """When, in seconds since 1970: of several nodes' failures the first is the cause."""
     consequence: bool = False
     """Whether it only says that another rank went away."""
+    pod: str = ""
+    """The pod whose log tells more; known to the step alone, so it is not written."""
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sorts causes before consequences, and the earliest first."""
+        return self.consequence, self.time
+
+    def to_json(self) -> str:
+        """One line, short enough for Kubernetes; `parse` reads it."""
+        fields = {**dataclasses.asdict(self), "error": _shortened(self.error)}
+        del fields["pod"]
+        return json.dumps(fields, ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """The failure in the last line of `text`; None where it holds none.
+
+        Only rank and error must be there: a time that is not told is 0, an exit code 1.
+        """
+        try:
+            fields = json.loads(text.strip().splitlines()[-1])
+            return cls(
+                exit_code=int(fields.get("exit_code") or 1),
+                rank=int(fields["rank"]),
+                error=str(fields["error"]),
+                retryable=bool(fields.get("retryable")),
+                time=float(fields.get("time") or 0),
+                consequence=bool(fields.get("consequence")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return None
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure | None:
+    """The first failure that is no consequence of another one; None of none."""
+    return min(failures, key=lambda failure: failure.order, default=None)
 
 
 def report(failure: Failure, file: Path | None) -> int:
     """Write the failure where the caller and Kubernetes look for it; returns its exit code."""
-    fields = {**dataclasses.asdict(failure), "error": _shortened(failure.error)}
-    line = json.dumps(fields, ensure_ascii=False)
+    line = failure.to_json()
     targets = [file] if file else []
     if "KUBERNETES_SERVICE_HOST" in os.environ or "KFP_DDP_TERMINATION_LOG" in os.environ:
         targets.append(Path(os.environ.get("KFP_DDP_TERMINATION_LOG", TERMINATION_LOG)))
@@ -50,39 +117,64 @@ def report(failure: Failure, file: Path | None) -> int:
 def read(folder: Path) -> Failure | None:
     """The failure that a launcher wrote to its folder of logs; None if it wrote none."""
     try:
-        return Failure(**json.loads((folder / "failure.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Failure.parse((folder / "failure.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
 
 
+def write_record(failure: Failure, final: bool) -> None:
+    """Tell the launcher what ended this rank, in the form and the file of torch elastic.
+
+    Args:
+        failure: What it was, raised or not.
+        final: Whether the rank itself gave it as why it ended, as for input that cannot be used.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = os.environ.get(RECORD)
+    if not path:
+        return
+    told = {"py_callstack": traceback.format_exc(), "timestamp": str(int(failure.time))}
+    record = {
+        "message": {"message": failure.error, "extraInfo": told},
+        "exact_time": failure.time,
+        "exit_code": failure.exit_code,
+        "rank": failure.rank,
+        "final": final,
+        "retryable": failure.retryable,
+        "consequence": failure.consequence,
+    }
+    Path(path).write_text(json.dumps(record))
+
+
 def root_cause(error: Any, kept: str) -> Failure:
-    """The first failure that is no consequence of another one.
+    """The first failure of a node's ranks that is no consequence of another one.
 
     Args:
         error: torch elastic's ChildFailedError.
         kept: What to say of the checkpoint where the ranks were preempted.
     """
+    found = [_of_rank(rank, failure, kept) for rank, failure in error.failures.items()]
+    return min(found, key=lambda failure: failure.order)
 
-    def order(rank: int) -> tuple[bool, float]:
-        failure = error.failures[rank]
-        data = failure.error_file_data
-        ended_as_told = failure.exitcode in (143, -signal.SIGTERM)
-        return (
-            bool(data.get("consequence")) or ended_as_told,
-            float(data.get("exact_time", failure.timestamp)),
-        )
 
-    rank = min(error.failures, key=order)
-    consequence, at = order(rank)
-    failure = error.failures[rank]
+def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
+    data = failure.error_file_data
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    line = _line(failure.error_file_data)
+    line = _line(data)
     if code == 143:
         line = f"{line or 'preempted'}; {kept}"
     elif not line:
         line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
-    retryable = code >= 128 or bool(failure.error_file_data.get("retryable"))
-    return Failure(code, rank, line, retryable, at, consequence)
+    return Failure(
+        exit_code=code,
+        rank=rank,
+        error=line,
+        retryable=code >= 128 or bool(data.get("retryable")),
+        time=float(data.get("exact_time", failure.timestamp)),
+        consequence=bool(data.get("consequence")) or code == 143,
+    )
 
 
 def told(files: Iterable[Path], kept: str) -> Failure | None:
@@ -98,18 +190,16 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
             continue
         if data.get("final"):
             code, line = int(data["exit_code"]), _line(data)
-            line = f"{line}; {kept}" if code == 143 else line
-            found.append(
-                Failure(
-                    code,
-                    data["rank"],
-                    line,
-                    data["retryable"],
-                    data["exact_time"],
-                    data["consequence"],
-                )
+            failure = Failure(
+                exit_code=code,
+                rank=data["rank"],
+                error=f"{line}; {kept}" if code == 143 else line,
+                retryable=data["retryable"],
+                time=data["exact_time"],
+                consequence=data["consequence"],
             )
-    return min(found, key=lambda failure: (failure.consequence, failure.time), default=None)
+            found.append(failure)
+    return first_cause(found)
 
 
 def _line(data: dict[str, Any]) -> str:
