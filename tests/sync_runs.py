@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.components.data_sync.options import Options, Result
-from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
 

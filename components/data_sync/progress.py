@@ -6,8 +6,8 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-from kfp_ddp.components.data_sync.pace import Meter
-from kfp_ddp.components.data_sync.versions import human
+from kfp_ddp.components.data_sync.meter import Meter
+from kfp_ddp.components.data_sync.text import human
 
 _BAR = 24
 

@@ -17,7 +17,8 @@ from threading import Event
 from kfp_ddp.components.data_sync.connection import Endpoint
 from kfp_ddp.components.data_sync.line import Line
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.pace import Meter, Retry, Throttle
+from kfp_ddp.components.data_sync.meter import Meter, Throttle
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Changed, Transient
 from kfp_ddp.components.data_sync.sources.over_http import HttpObjects
 
@@ -91,9 +92,9 @@ class Swarm:
             except Transient as error:
                 problem = error
             else:
-                self.meter.done(self.worker)
+                self.meter.files += 1
                 return
-            self.meter.retried(self.worker)
+            self.meter.retries += 1
             await asyncio.sleep(self.retry.delay(attempt))
             if self.stop.is_set():
                 return
@@ -105,7 +106,7 @@ class Swarm:
             await asyncio.sleep(pause)
         data = await self._body(line, index)
         await self._store(index, data)
-        self.meter.add(self.worker, size)
+        self.meter.bytes += size
 
     async def _body(self, line: Line, index: int) -> bytes:
         name = self.listing.origin(index)

@@ -9,7 +9,8 @@ from typing import Protocol
 import google_crc32c
 
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.pace import Meter, Retry, Throttle
+from kfp_ddp.components.data_sync.meter import Meter, Throttle
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Body, Changed, Reader, Source, Transient
 from kfp_ddp.components.data_sync.swarm import Swarm
 
@@ -57,7 +58,7 @@ class Transfer:
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
         self.changed: list[str] = []
-        self.meter = Meter(self._connections)
+        self.meter = Meter()
 
     def run(self, indices: Sequence[int]) -> None:
         """Move these objects; those that are no longer as listed end up in `changed`.
@@ -142,9 +143,9 @@ class Transfer:
             except Transient as error:
                 problem = error
             else:
-                self.meter.done(worker)
+                self.meter.files += 1
                 return
-            self.meter.retried(worker)
+            self.meter.retries += 1
             if self._stop.wait(self._retry.delay(attempt)):
                 return
         origin = self._listing.origin(index)
@@ -169,7 +170,7 @@ class Transfer:
         finally:
             body.close()
         self._accept(index, data)
-        self.meter.add(worker, size)
+        self.meter.bytes += size
 
     def _pause(self, size: int) -> None:
         if pause := self._throttle.delay(size):
@@ -201,7 +202,7 @@ class Transfer:
                         self._pause(len(data))
                         write_all(descriptor, data, start + offset)
                         crc, offset = google_crc32c.extend(crc, data), offset + len(data)
-                        self.meter.add(worker, len(data))
+                        self.meter.bytes += len(data)
                         breaks = 0
                         if self._stop.is_set():
                             raise Transient("stopped")
@@ -217,7 +218,7 @@ class Transfer:
                     or breaks >= self._retry.attempts
                 ):
                     raise
-                self.meter.retried(worker)
+                self.meter.retries += 1
                 self._stop.wait(self._retry.delay(breaks))
         self._check(index, offset, crc)
         return crc

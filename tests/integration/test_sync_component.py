@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.data_sync.pace import Meter
+from kfp_ddp.components.data_sync.meter import Meter
 from kfp_ddp.components.data_sync.progress import Progress
 from tests.gcs_server import Bucket
 
@@ -146,9 +146,7 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log() -> None:
-    meter = Meter(2)
-    meter.add(0, 500_000)
-    meter.done(1)
+    meter = Meter(files=1, bytes=500_000)
     terminal, log = Terminal(), io.StringIO()
     for stream in (terminal, log):
         with Progress(stream) as progress:

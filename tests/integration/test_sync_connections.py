@@ -13,7 +13,7 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL

@@ -16,7 +16,7 @@ from google.cloud import storage
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket, serve

@@ -9,8 +9,8 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest, report
+from kfp_ddp.components.data_sync.meter import Throttle
 from kfp_ddp.components.data_sync.options import Options, Result
-from kfp_ddp.components.data_sync.pace import Throttle
 from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, small_disk

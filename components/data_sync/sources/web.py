@@ -13,7 +13,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.connection import Connection
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.pace import Retry
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Changed, Transient
 from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
 

@@ -1,0 +1,23 @@
+"""How stubbornly a peer is asked."""
+
+import random
+from dataclasses import dataclass
+
+from kfp_ddp.base.errors import InputError
+
+
+@dataclass
+class Retry:
+    """How often an object is asked for, and the first and the longest pause in seconds."""
+
+    attempts: int = 8
+    pause: float = 0.25
+    longest: float = 20.0
+
+    def delay(self, attempt: int) -> float:
+        """Seconds to wait after this attempt: exponential back-off with full jitter."""
+        return random.uniform(0, min(self.longest, self.pause * 2**attempt))
+
+    def exhausted(self, what: str, problem: object) -> InputError:
+        """The error after the last attempt."""
+        return InputError(f"cannot read {what}: {problem}, {self.attempts} times; try again later")
