@@ -1,8 +1,9 @@
-"""What the steps that run any job have in common: their inputs made a specification, and run."""
+"""Run a job of any kind: a step's inputs made one specification, which is launched and followed."""
 
 from typing import Any
 
 from kfp_ddp.base.run_folder import open_run_dir
+from kfp_ddp.base.settings import check_given
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.manifests.script import unpacked
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
@@ -14,23 +15,44 @@ from kfp_ddp.components.train.outputs import write_job
 
 @step
 def run(
-    kind: str,
     run_id: str,
     task_name: str,
     task_id: str,
     work_dir: str,
-    fields: dict[str, Any],
+    settings: dict[str, Any],
     task_config: Any,
-    job: Any,
+    job_object: Any,
+    **inputs: Any,
 ) -> str:
-    """Run a job of any kind to its end; returns its name.
+    """Run a job to its end; returns its name.
+
+    Args:
+        run_id: Id of the pipeline run.
+        task_name: Name of the task in the pipeline.
+        task_id: Tells iterations of a loop apart.
+        work_dir: Folder on a claim, for what must outlive the step's pod; '' for none.
+        settings: Fields of LaunchSpec that are no inputs of their own.
+        task_config: What was set on the KFP task.
+        job_object: Where the job goes, as it ended.
+        inputs: The other fields of LaunchSpec.
 
     Raises:
-        InputError: for input that cannot be used, and for a job that failed or was cancelled.
+        InputError: for input that cannot be used.
+        JobError: for a job that failed.
     """
-    fields = {**fields, "script": unpacked(fields["script"])}
-    spec = LaunchSpec.create(**overlaid(task_config, fields), kind=kind)
+    spec = specification(settings, task_config, **inputs)
     run_dir = open_run_dir(work_dir, run_id) if work_dir else None
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
-    write_job(job, finished.job)
+    write_job(job_object, finished.job)
     return str(finished.job["metadata"]["name"])
+
+
+def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
+    """The job that a step's inputs, its further settings and its KFP task describe together.
+
+    Raises:
+        InputError: for what cannot be used, and for a setting that is an input of its own.
+    """
+    check_given("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
+    script = unpacked(inputs.pop("script", ""))
+    return LaunchSpec.create(**overlaid(task_config, {**inputs, "script": script, **settings}))

@@ -2,6 +2,8 @@
 
 import click
 
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+
 
 def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
     """Print every setting with its default and what it means, and exit."""
@@ -12,7 +14,8 @@ def _list_settings(context: click.Context, option: click.Parameter, asked: bool)
     for name, field in LaunchSpec.model_fields.items():
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
         given = f"{name}={list(default) if isinstance(default, tuple) else default}"
-        click.echo(f"{given:32} {field.description}")
+        choices = ", ".join(choice or "''" for choice in LaunchSpec.choices(name))
+        click.echo(f"{given:32} {field.description}{f' One of {choices}.' if choices else ''}")
     context.exit()
 
 
@@ -26,9 +29,7 @@ def _list_settings(context: click.Context, option: click.Parameter, asked: bool)
     callback=_list_settings,
     help="List every setting with its default, and exit.",
 )
-@click.argument(
-    "kind", type=click.Choice(["pytorchjob", "trainjob", "tfjob", "mpijob"]), metavar="KIND"
-)
+@click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
 @click.option("--namespace", "-n", default="default", show_default=True, help="Its namespace.")
 @click.option("--run-id", default="run", show_default=True, help="Id of the pipeline run.")
@@ -36,9 +37,9 @@ def _list_settings(context: click.Context, option: click.Parameter, asked: bool)
 def command(
     kind: str, settings: tuple[str, ...], namespace: str, run_id: str, task_name: str
 ) -> None:
-    """Print the KIND (pytorchjob, trainjob, tfjob or mpijob) of some settings; nothing is created.
+    """Print the job that some settings make; nothing is created.
 
-    Settings are those of the components, and of `cluster` of a pipeline, with values in YAML:
+    Settings are those of the component `job`, and of `job` of a pipeline, with values in YAML:
 
     kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
     command='[python3, train.py]' claims='{/data: images:ro}'
@@ -47,13 +48,15 @@ def command(
     """
     import yaml
 
+    from kfp_ddp.base.settings import check_given
     from kfp_ddp.components.shared.launch.identity import identify, metadata
     from kfp_ddp.components.shared.launch.jobs import script_map
-    from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+    from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
     from kfp_ddp.components.shared.launch.manifests.script import unpacked
     from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
     fields = dict(_setting(text) for text in settings)
+    check_given("settings", fields, {"kind": "is the first argument itself"})
     fields["script"] = unpacked(str(fields.get("script", "")))
     spec = LaunchSpec.create(**fields, kind=kind)
     identity = identify(run_id, task_name, "", spec)
@@ -63,12 +66,12 @@ def command(
         map_name = printed[0]["metadata"]["name"]
         printed[0]["metadata"]["namespace"] = namespace
     meta = metadata(spec, identity, namespace, 0, None)
-    printed.append(KINDS[kind].manifest(spec, meta, map_name))
+    printed.append(job_manifest(spec, meta, map_name))
     click.echo(yaml.safe_dump_all(printed, sort_keys=False, allow_unicode=True), nl=False)
 
 
 def _setting(text: str) -> tuple[str, object]:
-    """A SETTING=VALUE argument; numbers stay text where the setting is one, as `cpu=4` is."""
+    """A SETTING=VALUE argument; text stays text, where YAML has numbers and words, as `cpu=4`."""
     import yaml
 
     from kfp_ddp.base.errors import InputError
@@ -78,7 +81,7 @@ def _setting(text: str) -> tuple[str, object]:
     if not equals:
         raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")
     field = LaunchSpec.model_fields.get(name)
-    if field is not None and field.annotation is str:
+    if field is not None and (field.annotation is str or LaunchSpec.choices(name)):
         return name, value
     try:
         return name, yaml.safe_load(value)

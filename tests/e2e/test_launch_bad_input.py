@@ -123,6 +123,7 @@ def test_what_manifest_prints_is_what_the_server_takes(
         (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
         (["trainjob", *COMMAND, "env={A: ["], "is not a YAML value"),
         (["trainjob", *COMMAND, "nodes"], "is not a setting; write SETTING=VALUE"),
+        (["tfjob", *COMMAND, "kind=mpijob"], "settings sets kind, which is the first argument"),
     ],
 )
 def test_what_manifest_cannot_print_is_one_line(arguments: list[str], says: str) -> None:

@@ -1,4 +1,4 @@
-"""The components that launch anything, as steps of a pipeline: an own command, and a file."""
+"""The component `job`, of each kind, as a step of a pipeline: an own command, and a file."""
 
 import hashlib
 import json
@@ -11,11 +11,8 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kubernetes import client
 
-from kfp_ddp.components.mpi_job.component import mpi_job
-from kfp_ddp.components.pytorch_job.component import pytorch_job
+from kfp_ddp.components.job.component import job
 from kfp_ddp.components.shared.launch.manifests.script import packed
-from kfp_ddp.components.tf_job.component import tf_job
-from kfp_ddp.components.train_job.component import train_job
 from tests.e2e.harness import rights
 from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised
@@ -23,12 +20,6 @@ from tests.e2e.harness.grounds import IMAGE, UID, patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, staged
 
-COMPONENTS = {
-    "pytorchjob": pytorch_job,
-    "trainjob": train_job,
-    "tfjob": tf_job,
-    "mpijob": mpi_job,
-}
 # The title of each of two workers' log lines; an MPIJob's ranks write through its launcher.
 SPEAKERS = {
     "pytorchjob": {"master-0", "worker-0"},
@@ -89,7 +80,7 @@ def full(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) ->
         yield staging
 
 
-@pytest.mark.parametrize("kind", list(COMPONENTS))
+@pytest.mark.parametrize("kind", list(SPEAKERS))
 def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
     full: Scene, tmp_path: Path, cluster: client.ApiClient, kind: str
 ) -> None:
@@ -148,11 +139,11 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
         assert {each["PET_NPROC_PER_NODE"] for each in found} == {"2"}  # one for each GPU
     if kind == "mpijob":
         assert [each["OMPI_COMM_WORLD_SIZE"] for each in found] == ["4"] * 4
-    job = json.loads(run.artifact(next(iter(run.steps)), "job"))
-    assert job["metadata"]["name"] == run.steps[_name(kind)].outputs["Output"]
+    ended = json.loads(run.artifact("job", "job_object"))
+    assert ended["metadata"]["name"] == run.steps["job"].outputs["Output"]
 
 
-@pytest.mark.parametrize("kind", list(COMPONENTS))
+@pytest.mark.parametrize("kind", list(SPEAKERS))
 @pytest.mark.parametrize("may_make_config_maps", [True, False])
 def test_a_file_arrives_to_the_byte(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
@@ -188,22 +179,21 @@ def test_a_file_arrives_to_the_byte(
     assert len(maps) == may_make_config_maps
 
 
-def _task(kind: str, **settings: Any) -> Any:
+def _task(kind: str, command: list[str] | None = None, script: str = "", **settings: Any) -> Any:
     given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, **settings}
-    if kind in ("tfjob", "mpijob", "pytorchjob"):
+    if kind != "trainjob":
         given["clean_pod_policy"] = "None"
-    return COMPONENTS[kind](
+    return job(
         run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
         task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+        kind=kind,
         image=IMAGE,
+        command=command or [],
+        script=script,
         nodes=2,
-        **given,
+        settings=given,
     ).set_caching_options(False)
-
-
-def _name(kind: str) -> str:
-    return str(COMPONENTS[kind].name)
 
 
 def _said(run: Run, mark: str) -> list[tuple[str, str]]:

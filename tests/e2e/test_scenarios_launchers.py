@@ -1,4 +1,4 @@
-"""The components that launch anything: somebody's own command, and a job that changes its size."""
+"""The component `job`: somebody's own command, and a job that changes its size."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from kfp import compiler, dsl, kubernetes
 
-from kfp_ddp.components.pytorch_job.component import pytorch_job
-from kfp_ddp.components.tf_job.component import tf_job
+from kfp_ddp.components.job.component import job
 from kfp_ddp.training.config import TrainConfig
 from tests.e2e.harness.grounds import IMAGE, UID, until
 from tests.e2e.harness.leftovers import leftovers
@@ -22,19 +21,19 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 def test_a_tfjob_with_a_command_of_ones_own(scene: Scene, tmp_path: Path) -> None:
     @dsl.pipeline(name="own-command")  # type: ignore[untyped-decorator]
     def pipeline() -> None:
-        tf_job(
+        job(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            kind="tfjob",
             image=IMAGE,
             command=["python3", "-c", SAY],
             nodes=2,
-            run_as_user=UID,
-            ttl_seconds=0,
+            settings={"run_as_user": UID, "ttl_seconds": 0},
         ).set_caching_options(False)
 
     run = scene.run(_compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
-    log = run.steps["tf-job"].log
+    log = run.steps["job"].log
     assert "[chief-0] task {'type': 'chief', 'index': 0}" in log, log
     assert "[worker-0] task {'type': 'worker', 'index': 0}" in log, log
     until(lambda: not any("tfjobs" in each for each in leftovers(scene.grounds)), "its TTL")
@@ -58,15 +57,17 @@ def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
 
     @dsl.pipeline(name="elastic")  # type: ignore[untyped-decorator]
     def pipeline() -> None:
-        task = pytorch_job(
+        task = job(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             image="ghcr.io/kfp-ddp/trainer:0.1.0",
             command=["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()],
-            elastic="1:2",
             nodes=2,
-            nproc_per_node=1,
-            run_as_user=UID,
-            env=ENVIRONMENT,
+            settings={
+                "elastic": "1:2",
+                "nproc_per_node": 1,
+                "run_as_user": UID,
+                "env": ENVIRONMENT,
+            },
         ).set_caching_options(False)
         kubernetes.mount_pvc(task, pvc_name=DATA, mount_path="/data")
         kubernetes.mount_pvc(task, pvc_name=WORK, mount_path="/work")
@@ -93,7 +94,7 @@ def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
 
 
 def _log(run: Run) -> str:
-    return run.steps["pytorch-job"].log if "pytorch-job" in run.steps else ""
+    return run.steps["job"].log if "job" in run.steps else ""
 
 
 def _compiled(pipeline: Any, folder: Path) -> Path:

@@ -39,4 +39,6 @@ def test_settings_of_a_job_are_listed_with_their_defaults() -> None:
     assert answer.exit_code == 0, answer.output
     listed = dict(line.split("=", 1) for line in answer.output.splitlines())
     assert set(listed) == set(LaunchSpec.model_fields)
-    assert listed["shm_size"].split(maxsplit=1) == ["2Gi", "Shared memory of a node; '' for none."]
+    told = LaunchSpec.model_fields["shm_size"].description
+    assert listed["shm_size"].split(maxsplit=1) == ["2Gi", told]
+    assert listed["spot"].endswith(" One of '', gke, aks, karpenter, eks.")

@@ -222,10 +222,10 @@ def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
 
 def test_a_trainjob_that_lost_its_patches_is_told_from_one_with_more() -> None:
     ours, kueues = {"manager": "kfp-ddp/launcher"}, {"manager": "kueue.x-k8s.io/manager"}
-    spoiled = KINDS["trainjob"].spoiled
-    assert spoiled({"spec": {"runtimePatches": [ours, kueues]}}) == ""
-    assert "has lost its runtimePatches" in spoiled({"spec": {}})
-    assert "has lost its runtimePatches" in spoiled({"spec": {"runtimePatches": [kueues]}})
+    stripped_fields = KINDS["trainjob"].stripped_fields
+    assert stripped_fields({"spec": {"runtimePatches": [ours, kueues]}}) == ""
+    assert "has lost its runtimePatches" in stripped_fields({"spec": {}})
+    assert "has lost its runtimePatches" in stripped_fields({"spec": {"runtimePatches": [kueues]}})
 
 
 def test_states_of_both_kinds_of_jobs() -> None:

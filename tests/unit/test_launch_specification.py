@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from kfp import dsl
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS, job_manifest
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.manifests.task_config import (
     claim_of,
@@ -31,13 +33,9 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"cpu": "four"}, "cpu='four' cannot be used"),
         ({"elastic": "4:2"}, "elastic=4:2: the minimum is above the maximum"),
         ({"elastic": "1:2", "nodes": 3}, "nodes=3 lies outside elastic=1:2"),
-        ({"elastic": "1:2", "kind": "tfjob"}, "a tfjob cannot be elastic"),
+        ({"elastic": "two"}, "it should be the least and the most nodes as min:max"),
         ({"script": "print()"}, "give command and args, or script, not both"),
         ({"queue": "q"}, "queue='q' without scheduler"),
-        ({"kind": "trainjob", "host_network": True}, "host_network cannot be set on a TrainJob"),
-        ({"kind": "trainjob", "ttl_seconds": 5}, "ttl_seconds cannot be set on a TrainJob"),
-        ({"kind": "trainjob", "clean_pod_policy": "All"}, "clean_pod_policy cannot be set on a"),
-        ({"runtime": "mine"}, "runtime='mine': a pytorchjob has none"),
         ({"image": "a b"}, "image='a b' cannot be used: it should be the name of an image"),
         (
             {"claims": {"data": "c"}},
@@ -61,6 +59,77 @@ def test_bad_settings_are_one_line(fields: dict[str, Any], says: str) -> None:
         LaunchSpec.create(**{**SPEC, **fields})
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# What each kind has no place for, with a value of it: a setting that would do nothing is refused.
+NOT_ELASTIC = ("elastic", "1:2", "elastic=1:2: a {kind} cannot be elastic; use a pytorchjob")
+NO_RUNTIME = ("runtime", "mine", "runtime='mine': a {kind} has none, a trainjob has")
+IN_THE_RUNTIME = (
+    "{name} cannot be set on a TrainJob: put it into the runtime 'torch-distributed', "
+    "or use a PyTorchJob"
+)
+UNSUPPORTED: dict[str, list[tuple[str, Any, str]]] = {
+    "pytorchjob": [NO_RUNTIME],
+    "tfjob": [
+        NOT_ELASTIC,
+        NO_RUNTIME,
+        ("nproc_per_node", 2, "nproc_per_node=2: a tfjob runs one process in each pod"),
+        ("nccl_timeout_minutes", 5.0, "nccl_timeout_minutes=5.0: the watchdog is torch's"),
+    ],
+    "mpijob": [NOT_ELASTIC, NO_RUNTIME],
+    "trainjob": [
+        NOT_ELASTIC,
+        ("host_network", True, IN_THE_RUNTIME),
+        ("priority_class", "high", IN_THE_RUNTIME),
+        ("image_pull_policy", "Always", IN_THE_RUNTIME),
+        ("restart_policy", "OnFailure", IN_THE_RUNTIME),
+        ("backoff_limit", 0, IN_THE_RUNTIME),
+        ("scheduler", "volcano", IN_THE_RUNTIME),
+        ("scheduler", "coscheduling", IN_THE_RUNTIME),
+        ("scheduler", "runai", IN_THE_RUNTIME),
+        ("env_from_secrets", ["secret"], IN_THE_RUNTIME),
+        ("clean_pod_policy", "All", IN_THE_RUNTIME),
+        ("ttl_seconds", 5, IN_THE_RUNTIME),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", list(UNSUPPORTED))
+def test_what_a_kind_cannot_do_is_refused_by_its_row(kind: str) -> None:
+    for name, value, says in UNSUPPORTED[kind]:
+        with pytest.raises(InputError) as error:
+            LaunchSpec.create(**SPEC, kind=kind, **{name: value})
+        assert says.format(kind=kind, name=name) in str(error.value)
+        assert "\n" not in str(error.value)
+    refused = {name for name, _, _ in UNSUPPORTED[kind]}
+    assert {each.setting for each in KINDS[kind].unsupported} == refused
+    assert LaunchSpec.create(**SPEC, kind=kind, scheduler="kueue").kind == kind
+
+
+def test_every_kind_has_a_row_and_a_manifest() -> None:
+    assert set(KINDS) == set(WRITERS) == set(typing.get_args(KindName))
+
+
+@pytest.mark.parametrize("spot", [spot for spot in LaunchSpec.choices("spot") if spot])
+def test_every_provider_of_spot_nodes_has_a_label_and_a_taint(spot: str) -> None:
+    template = pod.template(LaunchSpec.create(**SPEC, spot=spot), {}, "pytorch")["spec"]
+    ((key, value),) = template["nodeSelector"].items()
+    (toleration,) = template["tolerations"]
+    assert (toleration["key"], toleration["value"]) == (key, value)
+
+
+@pytest.mark.parametrize("name", LaunchSpec.model_fields)
+def test_a_description_is_a_sentence_that_tells_what_an_empty_value_means(name: str) -> None:
+    """It is the text of the command line, of the README's table and of the documentation."""
+    field = LaunchSpec.model_fields[name]
+    text = field.description or ""
+    assert text[:1].isupper()
+    assert text.endswith(".")
+    numbers = {"nodes", "grace_seconds", "ttl_seconds", "retries"}  # which mean what they are
+    if field.default == "" and name != "script":
+        assert "''" in text, text
+    elif type(field.default) in (int, float) and name not in numbers:
+        assert f"{field.default} " in text, text
 
 
 def test_a_name_is_short_and_the_same_again_and_differs_by_run_task_and_loop() -> None:
@@ -93,7 +162,7 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
     assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     (owner,) = meta["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", "u", False)
-    worker = KINDS["pytorchjob"].manifest(spec, meta, "")["spec"]["pytorchReplicaSpecs"]["Master"]
+    worker = job_manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Master"]
     assert "kueue.x-k8s.io/queue-name" not in worker["template"]["metadata"]["labels"]
     assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
@@ -138,10 +207,9 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
 def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
     given = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
-        kind: KINDS[kind].manifest(
+        kind: job_manifest(
             LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=given),
             {"name": "job", "labels": {}},
-            "",
         )["spec"]
         for kind in ("pytorchjob", "trainjob", "mpijob")
     }
@@ -205,8 +273,7 @@ def test_a_claim_with_a_name_that_no_volume_may_have_is_mounted_all_the_same() -
 def manifest(**fields: Any) -> dict[str, Any]:
     """The `spec` of the job of a specification."""
     spec = LaunchSpec.create(**{**SPEC, **fields})
-    made: dict[str, Any] = KINDS[spec.kind].manifest(spec, {"name": "job", "labels": {}}, "")
-    return dict(made["spec"])
+    return dict(job_manifest(spec, {"name": "job", "labels": {}})["spec"])
 
 
 def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:

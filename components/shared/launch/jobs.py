@@ -14,6 +14,7 @@ from kfp_ddp.components.shared.launch.identity import (
     Owner,
     metadata,
 )
+from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, suspended
 from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
@@ -108,7 +109,7 @@ class Jobs:
     def manifest(self, attempt: int, script_map: str = "") -> Object:
         """The job object of an attempt."""
         meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
-        return self.kind.manifest(self.spec, meta, script_map)
+        return job_manifest(self.spec, meta, script_map)
 
     def _create(self, attempt: int) -> Object:
         body = self.manifest(attempt, self._script_map())

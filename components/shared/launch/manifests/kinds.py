@@ -1,14 +1,14 @@
-"""What differs between the kinds of jobs: where they live, their pods, their state."""
+"""The kinds of jobs: where each lives, what it has no place for, its pods and its state."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.components.shared.cluster.api import Object, custom
-from kfp_ddp.components.shared.launch.manifests import mpijob, pytorchjob, tfjob, trainjob
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.runtime_patches import lost_patches
 
+KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 Phase = Literal["created", "queued", "running", "succeeded", "failed"]
 V1_JOB = "training.kubeflow.org/job-name"
 V1_TYPE, V1_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
@@ -39,6 +39,16 @@ class State:
         )
 
 
+class Unsupported(NamedTuple):
+    """A setting that a kind of job has no place for."""
+
+    setting: str
+    refusal: str
+    """What is said of it in one line, with {setting}, {value}, {kind} and {runtime}."""
+    allowed: tuple[str, ...] = ()
+    """Values that it may have all the same, besides its default."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of job on the cluster."""
@@ -49,8 +59,12 @@ class Kind:
     operator: str
     job_label: str
     containers: tuple[str, ...]
-    manifest: Callable[[LaunchSpec, Object, str], Object]
-    spoiled: Callable[[Object], str] = lambda job: ""
+    script_starter: Literal["torchrun", "mpirun", ""]
+    """What starts the ranks of a `script` in a pod; '' for Python itself."""
+    unsupported: tuple[Unsupported, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its containers get, unless a user sets them otherwise."""
+    stripped_fields: Callable[[Object], str] = lambda job: ""
     """What the job has lost of its specification since it was made, and who takes it away."""
     restarts_in_place: bool = False
     """Whether a failed container is started again in its pod, which no setting of ours prevents."""
@@ -62,6 +76,89 @@ class Kind:
     def pod_selector(self, name: str) -> str:
         """Label selector of a job's pods."""
         return f"{self.job_label}={name}"
+
+
+NOT_ELASTIC = Unsupported(
+    "elastic", "elastic={value}: a {kind} cannot be elastic; use a pytorchjob"
+)
+NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
+IN_THE_RUNTIME = (
+    "{setting} cannot be set on a TrainJob: put it into the runtime {runtime!r}, "
+    "or use a PyTorchJob"
+)
+# Or a log that is followed shows its lines at the end; of the operators one sets it itself.
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+TRAINING_OPERATOR: dict[str, Any] = {
+    "group_version": "kubeflow.org/v1",
+    "operator": "Kubeflow Training Operator 1.9",
+    "job_label": V1_JOB,
+}
+
+KINDS: dict[str, Kind] = {
+    "pytorchjob": Kind(
+        **TRAINING_OPERATOR,
+        title="PyTorchJob",
+        plural="pytorchjobs",
+        containers=("pytorch",),
+        script_starter="torchrun",
+        unsupported=(NO_RUNTIME,),
+    ),
+    "tfjob": Kind(
+        **TRAINING_OPERATOR,
+        title="TFJob",
+        plural="tfjobs",
+        containers=("tensorflow",),
+        script_starter="",
+        unsupported=(
+            NOT_ELASTIC,
+            NO_RUNTIME,
+            Unsupported(
+                "nproc_per_node",
+                "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
+            ),
+            Unsupported(
+                "nccl_timeout_minutes",
+                "nccl_timeout_minutes={value}: the watchdog is torch's, which a {kind} does not "
+                "run; leave it at 0",
+            ),
+        ),
+        environment=UNBUFFERED,
+    ),
+    "mpijob": Kind(
+        **TRAINING_OPERATOR,
+        title="MPIJob",
+        plural="mpijobs",
+        containers=("mpi",),
+        script_starter="mpirun",
+        unsupported=(NOT_ELASTIC, NO_RUNTIME),
+        # Open MPI ties each of two ranks to one core, which starves a rank that has threads.
+        environment={**UNBUFFERED, "OMPI_MCA_hwloc_base_binding_policy": "none"},
+    ),
+    "trainjob": Kind(
+        title="TrainJob",
+        group_version="trainer.kubeflow.org/v1alpha1",
+        plural="trainjobs",
+        operator="Kubeflow Trainer 2.2 or later",
+        job_label=V2_JOB,
+        containers=("node",),
+        script_starter="torchrun",
+        unsupported=(
+            NOT_ELASTIC,
+            Unsupported("host_network", IN_THE_RUNTIME),
+            Unsupported("priority_class", IN_THE_RUNTIME),
+            Unsupported("image_pull_policy", IN_THE_RUNTIME),
+            Unsupported("restart_policy", IN_THE_RUNTIME),
+            Unsupported("backoff_limit", IN_THE_RUNTIME),
+            Unsupported("scheduler", IN_THE_RUNTIME, allowed=("kueue",)),
+            Unsupported("env_from_secrets", IN_THE_RUNTIME),
+            Unsupported("clean_pod_policy", IN_THE_RUNTIME),
+            Unsupported("ttl_seconds", IN_THE_RUNTIME),
+        ),
+        environment=UNBUFFERED,
+        stripped_fields=lost_patches,
+        restarts_in_place=True,
+    ),
+}
 
 
 def pod_title(pod: Object) -> str:
@@ -113,37 +210,3 @@ def suspended(job: Object) -> bool:
     """Whether its specification holds the job back, as a queue does."""
     spec = job.get("spec") or {}
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
-
-
-def _of_training_operator(
-    title: str, plural: str, container: str, manifest: Callable[[LaunchSpec, Object, str], Object]
-) -> Kind:
-    return Kind(
-        title=title,
-        group_version="kubeflow.org/v1",
-        plural=plural,
-        operator="Kubeflow Training Operator 1.9",
-        job_label=V1_JOB,
-        containers=(container,),
-        manifest=manifest,
-    )
-
-
-KINDS: dict[str, Kind] = {
-    "pytorchjob": _of_training_operator(
-        "PyTorchJob", "pytorchjobs", "pytorch", pytorchjob.manifest
-    ),
-    "tfjob": _of_training_operator("TFJob", "tfjobs", "tensorflow", tfjob.manifest),
-    "mpijob": _of_training_operator("MPIJob", "mpijobs", "mpi", mpijob.manifest),
-    "trainjob": Kind(
-        title="TrainJob",
-        group_version="trainer.kubeflow.org/v1alpha1",
-        plural="trainjobs",
-        operator="Kubeflow Trainer 2.2 or later",
-        job_label=V2_JOB,
-        containers=("node",),
-        manifest=trainjob.manifest,
-        spoiled=trainjob.spoiled,
-        restarts_in_place=True,
-    ),
-}

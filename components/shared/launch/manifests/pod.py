@@ -4,7 +4,8 @@ import hashlib
 from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch.manifests.specification import SPOT, LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
 SHM = "shm"
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
@@ -13,6 +14,13 @@ SCRIPT_DIR = "/etc/kfp-ddp"
 SCRIPT_FILE = "script.py"
 # A ConfigMap holds 1 MiB at most; an environment variable about 128 KiB.
 RUN_FROM_ENV = "import os, sys; exec(compile(os.environ['KFP_DDP_SCRIPT'], 'script.py', 'exec'))"
+# Taints and labels that providers put on their interruptible nodes, from their documentation.
+SPOT_NODES: dict[str, tuple[str, str]] = {
+    "gke": ("cloud.google.com/gke-spot", "true"),
+    "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
+    "karpenter": ("karpenter.sh/capacity-type", "spot"),
+    "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
+}
 TORCHRUN_MODULE = "torch.distributed.run"
 # torchrun that is told to stop exits with 1, as for an error, of which an elastic job would end.
 TORCHRUN = """import sys
@@ -48,7 +56,7 @@ def template(
         pod_labels[METRICS] = "true"
     return {
         "metadata": {"labels": pod_labels, "annotations": annotations},
-        "spec": _clean(
+        "spec": _without_empty(
             {
                 **scheduling(spec),
                 "restartPolicy": "OnFailure" if spec.restart_policy == "OnFailure" else "Never",
@@ -62,7 +70,7 @@ def template(
                 "securityContext": security(spec),
                 "volumes": volumes(spec, script_map),
                 "containers": [
-                    _clean(
+                    _without_empty(
                         {
                             "name": container,
                             "image": spec.image,
@@ -89,22 +97,19 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
     """What the container runs, in exec form: no shell ever sees it."""
     if not spec.script:
         return list(spec.command)
-    torchrun = ["python3", "-c", TORCHRUN] if spec.elastic else ["python3", "-m", TORCHRUN_MODULE]
-    if spec.kind in ("pytorchjob", "trainjob"):
-        if script_map:
-            return [*torchrun, f"{SCRIPT_DIR}/{SCRIPT_FILE}"]
-        return [*torchrun, "--no-python", "python3", "-c", RUN_FROM_ENV]
+    file = f"{SCRIPT_DIR}/{SCRIPT_FILE}"
+    python = ["python3", file] if script_map else ["python3", "-c", RUN_FROM_ENV]
+    starter = KINDS[spec.kind].script_starter
+    if starter == "torchrun":
+        torchrun = ["-c", TORCHRUN] if spec.elastic else ["-m", TORCHRUN_MODULE]
+        return ["python3", *torchrun, *([file] if script_map else ["--no-python", *python])]
     # Without a number of ranks, mpirun takes every slot of the operator's host file.
-    start = ["mpirun", "python3"] if spec.kind == "mpijob" else ["python3"]
-    return [*start, f"{SCRIPT_DIR}/{SCRIPT_FILE}"] if script_map else [*start, "-c", RUN_FROM_ENV]
+    return [starter, *python] if starter else python
 
 
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     """Env of the container; what the user set wins over what a preset sets."""
-    preset: dict[str, str] = {}
-    if spec.kind != "pytorchjob":
-        # Or a log that is followed shows its lines at the end; only that operator sets it itself.
-        preset["PYTHONUNBUFFERED"] = "1"
+    preset = dict(KINDS[spec.kind].environment)
     if spec.nccl_debug:
         preset["NCCL_DEBUG"] = spec.nccl_debug
     if spec.nccl_socket_interface:
@@ -117,9 +122,6 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.elastic:
         # Or torchrun waits in vain for an address, where a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if spec.kind == "mpijob":
-        # Open MPI ties each of two ranks to one core, which starves a rank that has threads.
-        preset["OMPI_MCA_hwloc_base_binding_policy"] = "none"
     if spec.script and not script_map:
         # Kubernetes expands $(NAME) in values, and makes $$ one $.
         preset["KFP_DDP_SCRIPT"] = spec.script.replace("$", "$$")
@@ -143,7 +145,7 @@ def resources(spec: LaunchSpec) -> Object:
             requests[name] = request or limit
     if spec.gpus_per_node:
         limits[spec.gpu_resource] = str(spec.gpus_per_node)
-    return _clean({"limits": limits, "requests": requests})
+    return _without_empty({"limits": limits, "requests": requests})
 
 
 def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
@@ -186,18 +188,18 @@ def scheduling(spec: LaunchSpec) -> Object:
     """Where the pod may run: selector, tolerations and affinity, with those of spot nodes."""
     selector, tolerations = dict(spec.node_selector), [dict(item) for item in spec.tolerations]
     if spec.spot:
-        key, value = SPOT[spec.spot]
+        key, value = SPOT_NODES[spec.spot]
         selector[key] = value
         toleration = {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
         tolerations.append(toleration)
-    return _clean(
+    return _without_empty(
         {"nodeSelector": selector, "tolerations": tolerations, "affinity": dict(spec.affinity)}
     )
 
 
 def security(spec: LaunchSpec) -> Object:
     """Security context of the pod."""
-    return _clean(
+    return _without_empty(
         {
             "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
             "fsGroup": spec.fs_group if spec.fs_group >= 0 else None,
@@ -211,7 +213,7 @@ def container_security(spec: LaunchSpec) -> Object:
 
     Non-root is asked of it alone: the init containers that operators add have images of root.
     """
-    return _clean(
+    return _without_empty(
         {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -226,6 +228,6 @@ def _scheduler_name(spec: LaunchSpec) -> str:
     return "runai-scheduler" if spec.scheduler == "runai" else ""
 
 
-def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     """Without what is empty, so that a manifest shows only what was asked for."""
     return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}

@@ -1,146 +1,261 @@
 """The one typed description of a distributed job, from which every kind of job is written."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from kfp_ddp.base.settings import Settings
-
-Kind = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
-QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
-NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
-LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-
-CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
-IMAGE = r"^[^\s]+$"
-MOUNT = r"^/[^:]+$"
-VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
-KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-PATTERNS = {
-    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
-    NAME: "a name of small letters, digits, '-' and '.'",
-    LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
-    CLAIM: "the name of a claim, or name:ro",
-    IMAGE: "the name of an image, without spaces",
-    MOUNT: "an absolute path without ':'",
-    VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
-    KEY: "the key of a label or resource, such as zone or example.com/zone",
-}
-# Of what stands in a pod, Kubernetes tells only when the operator makes one.
-Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]
-Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
-Mount = Annotated[str, StringConstraints(pattern=MOUNT)]
-Variable = Annotated[str, StringConstraints(pattern=VARIABLE)]
-Key = Annotated[str, StringConstraints(pattern=KEY)]
-Value = Annotated[str, StringConstraints(pattern=LABEL)]
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.manifests.patterns import (
+    IMAGE,
+    IN_WORDS,
+    LABEL,
+    NAME,
+    NODE_RANGE,
+    QUANTITY,
+    Claim,
+    LabelKey,
+    LabelValue,
+    MountPath,
+    Name,
+    VariableName,
+)
 
 BACKSTOP_SECONDS = 60
-# Taints and labels that providers put on their interruptible nodes, from their documentation.
-SPOT: dict[str, tuple[str, str]] = {
-    "gke": ("cloud.google.com/gke-spot", "true"),
-    "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
-    "karpenter": ("karpenter.sh/capacity-type", "spot"),
-    "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
-}
 
 
 class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
-    patterns = PATTERNS
+    patterns = IN_WORDS
 
-    kind: Kind = Field("pytorchjob", description="Kind of job.")
-    image: str = Field(pattern=IMAGE, description="Image of the workers.")
-    command: tuple[str, ...] = Field((), description="Command in exec form; no shell.")
-    args: tuple[str, ...] = Field((), description="Arguments of the command.")
-    script: str = Field("", description="Text of a Python file that the workers run.")
+    kind: KindName = Field(
+        "pytorchjob",
+        description="Kind of job: PyTorchJob, TFJob and MPIJob are of the Training Operator, "
+        "TrainJob of Kubeflow Trainer.",
+    )
+    image: str = Field(pattern=IMAGE, description="Container image of the workers.")
+    command: tuple[str, ...] = Field(
+        (),
+        description="Command of each worker as a list of words, which no shell reads; empty for "
+        "the image's own. In an MPIJob the launcher alone runs it.",
+    )
+    args: tuple[str, ...] = Field((), description="Arguments that follow the command.")
+    script: str = Field(
+        "",
+        description="Text of a Python file that the workers run instead of a command, plain or "
+        "packed into one line.",
+    )
 
-    nodes: int = Field(1, ge=1, le=4096, description="Pods of the job.")
+    nodes: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Number of worker pods. An MPIJob has its launcher besides.",
+    )
     elastic: str = Field(
         "",
-        pattern=r"^$|^[1-9][0-9]*:[1-9][0-9]*$",
-        description="Nodes, min:max; '' for a fixed number.",
+        pattern=NODE_RANGE,
+        description="Least and most nodes as min:max, between which the job may lose and gain "
+        "pods while it runs; '' for a fixed number.",
     )
-    nproc_per_node: int = Field(0, ge=0, description="Processes a node; 0 for one for each GPU.")
-    runtime: str = Field("torch-distributed", pattern=NAME, description="Runtime of a TrainJob.")
+    nproc_per_node: int = Field(
+        0, ge=0, description="Processes (ranks) in each pod; 0 for one for each GPU, or one."
+    )
+    runtime: str = Field(
+        "torch-distributed",
+        pattern=NAME,
+        description="ClusterTrainingRuntime that a TrainJob is made from.",
+    )
 
-    gpus_per_node: int = Field(0, ge=0, description="GPUs of a node.")
-    gpu_resource: Key = Field("nvidia.com/gpu", description="Name of a GPU.")
-    cpu: str = Field("", pattern=QUANTITY, description="CPU request and limit of a node.")
-    memory: str = Field("", pattern=QUANTITY, description="Memory request and limit of a node.")
-    cpu_request: str = Field("", pattern=QUANTITY, description="CPU request, if below the limit.")
-    memory_request: str = Field("", pattern=QUANTITY, description="Memory request, if lower.")
+    gpus_per_node: int = Field(
+        0, ge=0, description="GPUs of each pod; 0 for those that are set on the KFP task, or none."
+    )
+    gpu_resource: LabelKey = Field(
+        "nvidia.com/gpu",
+        description="Resource name under which the cluster offers its GPUs.",
+    )
+    cpu: str = Field(
+        "",
+        pattern=QUANTITY,
+        description="CPUs that each pod requests and may use at most, such as 4 or 500m; '' for "
+        "no limit.",
+    )
+    memory: str = Field(
+        "",
+        pattern=QUANTITY,
+        description="Memory that each pod requests and may use at most, such as 16Gi; '' for no "
+        "limit.",
+    )
+    cpu_request: str = Field(
+        "",
+        pattern=QUANTITY,
+        description="CPUs that each pod requests, where that is less than its limit; '' for cpu.",
+    )
+    memory_request: str = Field(
+        "",
+        pattern=QUANTITY,
+        description="Memory that each pod requests, where that is less than its limit; '' for "
+        "memory.",
+    )
     resources: dict[str, dict[str, str]] = Field(
-        default_factory=dict, description="Limits and requests in Kubernetes' form."
+        default_factory=dict,
+        description="Limits and requests of each pod as Kubernetes writes them; cpu, memory and "
+        "gpus_per_node go before it.",
     )
     shm_size: str = Field(
-        "2Gi", pattern=QUANTITY, description="Shared memory of a node; '' for none."
+        "2Gi",
+        pattern=QUANTITY,
+        description="Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' "
+        "for the container runtime's own, mostly 64 MB.",
     )
 
-    env: dict[Variable, str] = Field(default_factory=dict, description="Environment variables.")
-    env_from_secrets: tuple[Name, ...] = Field((), description="Secrets whose keys become env.")
-    env_vars: tuple[dict[str, Any], ...] = Field((), description="Env in Kubernetes' form.")
-    claims: dict[Mount, Claim] = Field(
-        default_factory=dict, description="Claims by mount path; claim:ro for read-only."
+    env: dict[VariableName, str] = Field(
+        default_factory=dict, description="Environment variables of the workers, by name."
     )
-    volumes: tuple[dict[str, Any], ...] = Field((), description="Volumes in Kubernetes' form.")
-    volume_mounts: tuple[dict[str, Any], ...] = Field((), description="Mounts, likewise.")
+    env_from_secrets: tuple[Name, ...] = Field(
+        (), description="Secrets all of whose keys become environment variables of the workers."
+    )
+    env_vars: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="Environment variables as Kubernetes writes them, for values from a Secret's "
+        "key and the like; env goes before it.",
+    )
+    claims: dict[MountPath, Claim] = Field(
+        default_factory=dict,
+        description="PersistentVolumeClaims of the workers by the path where they are mounted; "
+        "name:ro mounts one read-only.",
+    )
+    volumes: tuple[dict[str, Any], ...] = Field(
+        (), description="Further volumes of the workers as Kubernetes writes them."
+    )
+    volume_mounts: tuple[dict[str, Any], ...] = Field(
+        (), description="Where the workers mount those volumes, as Kubernetes writes it."
+    )
 
     nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = Field(
-        "", description="What NCCL logs."
+        "", description="How much NCCL logs (NCCL_DEBUG); '' for its own default."
     )
-    nccl_socket_interface: str = Field("", description="Network interface of NCCL and gloo.")
-    nccl_infiniband: Literal["", "on", "off"] = Field("", description="InfiniBand or RoCE.")
+    nccl_socket_interface: str = Field(
+        "",
+        description="Network interface that NCCL and gloo use, such as eth0; '' for their own "
+        "choice.",
+    )
+    nccl_infiniband: Literal["", "on", "off"] = Field(
+        "", description="Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one."
+    )
     nccl_timeout_minutes: float = Field(
-        0, ge=0, description="Silence of NCCL's watchdog that ends a rank; 0 for torch's own."
+        0,
+        ge=0,
+        description="Minutes without a sign of life of torch's NCCL watchdog thread, after which "
+        "it ends the rank; 0 for torch's own.",
     )
-    host_network: bool = Field(False, description="Use the node's network.")
+    host_network: bool = Field(
+        False, description="Whether the pods use the network of their node instead of their own."
+    )
     metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of /metrics, for Prometheus' annotations; 0 for none."
+        0,
+        ge=0,
+        le=65535,
+        description="Port at which the workers serve /metrics, announced to Prometheus; 0 for "
+        "none.",
     )
-    istio: bool = Field(False, description="Let Istio inject its sidecar.")
+    istio: bool = Field(
+        False,
+        description="Whether Istio adds its sidecar to the pods; with one a job may never end.",
+    )
 
-    node_selector: dict[Key, Value] = Field(default_factory=dict, description="Labels of nodes.")
-    tolerations: tuple[dict[str, Any], ...] = Field((), description="Taints to bear.")
-    affinity: dict[str, Any] = Field(default_factory=dict, description="Affinity.")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="Labels that a node must have to run a pod of the job."
+    )
+    tolerations: tuple[dict[str, Any], ...] = Field(
+        (), description="Taints of nodes that the pods tolerate, as Kubernetes writes them."
+    )
+    affinity: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Affinity of the pods to nodes and to one another, as Kubernetes writes it.",
+    )
     spot: Literal["", "gke", "aks", "karpenter", "eks"] = Field(
-        "", description="Interruptible nodes of a provider."
+        "",
+        description="Provider on whose interruptible (spot) nodes the pods run; '' for other "
+        "nodes.",
     )
-    priority_class: str = Field("", pattern=NAME, description="PriorityClass of the pods.")
+    priority_class: str = Field(
+        "", pattern=NAME, description="PriorityClass of the pods; '' for the cluster's default."
+    )
     scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = Field(
-        "", description="Who queues and gang-schedules the job; '' for the cluster's default."
+        "",
+        description="Who queues the job and starts its pods together; '' for the cluster's "
+        "default scheduler.",
     )
-    queue: str = Field("", pattern=LABEL, description="Queue of that scheduler.")
+    queue: str = Field(
+        "",
+        pattern=LABEL,
+        description="Queue of that scheduler that the job waits in; '' for none.",
+    )
 
-    image_pull_secrets: tuple[Name, ...] = Field((), description="Secrets of the registry.")
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
-        "", description="When the image is pulled; '' for the cluster's default."
+    image_pull_secrets: tuple[Name, ...] = Field(
+        (), description="Secrets with which the image is pulled from a private registry."
     )
-    service_account: str = Field("", pattern=NAME, description="Service account of the pods.")
-    run_as_user: int = Field(-1, ge=-1, description="User id; -1 for the image's.")
-    fs_group: int = Field(-1, ge=-1, description="Group that owns the claims; -1 for none.")
-    non_root: bool = Field(True, description="Refuse to run as root.")
-    grace_seconds: int = Field(120, ge=1, description="From SIGTERM to SIGKILL.")
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
+        "", description="When the image is pulled anew; '' for the cluster's default."
+    )
+    service_account: str = Field(
+        "", pattern=NAME, description="Service account of the pods; '' for the namespace's default."
+    )
+    run_as_user: int = Field(
+        -1, ge=-1, description="User id under which the workers run; -1 for the image's own."
+    )
+    fs_group: int = Field(
+        -1,
+        ge=-1,
+        description="Group id that owns the files of mounted claims; -1 to leave them as they are.",
+    )
+    non_root: bool = Field(True, description="Whether a worker that would run as root is refused.")
+    grace_seconds: int = Field(
+        120,
+        ge=1,
+        description="Seconds that a pod has from SIGTERM to SIGKILL, as for a last checkpoint.",
+    )
 
     restart_policy: Literal["Never", "OnFailure", "ExitCode"] = Field(
         "Never",
-        description="What the operator does with a pod that failed; an elastic job takes "
-        "ExitCode for Never.",
+        description="What the operator does with a pod that failed: end the job, start it again, "
+        "or start it again only after a signal. An elastic job takes ExitCode for Never.",
     )
-    backoff_limit: int = Field(-1, ge=-1, description="Restarts that it bears; -1 for any number.")
+    backoff_limit: int = Field(
+        -1,
+        ge=-1,
+        description="Restarts of pods after which the operator ends the job; -1 for no limit.",
+    )
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        "Running", description="Pods that are removed when the job is over."
+        "Running",
+        description="Pods that the operator removes when the job is over: those that still run, "
+        "all or none.",
     )
     ttl_seconds: int = Field(
-        86400, ge=-1, description="Life of a job that is over; -1 for that of its run's Workflow."
+        86400,
+        ge=-1,
+        description="Seconds after which a job that is over is deleted; -1 to leave it until the "
+        "run's Workflow, which owns it, is deleted.",
     )
     deadline_minutes: float = Field(
-        0, ge=0, description="The job's time, without its wait in a queue; 0 for no end."
+        0,
+        ge=0,
+        description="Minutes that the job may take, without its wait in a queue; 0 for no end.",
     )
     pending_minutes: float = Field(
-        0, ge=0, description="Wait for pods that cannot start; 0 for no end."
+        0,
+        ge=0,
+        description="Minutes that pods may wait for a node or an image before the job is given "
+        "up; 0 for no end.",
     )
-    retries: int = Field(2, ge=0, le=100, description="Whole-job retries after a lost node.")
+    retries: int = Field(
+        2,
+        ge=0,
+        le=100,
+        description="How often the whole job is made anew after it lost a node or was preempted.",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -150,8 +265,6 @@ class LaunchSpec(Settings):
             low, high = self.node_range()
             if low > high:
                 raise ValueError(f"elastic={self.elastic}: the minimum is above the maximum")
-            if self.kind != "pytorchjob":
-                raise ValueError(f"elastic={self.elastic}: a {self.kind} cannot be elastic")
             if self.nodes != 1 and not low <= self.nodes <= high:
                 raise ValueError(
                     f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
@@ -161,31 +274,17 @@ class LaunchSpec(Settings):
                 f"queue={self.queue!r} without scheduler: say whose queue it is, "
                 "kueue, volcano, coscheduling or runai"
             )
-        if self.kind == "trainjob":
-            self._fits_trainjob()
-        elif self.runtime != "torch-distributed":
-            raise ValueError(f"runtime={self.runtime!r}: a {self.kind} has none, a trainjob has")
         return self
 
-    def _fits_trainjob(self) -> None:
-        """Refuse what a TrainJob has no place for: its runtime holds these settings."""
-        unfit = {
-            "host_network": self.host_network,
-            "priority_class": bool(self.priority_class),
-            "image_pull_policy": bool(self.image_pull_policy),
-            "restart_policy": self.restart_policy != "Never",
-            "backoff_limit": self.backoff_limit >= 0,
-            "scheduler": self.scheduler in ("volcano", "coscheduling", "runai"),
-            "env_from_secrets": bool(self.env_from_secrets),
-            "clean_pod_policy": self.clean_pod_policy != "Running",
-            "ttl_seconds": self.ttl_seconds != 86400,
-        }
-        for name, is_set in unfit.items():
-            if is_set:
+    @model_validator(mode="after")
+    def _supported_by_its_kind(self) -> Self:
+        for name, refusal, allowed in KINDS[self.kind].unsupported:
+            value = getattr(self, name)
+            if value not in (type(self).model_fields[name].default, *allowed):
                 raise ValueError(
-                    f"{name} cannot be set on a TrainJob: put it into the runtime "
-                    f"{self.runtime!r}, or use a PyTorchJob"
+                    refusal.format(setting=name, value=value, kind=self.kind, runtime=self.runtime)
                 )
+        return self
 
     def node_range(self) -> tuple[int, int]:
         """Least and most nodes."""

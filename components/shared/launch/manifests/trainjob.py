@@ -2,9 +2,9 @@
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.manifests.runtime_patches import MANAGER
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
-MANAGER = "kfp-ddp/launcher"
 CONTAINER = "node"
 
 
@@ -45,7 +45,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                     "env": pod.environment(spec, script_map) or None,
                     "numNodes": spec.nodes,
                     "numProcPerNode": spec.processes(),
-                    "resourcesPerNode": _wrapped(pod.resources(spec)) or None,
+                    "resourcesPerNode": _as_strings(pod.resources(spec)) or None,
                 },
                 "runtimePatches": [
                     {
@@ -68,37 +68,22 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             },
         }
     )
-    return _plain(job.to_dict())
+    return _without_empty(job.to_dict())
 
 
-def spoiled(job: Object) -> str:
-    """What is said of a TrainJob that has lost our patches; '' while it has them.
-
-    Kueue before 0.17 writes back a TrainJob as Trainer 2.0 knew it, without runtimePatches, when
-    it admits one; Trainer cannot make its pods after that.
-    """
-    patches = job["spec"].get("runtimePatches") or []
-    if any(patch["manager"] == MANAGER for patch in patches):
-        return ""
-    return (
-        "has lost its runtimePatches, with volumes and settings, and was deleted; Kueue before "
-        "0.17 takes them away: use a newer one, or backend pytorchjob in this queue"
-    )
-
-
-def _wrapped(resources: Object) -> Object:
+def _as_strings(resources: Object) -> Object:
     """Quantities as strings, which the models take through from_dict."""
     return {kind: {k: str(v) for k, v in values.items()} for kind, values in resources.items()}
 
 
-def _plain(value: Object) -> Object:
+def _without_empty(value: Object) -> Object:
     """Without empty parts, which the server would store as they are."""
     found = {}
     for key, item in value.items():
         if isinstance(item, dict):
-            item = _plain(item)
+            item = _without_empty(item)
         elif isinstance(item, list):
-            item = [_plain(each) if isinstance(each, dict) else each for each in item]
+            item = [_without_empty(each) if isinstance(each, dict) else each for each in item]
         if item is not None and item != {} and item != []:
             found[key] = item
     return found

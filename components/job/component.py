@@ -1,0 +1,58 @@
+"""The KFP signature of `job`."""
+
+from kfp import dsl
+
+
+@dsl.component(
+    base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
+    install_kfp_package=False,
+    task_config_passthroughs=[
+        dsl.TaskConfigField.RESOURCES,
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigField.KUBERNETES_AFFINITY,
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+    ],
+)
+def job(
+    run_id: str,
+    image: str,
+    job_object: dsl.Output[dsl.Artifact],
+    task_config: dsl.TaskConfig,
+    kind: str = "pytorchjob",
+    task_name: str = "job",
+    task_id: str = "",
+    work_dir: str = "",
+    command: list = [],  # noqa: B006
+    args: list = [],  # noqa: B006
+    script: str = "",
+    nodes: int = 1,
+    gpus_per_node: int = 0,
+    settings: dict = {},  # noqa: B006
+) -> str:
+    """Run a PyTorchJob, TrainJob, TFJob or MPIJob, followed as if it ran in this step.
+
+    Args:
+        run_id: Id of the pipeline run.
+        image: Container image of the workers.
+        job_object: The job as it ended, for the record.
+        task_config: What is set on this task, filled in by KFP: it reaches the workers.
+        kind: pytorchjob, trainjob, tfjob or mpijob.
+        task_name: Name of this task in the pipeline.
+        task_id: The pipeline's task id, which tells iterations of a loop apart.
+        work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
+        command: Command of each worker as a list of words, which no shell reads.
+        args: Arguments that follow the command.
+        script: Text of a Python file that the workers run instead of a command, plain or packed.
+        nodes: Number of worker pods.
+        gpus_per_node: GPUs of each pod; 0 for those that are set on this task, or none.
+        settings: Further settings of the job by name, as the README lists them.
+
+    Returns:
+        Name of the job that succeeded.
+    """
+    inputs = dict(locals())
+    from kfp_ddp.components.job.engine import run
+
+    return run(**inputs)

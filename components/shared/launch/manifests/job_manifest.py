@@ -1,0 +1,23 @@
+"""The manifest of a specification, by the kind of its job."""
+
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.manifests import mpijob, pytorchjob, tfjob, trainjob
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+WRITERS = {
+    "pytorchjob": pytorchjob.manifest,
+    "trainjob": trainjob.manifest,
+    "tfjob": tfjob.manifest,
+    "mpijob": mpijob.manifest,
+}
+
+
+def job_manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
+    """The job as the API server takes it.
+
+    Args:
+        spec: The job.
+        metadata: Its name, namespace, labels and owner.
+        script_map: ConfigMap that holds the script; '' when it travels in the environment.
+    """
+    return WRITERS[spec.kind](spec, metadata, script_map)

@@ -1,0 +1,155 @@
+"""The component `job`: every setting of a job reaches its specification, once."""
+
+import inspect
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.job import engine
+from kfp_ddp.components.job.component import job
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.manifests.script import packed
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+
+OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
+README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()
+PARAMETERS = dict(inspect.signature(job.python_func).parameters)
+INPUTS = {name: each.default for name, each in PARAMETERS.items()}
+INPUTS = {name: INPUTS[name] for name in INPUTS.keys() - OF_THE_STEP - {"settings"}}
+INPUTS["image"] = "a:1"
+FIELDS = LaunchSpec.model_fields
+# A value of each setting that is not its default, as KFP hands it over: numbers are floats.
+OTHER: dict[str, Any] = {
+    "kind": "mpijob",
+    "image": "b:2",
+    "command": ["true"],
+    "args": ["-v"],
+    "script": "print()",
+    "nodes": 2.0,
+    "elastic": "1:2",
+    "nproc_per_node": 2.0,
+    "runtime": "mine",
+    "gpus_per_node": 2.0,
+    "gpu_resource": "amd.com/gpu",
+    "cpu": "4",
+    "memory": "8Gi",
+    "cpu_request": "2",
+    "memory_request": "4Gi",
+    "resources": {"limits": {"cpu": "4"}},
+    "shm_size": "",
+    "env": {"A": "b"},
+    "env_from_secrets": ["secret"],
+    "env_vars": [{"name": "A", "value": "b"}],
+    "claims": {"/data": "images:ro"},
+    "volumes": [{"name": "a", "emptyDir": {}}],
+    "volume_mounts": [{"name": "a", "mountPath": "/a"}],
+    "nccl_debug": "INFO",
+    "nccl_socket_interface": "eth0",
+    "nccl_infiniband": "off",
+    "nccl_timeout_minutes": 5.0,
+    "host_network": True,
+    "metrics_port": 9400.0,
+    "istio": True,
+    "node_selector": {"zone": "a"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "spot": "gke",
+    "priority_class": "high",
+    "scheduler": "kueue",
+    "queue": "team",
+    "image_pull_secrets": ["registry"],
+    "image_pull_policy": "Always",
+    "service_account": "worker",
+    "run_as_user": 1000.0,
+    "fs_group": 1000.0,
+    "non_root": False,
+    "grace_seconds": 5.0,
+    "restart_policy": "OnFailure",
+    "backoff_limit": 3.0,
+    "clean_pod_policy": "All",
+    "ttl_seconds": 60.0,
+    "deadline_minutes": 60.0,
+    "pending_minutes": 10.0,
+    "retries": 0.0,
+}
+# What a setting cannot be given without.
+WITH: dict[str, dict[str, Any]] = {
+    "runtime": {"kind": "trainjob"},
+    "queue": {"scheduler": "kueue"},
+}
+
+
+def specification(**given: Any) -> LaunchSpec:
+    """What the component makes of its inputs and of further settings."""
+    settings = {name: value for name, value in given.items() if name not in INPUTS}
+    inputs = {**INPUTS, **{name: given[name] for name in given.keys() & INPUTS.keys()}}
+    return engine.specification(settings, dsl.TaskConfig(), **inputs)
+
+
+def test_inputs_are_settings_with_their_defaults() -> None:
+    assert INPUTS.keys() <= FIELDS.keys()
+    assert specification() == LaunchSpec.create(image="a:1")
+    assert len(PARAMETERS) <= 16
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_reaches_the_specification_and_no_other(name: str) -> None:
+    """A setting that is dropped on the way would do nothing."""
+    assert set(OTHER) == set(FIELDS)
+    more = WITH.get(name, {})
+    spec = specification(**more, **{name: OTHER[name]})
+    changed = {field for field in FIELDS if getattr(spec, field) != getattr(specification(), field)}
+    assert changed == {name, *more}
+    assert spec == LaunchSpec.create(**{"image": "a:1", **more, name: OTHER[name]})
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_a_setting_that_is_an_input_has_one_door(name: str) -> None:
+    with pytest.raises(InputError, match=f"^settings sets {name}, which is an input of its own$"):
+        engine.specification({name: OTHER[name]}, dsl.TaskConfig(), **INPUTS)
+
+
+def test_a_packed_script_is_unpacked(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("print('$$')\n")
+    assert specification(script=packed(file)).script == "print('$$')\n"
+
+
+def test_all_inputs_of_the_component_reach_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = inspect.signature(engine.run).parameters.keys()
+    reached: dict[str, Any] = {}
+    monkeypatch.setattr(engine, "run", lambda **given: str(reached.update(given)))
+    given = {name: object() for name in PARAMETERS}
+    job.python_func(**given)
+    assert reached == given
+    assert given.keys() - named == INPUTS.keys()
+
+
+def test_the_readme_has_a_line_for_each_input() -> None:
+    rows = re.findall(r"^\| (`\w+`[^|]*) \|", README.partition("## Kinds")[0], re.MULTILINE)
+    names = {name.strip("`,") for row in rows for name in row.split()}
+    assert names == PARAMETERS.keys() - {"task_config"} | {"Output"}
+
+
+def test_the_readme_tells_what_each_kind_has_no_place_for() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", _section("Kinds"), re.MULTILINE))
+    assert set(rows) == set(typing.get_args(KindName))
+    for kind, text in rows.items():
+        named = re.findall(r"`(\w+)`", text)
+        allowed = [value for each in KINDS[kind].unsupported for value in each.allowed]
+        assert sorted(named) == sorted([u.setting for u in KINDS[kind].unsupported] + allowed)
+        assert f"`{kind}`" in README.partition("## Kinds")[0]
+
+
+def test_the_readme_names_the_settings_that_are_inputs() -> None:
+    named = re.findall(r"`(\w+)`", _section("Settings").split(" are inputs")[0])
+    assert set(named) == set(INPUTS)
+
+
+def _section(title: str) -> str:
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
