@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test e2e soak check format lock clean
+.PHONY: help install demo test e2e soak check reference format lock clean
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,11 +28,16 @@ e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak
 
-check: $(INSTALLED) ## lint, format, types, compiled YAML
+check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy kfp_ddp tests
+	$(VENV)/bin/python -m kfp_ddp.reference --check
 	$(VENV)/bin/kfp-ddp compile --check
+
+reference: $(INSTALLED) ## write anew what is made from elsewhere: preflight's inputs, tables, compiled YAML
+	$(VENV)/bin/python -m kfp_ddp.reference
+	$(VENV)/bin/kfp-ddp compile
 
 format: $(INSTALLED) ## mend lint and format
 	$(VENV)/bin/ruff check --fix .

@@ -46,14 +46,14 @@ def app() -> None:
 
 
 def main() -> NoReturn:
-    """Run the program; an `InputError` is one line on stderr and exit code 1."""
-    from kfp_ddp.base.errors import InputError
+    """Run the program; an error of ours is one line on stderr, and its type is the exit code."""
+    from kfp_ddp.base.errors import KfpDdpError
 
     try:
         app(prog_name="kfp-ddp")
-    except InputError as error:
+    except KfpDdpError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(error.exit_code)
     sys.exit(0)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from google.protobuf.struct_pb2 import Value
 from kfp import compiler
 
+from kfp_ddp.components.preflight.parameters import choices
 from kfp_ddp.pipelines import NAMES, picture
 
 REGISTRY = "ghcr.io/kfp-ddp"
@@ -24,11 +26,22 @@ def write(directory: Path, registry: str = REGISTRY) -> list[Path]:
     for name in NAMES:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         path = directory / f"{name}.yaml"
+        _close_choices(pipeline)
         compiler.Compiler().compile(pipeline, package_path=str(path))
         path.write_text(path.read_text().replace(f"{REGISTRY}/", f"{registry.rstrip('/')}/"))
         path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
     return written
+
+
+def _close_choices(pipeline: Any) -> None:
+    """Let a pipeline's closed choices be a menu in the UI, and refused by the server otherwise.
+
+    The SDK passes `literals` on (KFP 2.17), but has no way to declare them.
+    """
+    for name, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
+        del parameter.literals[:]
+        parameter.literals.extend(Value(string_value=choice) for choice in choices(name))
 
 
 def differences(directory: Path) -> list[str]:

@@ -1,12 +1,16 @@
 """The ways to turn a version on a staging claim into a claim that many workers mount."""
 
+import typing
+from typing import Literal
+
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.copies import copy, populator
 from kfp_ddp.components.dataset_volume.request import DOMAIN, MANAGED, Published, Request
 from kfp_ddp.components.shared.cluster.api import Object
 
-STRATEGIES = ("auto", "in-place", "clone", "snapshot", "populator", "none")
+Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "none"]
+STRATEGIES: tuple[str, ...] = typing.get_args(Strategy)
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 _PD = "pd.csi.storage.gke.io"
 

@@ -10,8 +10,8 @@ import torch
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.predict import predict
-from kfp_ddp.components.evaluate.record import PREDICTIONS, Evaluation
 from kfp_ddp.components.shared import champion, weights
+from kfp_ddp.components.shared.evaluation import PREDICTIONS, Evaluation
 from kfp_ddp.training.data import Index
 
 

@@ -39,18 +39,7 @@ def evaluate(
         accuracy: Share of the samples whose likeliest class is the true one.
         evaluation: Path of evaluation.json, for gate and export.
     """
+    inputs = dict(locals())
     from kfp_ddp.components.evaluate.engine import run
 
-    return run(
-        checkpoint=checkpoint,
-        run_dir=run_dir,
-        dataset_path=dataset_path,
-        split=split,
-        batch_size=batch_size,
-        worst=worst,
-        champion=champion,
-        metrics=metrics,
-        confusion=confusion,
-        report=report,
-        summary=summary,
-    )
+    return run(**inputs)

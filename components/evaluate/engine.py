@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate import results
-from kfp_ddp.components.evaluate.record import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.evaluate.record import CalibrationBin, ClassResult
+from kfp_ddp.components.shared.evaluation import CalibrationBin, ClassResult
 
 CALIBRATION_BINS = 15
 ROC_CLASSES = 50

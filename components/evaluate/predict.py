@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.measure import Tally
-from kfp_ddp.components.evaluate.record import PREDICTION_COLUMNS
+from kfp_ddp.components.shared.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.memory import keep_freed

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.pictures import (
     MAX_CELLS_SIDE,
     Series,

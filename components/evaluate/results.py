@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, reason, wilson
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, reason, wilson
 
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.components.evaluate.record import Evaluation
 from kfp_ddp.components.evaluate.report import cell
+from kfp_ddp.components.shared.evaluation import Evaluation
 
 _FILES = {
     "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",

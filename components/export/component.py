@@ -35,16 +35,7 @@ def export(
         bundle: Folder of the bundle.
         destination: URI of the uploaded bundle, or empty.
     """
+    inputs = dict(locals())
     from kfp_ddp.components.export.engine import run
 
-    return run(
-        checkpoint=checkpoint,
-        run_dir=run_dir,
-        dataset_path=dataset_path,
-        evaluation=evaluation,
-        model_name=model_name,
-        destination=destination,
-        split=split,
-        model=model,
-        summary=summary,
-    )
+    return run(**inputs)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.record import Evaluation
-from kfp_ddp.components.export import bundle
-from kfp_ddp.components.shared.destination import place, sha256
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.destination import open_destination, sha256
+from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
 
@@ -40,7 +40,7 @@ def run(
     """
     started = time.monotonic()
     bundle.check_model_name(model_name)
-    target = place(destination) if destination else None
+    target = open_destination(destination) if destination else None
     if target is not None:
         target.prepare()
     folder = make(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.components.export.bundle import WEIGHTS
 from kfp_ddp.components.shared import weights
+from kfp_ddp.components.shared.bundle import WEIGHTS
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.model import normalise
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.export.bundle import WEIGHTS
 from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, Servable
 from kfp_ddp.components.shared import weights
+from kfp_ddp.components.shared.bundle import WEIGHTS
 from kfp_ddp.training.checkpoint import load_model
 
 Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 logits (N, C)

@@ -1,14 +1,15 @@
 """The gate step: accuracy and evaluation in, verdict out. A failed gate is not a failed step."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.record import AGAIN, FILE, Evaluation, hits_by_path
-from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict
+from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict_of
 from kfp_ddp.components.shared.champion import Champion, find
-from kfp_ddp.components.shared.destination import place
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, hits_by_path
 from kfp_ddp.components.shared.step import step
 
 if TYPE_CHECKING:
@@ -17,31 +18,17 @@ if TYPE_CHECKING:
 
 @step
 def run(
-    *,
     accuracy: float,
+    verdict: "dsl.Markdown",
     evaluation: str,
+    rules: Mapping[str, Any],
     champion: str,
-    min_accuracy: float,
-    use_lower_bound: bool,
-    min_class_recall: float,
-    max_calibration_error: float,
-    min_improvement: float,
-    max_p_value: float,
-    verdict_artifact: "dsl.Markdown",
 ) -> bool:
     """Judge the model, write the verdict, and return whether it is blessed."""
-    rules = Rules.create(
-        min_accuracy=min_accuracy,
-        use_lower_bound=use_lower_bound,
-        min_class_recall=min_class_recall,
-        max_calibration_error=max_calibration_error,
-        min_improvement=min_improvement,
-        max_p_value=max_p_value,
-    )
-    checks = judge(rules, accuracy, evaluation, champion)
-    blessed, reason = verdict(checks)
-    Path(verdict_artifact.path).write_text(markdown(blessed, checks), encoding="utf-8")
-    verdict_artifact.metadata.update({"blessed": blessed, "reason": reason})
+    checks = judge(Rules.create(**rules), accuracy, evaluation, champion)
+    blessed, reason = verdict_of(checks)
+    Path(verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
+    verdict.metadata.update({"blessed": blessed, "reason": reason})
     print(reason)
     return blessed
 
@@ -82,11 +69,11 @@ def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) 
         again = _evaluated_again(folder / AGAIN, held, challenger)
         if again is None:
             return [Check(False, incomparable(held, challenger))]
-        record, where = again, place(str(folder / AGAIN))
+        record, where = again, open_destination(str(folder / AGAIN))
         note = f" (champion {held.version()} re-evaluated on this split: {again.accuracy:.4f})"
     hits = None
     if rules.max_p_value < 1:
-        ours = place(str(folder)).read(challenger.predictions)
+        ours = open_destination(str(folder)).read(challenger.predictions)
         theirs = where.read(record.predictions)
         if ours is None or theirs is None:
             missing = f"{folder if ours is None else where.uri}/{record.predictions}"

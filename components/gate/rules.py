@@ -6,29 +6,40 @@ from pydantic import Field
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.evaluate.record import Evaluation
+from kfp_ddp.components.shared.evaluation import Evaluation
 
-_SHARE = "written as a share, 97 % as 0.97"
+_SHARE = "a share, 0.97 for 97 %"
 
 
 class Rules(Settings):
     """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
 
-    min_accuracy: float = Field(0.0, ge=0, le=1, description=f"accuracy to have, {_SHARE}")
+    min_accuracy: float = Field(
+        0.0, ge=0, le=1, description=f"Accuracy that the model must have, {_SHARE}."
+    )
     use_lower_bound: bool = Field(
-        False, description="whether the interval's lower end must have it"
+        False,
+        description="Hold min_accuracy against the lower end of the accuracy's 95 % interval.",
     )
     min_class_recall: float = Field(
-        0.0, ge=0, le=1, description=f"recall that every class must have, {_SHARE}"
+        0.0, ge=0, le=1, description=f"Recall that every class must have, {_SHARE}."
     )
     max_calibration_error: float = Field(
-        1.0, ge=0, le=1, description=f"calibration error to have at most, {_SHARE}"
+        1.0, ge=0, le=1, description=f"Expected calibration error to have at most, {_SHARE}."
     )
     min_improvement: float = Field(
-        0.0, ge=-1, le=1, description=f"accuracy to gain on the champion, {_SHARE}"
+        0.0,
+        ge=-1,
+        le=1,
+        description="Accuracy to gain on the champion, a share: 0.001 asks for a tenth of a "
+        "percent more; at 0 a tie passes.",
     )
     max_p_value: float = Field(
-        1.0, gt=0, le=1, description="chance that the gain is luck, above 0; 1 to not ask"
+        1.0,
+        gt=0,
+        le=1,
+        description="Chance that the gain is luck, by McNemar's exact test on the same samples; "
+        "1 to not ask.",
     )
 
     @property
@@ -163,7 +174,7 @@ def mcnemar(won: int, lost: int) -> float:
     return total / (1 << n)
 
 
-def verdict(checks: list[Check]) -> tuple[bool, str]:
+def verdict_of(checks: list[Check]) -> tuple[bool, str]:
     """Blessed if all hold, and one line that names what decided it."""
     blessed = all(check.holds for check in checks)
     words = "; ".join(check.words for check in checks if check.holds == blessed)

@@ -1,4 +1,6 @@
-"""The KFP signature of `preflight`."""
+"""The KFP component `preflight`; `make reference` writes its inputs from the pipeline's form."""
+
+from typing import NamedTuple
 
 from kfp import dsl
 
@@ -6,117 +8,76 @@ from kfp import dsl
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
 def preflight(
     summary: dsl.Output[dsl.Markdown],
+    # The form of the pipeline.
     source: str,
-    data_dir: str,
-    work_dir: str,
-    dataset: str = "",
-    sync: dict = {},  # noqa: B006
-    data_claim: str = "",
-    work_claim: str = "",
-    publish: str = "in-place",
-    backend: str = "pytorchjob",
-    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
-    nodes: int = 1,
-    nproc_per_node: int = 0,
-    gpus_per_node: int = 0,
-    cluster: dict = {},  # noqa: B006
-    model: str = "resnet50",
-    image_size: int = 224,
-    epochs: int = 90,
-    batch_size: int = 256,
-    learning_rate: float = 0.1,
-    weight_decay: float = 5e-5,
-    warmup_epochs: float = 5.0,
-    label_smoothing: float = 0.1,
-    seed: int = 0,
-    workers: int = 4,
-    checkpoint_epochs: int = 1,
-    checkpoint_minutes: float = 15.0,
+    recipe: str = "none",
+    model: str = "auto",
+    epochs: int = 0,
+    batch_size: int = 0,
+    learning_rate: float = 0.0,
     training: dict = {},  # noqa: B006
-    min_accuracy: float = 0.0,
+    backend: str = "pytorchjob",
+    nodes: int = 1,
+    gpus_per_node: int = -1,
+    job: dict = {},  # noqa: B006
+    sync: dict = {},  # noqa: B006
+    gate: dict = {},  # noqa: B006
     champion: str = "",
-    min_improvement: float = 0.0,
     model_name: str = "resnet",
     destination: str = "",
-    keep_runs: int = 0,
-) -> str:
-    """Check the parameters of a training run before a byte moves; change nothing.
+    work_claim: str = "kfp-ddp-work",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+) -> NamedTuple(
+    "Plan",
+    [
+        ("training", dict),
+        ("job", dict),
+        ("sync", dict),
+        ("gate", dict),
+        ("dataset", str),
+        ("data_claim", str),
+        ("publish", str),
+        ("champion", str),
+    ],
+):
+    """Check the parameters of a training run before a byte moves, and return them as checked.
 
-    Inputs are those of the steps that follow, under the same names. What fails here in seconds
-    would fail there after a sync, or after the training.
+    What fails here in seconds would fail later after a sync, or after the training. The mappings
+    hold what was set, by its recipe too; the steps that follow take them.
 
     Args:
         summary: What will run, and warnings.
-        source: As for data_sync.
-        data_dir: Folder that the data claim is mounted at.
-        work_dir: Folder that the work claim is mounted at.
-        dataset: As for data_sync.
-        sync: As the options of data_sync.
-        data_claim: Claim of the dataset.
-        work_claim: Claim of checkpoints and results.
-        publish: As for dataset_volume.
-        backend: As for train; on a cluster rights, claims, queue and GPUs are looked at.
-        image: As for train.
-        nodes: As for train.
-        nproc_per_node: As for train.
-        gpus_per_node: As for train.
-        cluster: As for train.
-        model: As for train.
-        image_size: As for train.
-        epochs: As for train.
-        batch_size: As for train.
-        learning_rate: As for train.
-        weight_decay: As for train.
-        warmup_epochs: As for train.
-        label_smoothing: As for train.
-        seed: As for train.
-        workers: As for train.
-        checkpoint_epochs: As for train.
-        checkpoint_minutes: As for train.
-        training: As for train.
-        min_accuracy: As for gate.
-        champion: As for gate.
-        min_improvement: As for gate.
-        model_name: As for export.
-        destination: As for export; a bucket that is not there is an error.
-        keep_runs: As for teardown.
+        source: Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ below
+            it, or s3://, or the https:// address of a manifest.
+        recipe: Settings of a training that is worth repeating, under those that you give; none for
+            the defaults: a ResNet-50 in 90 epochs.
+        model: Network to train. auto: as the recipe has it.
+        epochs: Passes over the training images. 0: as the recipe has it.
+        batch_size: Images in a step, on all ranks together; unless it is set, fewer where the
+            dataset or the number of ranks asks for it. 0: as the recipe has it.
+        learning_rate: Highest learning rate, reached after the warm-up. 0: as the recipe has it.
+        training: Further settings of the training by name, such as {"precision": "bf16"}.
+        backend: What trains: a pytorchjob of the Training Operator, a trainjob of the Trainer, or
+            local, processes of the step itself.
+        nodes: Number of worker pods. An MPIJob has its launcher besides.
+        gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none. -1: as
+            many as the nodes have.
+        job: Further settings of the job by name, such as {"memory": "32Gi"}.
+        sync: Further settings of the dataset and its sync by name, such as {"publish": "clone"}.
+        gate: Rules that a model must meet to be exported, by name.
+        champion: Model to beat: last for the one that was exported last to this destination, or the
+            folder or address of a bundle; empty for none.
+        model_name: Name of the exported model.
+        destination: Where the bundle is uploaded to, as <destination>/<model_name>/<digest>:
+            gs://bucket/prefix or a folder; empty for nowhere but the run's own folder.
+        work_claim: Claim that holds checkpoints, evaluations and bundles.
+        image: Image of the workers, where job names none.
 
     Returns:
-        One line that says what will run.
+        The settings of training, job, sync and gate, the dataset's name, its claim and how it is
+        published, and the model to beat.
     """
+    inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run
 
-    return run(
-        summary=summary,
-        source=source,
-        dataset=dataset,
-        sync=sync,
-        claims={data_dir: data_claim, work_dir: work_claim},
-        publish=publish,
-        backend=backend,
-        nproc_per_node=nproc_per_node,
-        cluster={"image": image, "nodes": nodes, "gpus_per_node": gpus_per_node},
-        more_cluster=cluster,
-        training={
-            "data": data_dir,
-            "output_dir": work_dir,
-            "model": model,
-            "image_size": image_size,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "weight_decay": weight_decay,
-            "warmup_epochs": warmup_epochs,
-            "label_smoothing": label_smoothing,
-            "seed": seed,
-            "workers": workers,
-            "checkpoint_epochs": checkpoint_epochs,
-            "checkpoint_minutes": checkpoint_minutes,
-        },
-        more_training=training,
-        rules={"min_accuracy": min_accuracy, "min_improvement": min_improvement},
-        champion=champion,
-        model_name=model_name,
-        destination=destination,
-        keep_runs=keep_runs,
-    )
+    return run(inputs)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.record import FILE, Evaluation
-from kfp_ddp.components.export.bundle import CHAMPION, MANIFEST, SUCCESS, WEIGHTS, listed_in
-from kfp_ddp.components.shared.destination import Folder, Place, place
+from kfp_ddp.components.shared.bundle import CHAMPION, MANIFEST, SUCCESS, WEIGHTS, listed_in
+from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
+from kfp_ddp.components.shared.evaluation import FILE, Evaluation
 
 _FILES: tuple[str, ...] = (FILE, "metrics.json")  # beside a run, and in a bundle
 
@@ -16,7 +16,7 @@ _FILES: tuple[str, ...] = (FILE, "metrics.json")  # beside a run, and in a bundl
 class Champion:
     """A model to beat: the folder it lies in, and the file in it that is its own evaluation."""
 
-    where: Place
+    where: Destination
     file: str
     evaluation: Evaluation
 
@@ -77,14 +77,14 @@ def find(champion: str) -> Champion | None:
     version, names = None, _FILES
     if champion.endswith(".json"):
         folder, slash, name = champion.rpartition("/")
-        where, names = place(folder or slash or "."), (name,)
+        where, names = open_destination(folder or slash or "."), (name,)
         needed = where.root if isinstance(where, Folder) else None
     else:
-        where = place(champion)
+        where = open_destination(champion)
         needed = where.root.parent if isinstance(where, Folder) else None
         version = where.read(CHAMPION)
         if version is not None:
-            where = place(f"{where.uri}/{version.decode(errors='replace').strip()}")
+            where = open_destination(f"{where.uri}/{version.decode(errors='replace').strip()}")
     for name in names:
         text = where.read(name)
         if text is not None:

@@ -20,7 +20,7 @@ _PATIENCE = 60.0  # over all tries of one request
 _BLOCK = 1 << 20
 
 
-class Place(Protocol):
+class Destination(Protocol):
     """Files under relative names with forward slashes."""
 
     uri: str
@@ -35,7 +35,7 @@ class Place(Protocol):
         """Store a copy of `file`, verified; False if it was there already. Raises InputError."""
 
 
-def place(uri: str) -> Place:
+def open_destination(uri: str) -> Destination:
     """The place that `uri` names.
 
     Raises:

@@ -2,46 +2,50 @@
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base import folders
+from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.launch.ending import DELETE
 from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
 from kfp_ddp.components.shared.launch.local import processes
 from kfp_ddp.components.shared.launch.local.ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, state
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.train.settings import JOB_OWN, Supervision
 
 QUIET_SECONDS = 86400.0
 """A run whose folder nobody wrote to for a day is over: heartbeats come each minute."""
 
 
 @step
-def run(run_id: str, work_dir: str, backend: str, keep_runs: int = 0) -> str:
+def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str:
     """End what the run left and say so in one line; nothing to do is fine.
 
     Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
-    before the newest `keep_runs` are deleted, 0 for none.
+    before the newest `keep_runs` of `job` are deleted, 0 for none.
 
     Raises:
-        InputError: when something is left that could not be ended.
+        InputError: for a setting that cannot be used.
+        JobError: when something is left that could not be ended.
     """
-    ended = _processes(Path(work_dir) / run_id)
+    _, supervision = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
+    keep_runs = Supervision.create(**supervision).keep_runs
+    runs = Path(folders.work_dir(work_dir))
+    ended = _processes(runs / run_id)
     if backend != "local":
         ended += _jobs(run_id)
     if keep_runs:
-        ended += _old_runs(Path(work_dir), run_id, keep_runs)
+        ended += _old_runs(runs, run_id, keep_runs)
     said = "; ".join(ended) or "nothing was left to end"
     print(said, flush=True)
     return said
-
-
-def check_keep(keep_runs: int) -> None:
-    """Raise InputError for a number of runs that cannot be kept."""
-    if keep_runs < 0:
-        raise InputError(f"keep_runs is {keep_runs}; give 0 (all) or more")
 
 
 def _processes(run_dir: Path) -> list[str]:
@@ -55,7 +59,6 @@ def _processes(run_dir: Path) -> list[str]:
 
 def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
     """Delete folders of runs that are over, but for the newest `keep`; this run counts as one."""
-    check_keep(keep)
     last = {folder: _last_written(folder) for folder in work_dir.iterdir() if _is_run(folder)}
     newest = sorted(last, key=lambda folder: (folder.name == run_id, last[folder]), reverse=True)
     over = [folder for folder in newest[keep:] if time.time() - last[folder] > QUIET_SECONDS]
@@ -92,7 +95,7 @@ def _jobs_of(api: Api, kind: Kind, run_id: str) -> list[str]:
     except ApiError as error:
         if error.status in (403, 404):
             return []
-        raise InputError(f"cannot list {kind.plural}: {error.message}") from error
+        raise JobError(f"cannot list {kind.plural}: {error.message}") from error
     deleted = []
     for job in found:
         name = job["metadata"]["name"]
@@ -107,4 +110,4 @@ def _delete(api: Api, kind: Kind, name: str) -> None:
         api.patient(lambda: api.call("DELETE", kind.path(api.namespace, name), DELETE))
     except ApiError as error:
         if error.status != 404:
-            raise InputError(f"cannot delete {kind.title} {name}: {error.message}") from error
+            raise JobError(f"cannot delete {kind.title} {name}: {error.message}") from error

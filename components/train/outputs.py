@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import JobError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared import pictures
-from kfp_ddp.components.shared.launch.follow.progress import METRICS_FILE
 from kfp_ddp.training.manifest import read_manifest
 
 
@@ -26,7 +26,7 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     A folder gets its name only after manifest and state are on the disk, so one with a manifest
     that can be read is whole. Needs no torch, so the launcher's image can call it.
     """
-    found = (run_dir / "checkpoints").glob("step-*[0-9]")
+    found = RunFolder(run_dir).checkpoints.glob("step-*[0-9]")
     for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
         try:
             manifest = read_manifest(path)
@@ -49,12 +49,12 @@ def write_outputs(
         loss_curve: Output[HTML].
 
     Raises:
-        InputError: when training left no checkpoint.
+        JobError: when training left no checkpoint.
     """
     newest = newest_checkpoint(run_dir)
     if newest is None:
-        raise InputError(
-            f"training ended without a checkpoint in {run_dir / 'checkpoints'}; "
+        raise JobError(
+            f"training ended without a checkpoint in {RunFolder(run_dir).checkpoints}; "
             "see the log of the ranks above"
         )
     figures = _figures(run_dir, newest)
@@ -70,7 +70,7 @@ def write_outputs(
         metrics.log_metric(name, value)
     trained_model.metadata.update(pointer)
     _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
-    body = "<h1>Training</h1>" + pictures.training_curves(run_dir / METRICS_FILE)
+    body = "<h1>Training</h1>" + pictures.training_curves(RunFolder(run_dir).metrics)
     _write(loss_curve.path, pictures.page("Training", body))
     return newest
 
@@ -85,7 +85,7 @@ def write_job(artifact: Any, job: dict[str, Any]) -> None:
 
 def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
     """Finite numbers worth a table: last loss, accuracy, speed, and the step they belong to."""
-    events = pictures.read_events(run_dir / METRICS_FILE)
+    events = pictures.read_events(RunFolder(run_dir).metrics)
     last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
     last.update({str(event.get("event")): event for event in events})
     found = {

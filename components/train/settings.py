@@ -1,66 +1,45 @@
-"""Settings that come as mappings, laid over a step's own inputs without losing either unseen."""
+"""What a person can set on the train step, beside the training and the job themselves."""
 
-from collections.abc import Mapping
-from typing import Any
+import typing
+from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import Field
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.base.settings import Settings
 
-BACKENDS = ("pytorchjob", "trainjob", "local")
-_JOB_OWN = frozenset({"kind", "command", "args", "script", "nproc_per_node", "metrics_port"})
-_TRAINING_OWN = frozenset({"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"})
-
-
-def of_job(inputs: Mapping[str, Any], cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of LaunchSpec: the step's inputs, overlaid with what `cluster` names.
-
-    Raises:
-        InputError: `cluster` names what the step sets itself, or an input that is set otherwise.
-    """
-    return _over("cluster", LaunchSpec, _JOB_OWN, inputs, cluster)
+Backend = Literal["pytorchjob", "trainjob", "local"]
+JOB_OWN = dict.fromkeys(
+    ("kind", "command", "args", "script", "metrics_port"), "the step sets itself"
+)
+"""Fields of LaunchSpec that the step sets, with why they cannot be given."""
 
 
-def of_training(inputs: Mapping[str, Any], training: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of TrainConfig: the step's inputs, overlaid with what `training` names.
+class Supervision(Settings):
+    """How the step watches its job, and what stays of its runs."""
 
-    Raises:
-        InputError: `training` names what the step sets itself, or an input that is set otherwise.
-    """
-    return _over("training", TrainConfig, _TRAINING_OWN, inputs, training)
-
-
-def _over(
-    what: str,
-    model: type[BaseModel],
-    own: frozenset[str],
-    inputs: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> dict[str, Any]:
-    for name, value in given.items():
-        if name in own:
-            raise InputError(f"{what} sets {name}, which the step sets from its own inputs")
-        if name not in inputs or inputs[name] == value:
-            continue
-        if inputs[name] != model.model_fields[name].default:
-            raise InputError(
-                f"{name} is given twice: {inputs[name]!r} as an input and {value!r} in {what}; "
-                "leave one out"
-            )
-    return {**inputs, **given}
+    heartbeat_minutes: float = Field(
+        15.0,
+        ge=0,
+        description="Silence of the step, in minutes, after which the job saves a checkpoint and "
+        "stops itself; 0 for never.",
+    )
+    keep_runs: int = Field(
+        0,
+        ge=0,
+        description="Folders of runs to keep on the work claim: older ones, in which nothing was "
+        "written for a day, are deleted at the end of a run; 0 for all.",
+    )
 
 
-def check_backend(backend: str, nproc_per_node: int, nodes: int) -> None:
+def check_backend(backend: str, nodes: int) -> None:
     """Refuse what no backend can do.
 
     Raises:
-        InputError: an unknown backend, a negative number of ranks, several nodes of one machine.
+        InputError: an unknown backend, or several nodes of one machine.
     """
-    if backend not in BACKENDS:
-        raise InputError(f"backend {backend!r} is not known; use one of {', '.join(BACKENDS)}")
-    if nproc_per_node < 0:
-        raise InputError(f"nproc_per_node={nproc_per_node}: use 0 (one for each GPU) or more")
+    known = typing.get_args(Backend)
+    if backend not in known:
+        raise InputError(f"backend {backend!r} is not known; use one of {', '.join(known)}")
     if backend == "local" and nodes != 1:
         raise InputError(f"nodes={nodes}: backend local has one node; use pytorchjob or trainjob")

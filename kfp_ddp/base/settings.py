@@ -96,13 +96,14 @@ def split(
     Raises:
         InputError: a name that no model has, or that cannot be given.
     """
-    steps = {name: "the step sets itself" for model in models for name in model.own}
+    offered = [[name for name in model.model_fields if name not in model.own] for model in models]
+    known = [name for names in offered for name in names]
+    steps = {name: "the step sets itself" for model in models for name in model.own - set(known)}
     check_given(subject, given, {**steps, **own})
-    known = [name for model in models for name in model.model_fields if name not in steps]
     for name in given:
         if name not in known:
             raise InputError(f"{subject} has no setting {name!r}{_hint(name, known)}")
-    return [{n: v for n, v in given.items() if n in model.model_fields} for model in models]
+    return [{name: given[name] for name in names if name in given} for names in offered]
 
 
 def _hint(name: str, known: typing.Sequence[str]) -> str:

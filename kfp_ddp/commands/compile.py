@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 
 
 @click.command("compile")
@@ -35,5 +35,5 @@ def command(check: bool, directory: Path, registry: str) -> None:
         return
     found = compiled.differences(directory)
     if found:
-        raise InputError("; ".join(found) + "; run `kfp-ddp compile` and commit the result")
+        raise KfpDdpError("; ".join(found) + "; run `kfp-ddp compile` and commit the result")
     click.echo(f"{directory} is fresh")

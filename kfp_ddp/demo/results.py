@@ -30,7 +30,9 @@ def detail(output: Path, step: str) -> str:
     """What a step that ended well says for itself, from the outputs it wrote."""
     found = outputs(output, step)
     match step:
-        case "preflight" | "teardown":
+        case "preflight":
+            return str(found["what"])
+        case "teardown":
             return str(found["Output"])
         case "data-sync":
             copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
@@ -107,5 +109,5 @@ def _newest(output: Path, pattern: str) -> Path:
 
 def _events(output: Path) -> list[dict[str, Any]]:
     """Metrics of the one run in the demo's work folder."""
-    files = list((output / "work").glob("*/metrics.jsonl"))
+    files = list(output.glob("work/*/metrics.jsonl"))
     return read_events(files[0]) if files else []

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import psutil
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import JobError, StorageError
+from kfp_ddp.base.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.demo import bucket, results
 from kfp_ddp.demo.screen import Phase
-from kfp_ddp.training import recipes
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 STARTED = re.compile(r"Executing task '([^']+)'")
@@ -28,15 +28,14 @@ ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 REFRESH_SECONDS = 0.2
 GRACE_SECONDS = 10.0
 
-DIGITS: dict[str, object] = {
-    **recipes.DIGITS,
+DIGITS: dict[str, Any] = {
     "source": f"gs://{bucket.BUCKET}",
-    "dataset": "digits",
-    "model_name": "digits",
-    "checkpoint_epochs": 4,
-    "checkpoint_minutes": 0.0,
+    "recipe": "digits",
+    "training": {"checkpoint_epochs": 4, "checkpoint_minutes": 0.0},
+    "sync": {"dataset": "digits"},
+    "gate": {"min_accuracy": 0.97},
     "backend": "local",
-    "min_accuracy": 0.97,
+    "model_name": "digits",
     "destination": f"gs://{bucket.MODELS}/digits",
 }
 
@@ -48,7 +47,7 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     (paths), and the other figures of `results.summary`.
 
     Raises:
-        InputError: if the pipeline failed; the line names the step, its error and the log.
+        JobError: if the pipeline failed; the line names the step, its error and the log.
     """
     started = time.monotonic()
     _prepare(output)
@@ -57,8 +56,8 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
             phase.show(f"filling gs://{bucket.BUCKET}")
             images = bucket.fill(url)
             phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
-        given = DIGITS | arguments | _folders(output) | {"nproc_per_node": ranks}
-        _pipeline(output, given, {"STORAGE_EMULATOR_HOST": url})
+        given = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
+        _pipeline(output, given, _folders(output) | {"STORAGE_EMULATOR_HOST": url})
     return results.gather(output, seconds=time.monotonic() - started)
 
 
@@ -70,13 +69,13 @@ def _prepare(output: Path) -> None:
             shutil.rmtree(output / name, ignore_errors=True)
         (output / "pipeline.log").write_text("")
     except OSError as error:
-        raise InputError(
+        raise StorageError(
             f"cannot write to {output}: {error.strerror}; choose another folder with --output"
         ) from error
 
 
-def _folders(output: Path) -> dict[str, object]:
-    return {"data_dir": str(output / "data"), "work_dir": str(output / "work")}
+def _folders(output: Path) -> dict[str, str]:
+    return {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
 
 
 def _pipeline(output: Path, arguments: dict[str, object], environment: dict[str, str]) -> None:
@@ -96,7 +95,7 @@ def _pipeline(output: Path, arguments: dict[str, object], environment: dict[str,
     if failed or child.returncode != 0:
         log = output / "pipeline.log"
         reason = results.last_error(log) or f"exit code {child.returncode}"
-        raise InputError(f"{failed or 'the pipeline'} failed: {reason}; the log is {log}")
+        raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {log}")
 
 
 class _Follower:

@@ -12,9 +12,9 @@ import pytest
 from google.cloud import storage
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.export import bundle
+from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared import destination as places
-from kfp_ddp.components.shared.destination import place
+from kfp_ddp.components.shared.destination import open_destination
 from tests.serving import serving
 
 
@@ -33,7 +33,7 @@ def sealed(tmp_path: Path) -> Path:
 def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
     emulator: storage.Client, sealed: Path
 ) -> None:
-    where = place("gs://models/exports/")
+    where = open_destination("gs://models/exports/")
     where.prepare()
     uri = bundle.upload(sealed, "squares", where)
     assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
@@ -55,15 +55,15 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
 
 def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.Client) -> None:
     emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
-    assert place("gs://models/a").read("evaluation.json") == b"{}"
-    assert place("gs://models/a").read("other.json") is None
+    assert open_destination("gs://models/a").read("evaluation.json") == b"{}"
+    assert open_destination("gs://models/a").read("other.json") is None
     with pytest.raises(InputError, match="the bucket gs://absent is not there"):
-        place("gs://absent/a").read("evaluation.json")
+        open_destination("gs://absent/a").read("evaluation.json")
 
 
 def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> None:
     with pytest.raises(InputError, match="the bucket gs://absent is not there") as caught:
-        place("gs://absent/models").prepare()
+        open_destination("gs://absent/models").prepare()
     assert "\n" not in str(caught.value)
 
 
@@ -170,7 +170,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
-    bundle.upload(sealed, "squares", place("gs://models"))
+    bundle.upload(sealed, "squares", open_destination("gs://models"))
     last = [name.rpartition("/")[2] for name in strict.order[-3:]]
     assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION"]
     assert len(strict.order) == len(bundle.files(sealed)) + 1
@@ -190,12 +190,12 @@ def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
 ) -> None:
     strict.fault, strict.fault_after = fault, after
     with pytest.raises(InputError, match=says) as caught:
-        bundle.upload(sealed, "squares", place("gs://models/exports"))
+        bundle.upload(sealed, "squares", open_destination("gs://models/exports"))
     assert "\n" not in str(caught.value)
     assert not any(name.endswith("_SUCCESS") for name in strict.objects)
 
     strict.fault = ""
-    uri = bundle.upload(sealed, "squares", place("gs://models/exports"))
+    uri = bundle.upload(sealed, "squares", open_destination("gs://models/exports"))
     prefix = uri.removeprefix("gs://models/")
     for name in bundle.files(sealed):
         assert strict.objects[f"{prefix}/{name}"][0] == (sealed / name).read_bytes()
@@ -207,7 +207,7 @@ def test_a_server_that_does_not_answer_is_one_line(
     monkeypatch.setattr(places, "_PATIENCE", 1.0)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises(InputError, match="gs://models/x cannot be listed") as caught:
-        place("gs://models/x").prepare()
+        open_destination("gs://models/x").prepare()
     assert "\n" not in str(caught.value)
 
 
@@ -215,13 +215,13 @@ def test_no_credentials_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(InputError, match="there are no credentials for gs://models"):
-        place("gs://models").prepare()
+        open_destination("gs://models").prepare()
 
 
 def test_a_folder_keeps_what_is_the_same_and_mends_what_is_not(
     sealed: Path, tmp_path: Path
 ) -> None:
-    where = place(str(tmp_path / "out"))
+    where = open_destination(str(tmp_path / "out"))
     uri = bundle.upload(sealed, "squares", where)
     assert bundle.intact(Path(uri))
     (Path(uri) / "model.onnx").write_bytes(b"torn")

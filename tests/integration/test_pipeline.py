@@ -60,7 +60,7 @@ def test_the_bundle_is_whole(summary: dict[str, Any]) -> None:
 def test_again_copies_nothing_and_a_weak_model_is_not_exported(
     summary: dict[str, Any], output: Path
 ) -> None:
-    again = run(output, ranks=1, arguments={"epochs": 1, "warmup_epochs": 0.0})
+    again = run(output, ranks=1, arguments={"epochs": 1})
     assert again["files_copied"] == 0
     assert again["blessed"] is False
     assert "bundle" not in again
@@ -106,17 +106,53 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The committed YAML through kfp.local, with its folders below `folder`."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "kfp_ddp.demo.pipeline"),
+            *(json.dumps(arguments), str(folder / "artifacts")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "KFP_DDP_DATA_DIR": str(folder / "data"),
+            "KFP_DDP_WORK_DIR": str(folder / "work"),
+        },
+    )
+
+
+def test_epochs_alone_and_a_small_dataset_need_nothing_else(tiny: Path, tmp_path: Path) -> None:
+    """Warm-up and batch were set by nobody, so they yield."""
+    arguments = {
+        "source": f"file://{tiny}",
+        "model": "cifar_resnet8",
+        "epochs": 2,
+        "training": {"image_size": 8, "workers": 0},
+        "backend": "local",
+        "gate": {},
+    }
+    done = pipeline(arguments, tmp_path)
+    assert done.returncode == 0, done.stdout
+    config = json.loads(next(tmp_path.glob("work/*/config.json")).read_text())
+    assert (config["epochs"], config["batch_size"]) == (2, 8)
+    assert 0 < config["warmup_epochs"] < 2
+
+
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
         ({"source": "gs://"}, "source"),
         ({"source": "file:///nowhere/at/all"}, "/nowhere/at/all"),
-        ({"epochs": 0}, "epochs"),
+        ({"epochs": -1}, "epochs"),
         ({"learning_rate": -0.1}, "learning_rate"),
         ({"model": "resnet51"}, "resnet51"),
-        ({"nproc_per_node": 16, "batch_size": 16}, "16 ranks but only 8 training images"),
+        ({"job": {"nproc_per_node": 16}}, "16 ranks but only 8 training images"),
         ({"backend": "slurm"}, "slurm"),
-        ({"work_dir": "/dev/null/work"}, "/dev/null/work"),
+        ({"recipe": "resnet"}, "recipe='resnet' is unknown: it is one of none, digits"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -126,24 +162,12 @@ def test_what_users_get_wrong_is_one_line(
     arguments = {
         "source": f"file://{tiny}",
         "model": "cifar_resnet8",
-        "image_size": 8,
         "epochs": 1,
-        "warmup_epochs": 0.0,
-        "batch_size": 4,
-        "workers": 0,
+        "training": {"image_size": 8, "workers": 0},
         "backend": "local",
-        "nproc_per_node": 1,
-        "data_dir": str(tmp_path / "data"),
-        "work_dir": str(tmp_path / "work"),
+        "job": {"nproc_per_node": 1},
     }
-    module = [sys.executable, "-m", "kfp_ddp.demo.pipeline"]
-    done = subprocess.run(
-        [*module, json.dumps(arguments | wrong), str(tmp_path / "artifacts")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = pipeline(arguments | wrong, tmp_path)
     assert done.returncode != 0
     said = [text.strip() for text in done.stdout.splitlines() if "error: " in text]
     assert said, done.stdout

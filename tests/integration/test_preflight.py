@@ -1,4 +1,4 @@
-"""What can be known before a byte moves is said then, in one line."""
+"""What can be known before a byte moves is said then, in one line, and handed on as checked."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.train.component import train
+from kfp_ddp.components.preflight.parameters import MODELS
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.training.recipes import RECIPES
 from tests.gcs_server import Bucket
 
 GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local", "destination": ""}
@@ -17,48 +17,93 @@ GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local", "destina
 
 @pytest.fixture
 def summary(tmp_path: Path) -> SimpleNamespace:
-    return SimpleNamespace(path=str(tmp_path / "summary.md"))
+    return SimpleNamespace(path=str(tmp_path / "summary.md"), metadata={})
 
 
-def check(summary: SimpleNamespace, **given: Any) -> str:
-    folders = {"data_dir": "/data", "work_dir": "/work"}
-    said: str = preflight.python_func(summary=summary, **{**GOOD, **folders, **given})
-    return said
+def check(summary: SimpleNamespace, **given: Any) -> Any:
+    return preflight.python_func(summary=summary, **{**GOOD, **given})
 
 
 def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:
-    said = check(summary, model="resnet18", epochs=12, training={"precision": "bf16"})
-    assert said == "resnet18 at 224 px, 12 epochs, batch 256, local"
-    assert said in Path(summary.path).read_text()
+    plan = check(summary, model="resnet18", epochs=12, training={"precision": "bf16"})
+    said = summary.metadata["what"]
+    assert said.startswith("resnet18 at 224 px, 12 epochs, batch 256, local")
+    text = Path(summary.path).read_text()
+    assert said in text
+    assert '| training.precision | `"bf16"` |' in text
+    assert plan.training == {"model": "resnet18", "epochs": 12, "precision": "bf16"}
+
+
+def test_what_is_handed_on_is_what_was_set_and_nothing_else(summary: SimpleNamespace) -> None:
+    plan = check(
+        summary,
+        sync={"dataset": "flowers", "max_delete": 1, "claim": "mine", "publish": "clone"},
+        job={"nproc_per_node": 2.0, "memory": "32Gi", "keep_runs": 7.0},
+        gate={"min_accuracy": 0.9},
+    )
+    assert plan.training == {}
+    assert plan.sync == {"max_delete": 1}
+    assert plan.gate == {"min_accuracy": 0.9}
+    assert (plan.dataset, plan.data_claim, plan.publish) == ("flowers", "mine", "clone")
+    image = "ghcr.io/kfp-ddp/trainer:0.1.0"
+    assert plan.job == {
+        **{"image": image, "nodes": 1, "nproc_per_node": 2, "memory": "32Gi"},
+        **{"keep_runs": 7.0},
+    }
+
+
+def test_a_recipe_lies_under_what_is_given(summary: SimpleNamespace) -> None:
+    plan = check(summary, recipe="cifar", epochs=3, training={"momentum": 0.8})
+    assert plan.training == {**RECIPES["cifar"], "epochs": 3, "momentum": 0.8}
+
+
+def test_a_name_for_the_dataset_is_made_from_the_source(summary: SimpleNamespace) -> None:
+    assert check(summary).dataset.startswith("ds-")
+
+
+def test_the_last_champion_is_that_of_the_destination(
+    bucket: Bucket, summary: SimpleNamespace
+) -> None:
+    bucket.put("models/x", b"x")
+    given = {"destination": "gs://bucket/models/", "model_name": "flowers"}
+    assert check(summary, champion="last", **given).champion == "gs://bucket/models/flowers"
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"source": "ftp://host/ds"}, "unknown scheme"),
-        ({"dataset": "Flowers"}, "dataset is 'Flowers'; give at most 40 lower-case letters"),
-        ({"sync": {"max_delet": 1.0}}, "the sync has no setting 'max_delet'; it has "),
-        ({"sync": {"max_delete": 2.0}}, "max_delete is 2; give 0 to 1"),
+        ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'; give at most 40 lower-case"),
+        ({"sync": {"max_delet": 1.0}}, "sync has no setting 'max_delet'; did you mean"),
+        ({"sync": {"max_delete": 2.0}}, "max_delete=2.0 cannot be used: it should be less"),
+        ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
         ({"sync": {"dry_run": True}}, "sync sets dry_run, which leaves nothing to train on"),
         ({"sync": {"pack": "tar"}}, "sync sets pack to 'tar'; training reads files"),
-        ({"publish": "copy"}, "publish is 'copy'; give one of auto"),
-        ({"publish": "populator", "source": "s3://bucket/ds"}, "the populator needs gs://"),
-        ({"backend": "slurm"}, "backend 'slurm' is not known"),
+        ({"sync": {"publish": "copy"}}, "publish='copy' is unknown: it is one of auto"),
+        ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
+        ({"backend": "slurm"}, "backend='slurm' is unknown: it is one of pytorchjob"),
         ({"nodes": 2}, "nodes=2: backend local has one node"),
-        ({"nproc_per_node": -1}, "nproc_per_node=-1"),
-        ({"model": "resnet51"}, "model"),
-        ({"epochs": 3}, "warmup_epochs=5 leaves nothing of epochs=3"),
-        ({"training": {"precison": "bf16"}}, "precison"),
+        ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
+        ({"job": {"nodes": 2}}, "job sets nodes, which has a box of its own"),
+        ({"job": {"gpus": 2}}, "job has no setting 'gpus'; did you mean"),
+        ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
+        ({"job": {"keep_runs": -1}}, "keep_runs=-1 cannot be used"),
+        ({"model": "resnet51"}, "did you mean 'resnet50'"),
+        ({"epochs": -3}, "epochs=-3 cannot be used"),
+        ({"epochs": 3, "training": {"warmup_epochs": 5}}, "leaves nothing of epochs=3"),
+        ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
         ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
-        ({"epochs": 30, "training": {"epochs": 20}}, "epochs is given twice: 30 as an input"),
-        ({"cluster": {"command": ["x"]}}, "cluster sets command, which the step sets"),
-        ({"min_accuracy": 70}, "min_accuracy=70 cannot be used: it should be"),
-        ({"min_improvement": 0.01}, "min_improvement is set but champion is empty"),
-        ({"keep_runs": -1}, "keep_runs is -1; give 0 (all) or more"),
+        ({"training": {"epochs": 20}}, "training sets epochs, which has a box of its own"),
+        ({"recipe": "imagenet"}, "recipe='imagenet' is unknown: it is one of none"),
+        ({"recipe": "finetune"}, "finetune needs init_from"),
+        ({"gate": {"min_accuracy": 70}}, "min_accuracy=70 cannot be used: it should be"),
+        ({"gate": {"min_improvement": 0.01}}, "min_improvement is set but champion is empty"),
+        ({"gate": {"champion": "x"}}, "gate has no setting 'champion'"),
         ({"model_name": "../model"}, "model_name is '../model'"),
         ({"destination": "s3://bucket/x"}, "s3://bucket/x cannot be used: give gs://"),
         ({"destination": "gs://absent/x"}, "the bucket gs://absent is not there"),
         ({"champion": "gs://absent/x"}, "the bucket gs://absent is not there"),
+        ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
     ],
 )
 def test_what_would_fail_after_the_training_fails_at_once(
@@ -79,27 +124,19 @@ def test_a_bucket_that_is_there_is_a_destination(bucket: Bucket, summary: Simple
 
 
 def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
-    summary: SimpleNamespace, tmp_path: Path, bucket: Bucket
+    summary: SimpleNamespace, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("ds/x", b"x")
     missing = str(tmp_path / "misspelt" / "resnet")
     assert check(summary, champion=missing)
-    folders = {"data_dir": str(tmp_path), "work_dir": str(tmp_path)}
-    assert check(summary, champion=str(tmp_path / "resnet"), **folders)
+    for variable in ("KFP_DDP_DATA_DIR", "KFP_DDP_WORK_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    assert check(summary, champion=str(tmp_path / "resnet"))
     with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/misspelt: correct"):
-        check(summary, champion=missing, **folders)
+        check(summary, champion=missing)
 
 
-def test_its_inputs_are_those_of_the_steps_that_it_speaks_for() -> None:
-    """Same names, same defaults; the pipeline passes on each of its own that can be wrong."""
-    own, trained = preflight.component_spec.inputs, train.component_spec.inputs
-    synced = data_sync.component_spec.inputs
-    shared = set(own) & set(trained)
-    assert len(shared) >= 20
-    assert {n: own[n].default for n in shared - {"work_dir"}} == {
-        n: trained[n].default for n in shared - {"work_dir"}
-    }
-    assert own["dataset"].default == synced["dataset"].default
-    assert own["sync"].default == synced["options"].default == {}
-    unchecked = {"credentials"}
-    assert set(train_resnet.pipeline_spec.root.input_definitions.parameters) - set(own) == unchecked
+def test_every_box_of_the_form_is_told_in_one_model() -> None:
+    form = set(train_resnet.pipeline_spec.root.input_definitions.parameters)
+    fields = {name for model in MODELS for name in model.model_fields}
+    assert form <= fields

@@ -39,21 +39,23 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def arguments(dataset: Path, work_dir: Path, **changes: Any) -> dict[str, Any]:
+def arguments(dataset: Path, work_dir: Path, **training: Any) -> dict[str, Any]:
+    """Inputs of the step; `training` is laid over its settings."""
     return {
         "run_id": "run-1",
         "backend": "local",
         "dataset_path": str(dataset),
         "work_dir": str(work_dir),
-        "nproc_per_node": 2,
-        "model": "cifar_resnet8",
-        "image_size": 8,
-        "epochs": 2,
-        "batch_size": 16,
-        "warmup_epochs": 0.0,
-        "workers": 0,
-        "log_steps": 1,
-        **changes,
+        "job": {"nproc_per_node": 2},
+        "training": {
+            "model": "cifar_resnet8",
+            "image_size": 8,
+            "epochs": 2,
+            "batch_size": 16,
+            "workers": 0,
+            "log_steps": 1,
+            **training,
+        },
     }
 
 
@@ -115,13 +117,17 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     ("change", "says"),
     [
         ({"backend": "pigeon"}, "backend 'pigeon' is not known"),
-        ({"epochs": 0}, "epochs=0"),
-        ({"learning_rate": -1.0}, "learning_rate=-1.0"),
-        ({"model": "resnet19"}, "did you mean 'resnet18'"),
+        ({"training": {"epochs": 0}}, "epochs=0"),
+        ({"training": {"learning_rate": -1.0}}, "learning_rate=-1.0"),
+        ({"training": {"model": "resnet19"}}, "did you mean 'resnet18'"),
+        ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
+        ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
+        ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
+        ({"job": {"keep_runs": -1}}, "keep_runs=-1"),
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
         ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
-        ({"nproc_per_node": -1}, "nproc_per_node=-1"),
-        ({"nodes": 2}, "backend local has one node"),
+        ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
+        ({"job": {"nodes": 2}}, "backend local has one node"),
     ],
 )
 def test_bad_input_is_one_line_before_any_rank(
@@ -129,7 +135,7 @@ def test_bad_input_is_one_line_before_any_rank(
 ) -> None:
     from kfp_ddp.components.train.component import train
 
-    artifacts = dict.fromkeys(["trained_model", "metrics", "loss_curve", "job", "task_config"])
+    artifacts = dict.fromkeys(["trained_model", "metrics", "loss_curve", "job_object", "task_config"])
     given = {**arguments(dataset, tmp_path / "work"), **change}
     with pytest.raises(SystemExit) as error:
         train.python_func(**artifacts, **given)

@@ -5,6 +5,8 @@ import pytest
 import yaml
 
 from kfp_ddp.pipelines import NAMES, compiled
+from kfp_ddp.training.config import MODELS
+from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,7 +33,7 @@ def test_another_sdk_version_is_no_difference(committed: Path) -> None:
 
 def test_a_changed_default_is_found(committed: Path) -> None:
     path = committed / f"{NAMES[0]}.yaml"
-    path.write_text(path.read_text().replace("defaultValue: 90.0", "defaultValue: 91.0"))
+    path.write_text(path.read_text().replace("defaultValue: -1.0", "defaultValue: 1.0"))
     assert compiled.differences(committed) == [f"{path}: differs from pipelines/{NAMES[0]}.py"]
 
 
@@ -55,5 +57,20 @@ def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
         "registry.example.com/team/launcher:0.1.0",
         "registry.example.com/team/trainer:0.1.0",
     }
-    workers = document["root"]["inputDefinitions"]["parameters"]["image"]
+    workers = document["components"]["comp-preflight"]["inputDefinitions"]["parameters"]["image"]
     assert workers["defaultValue"] == "registry.example.com/team/trainer:0.1.0"
+
+
+def test_the_form_is_short_and_its_closed_choices_are_menus(committed: Path) -> None:
+    document = next(yaml.safe_load_all((committed / "train_resnet.yaml").read_text()))
+    form = document["root"]["inputDefinitions"]["parameters"]
+    assert len(form) <= 18
+    assert {name for name, box in form.items() if not box.get("isOptional")} == {"source"}
+    assert all(box["description"] for box in form.values())
+    menus = {name: box["literals"] for name, box in form.items() if "literals" in box}
+    assert menus == {
+        "backend": ["pytorchjob", "trainjob", "local"],
+        "model": ["auto", *MODELS],
+        "recipe": ["none", *RECIPES],
+    }
+    assert all(form[name]["defaultValue"] in choices for name, choices in menus.items())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.components.evaluate.measure import Tally
-from kfp_ddp.components.evaluate.record import wilson
+from kfp_ddp.components.shared.evaluation import wilson
 
 
 def logits_and_targets(n: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:

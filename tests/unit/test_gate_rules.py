@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.components.evaluate.record import (
+from kfp_ddp.components.evaluate.samples import samples_digest
+from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.gate.rules import mcnemar
+from kfp_ddp.components.shared.evaluation import (
     ClassResult,
     Evaluation,
     wilson,
 )
-from kfp_ddp.components.evaluate.samples import samples_digest
-from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.gate.rules import mcnemar
 
 
 def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
@@ -65,7 +65,8 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
 
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
-    blessed = gate.python_func(accuracy=accuracy, verdict=verdict, **rules)
+    inputs = {name: rules.pop(name) for name in ("evaluation", "champion") if name in rules}
+    blessed = gate.python_func(accuracy=accuracy, verdict=verdict, rules=rules, **inputs)
     reason = verdict.metadata["reason"]
     assert verdict.metadata["blessed"] is blessed
     text = (tmp_path / "verdict.md").read_text()

@@ -25,7 +25,7 @@ def test_runs_before_the_newest_are_deleted_once_they_are_quiet(tmp_path: Path) 
     foreign = folder(tmp_path, "models", 500.0, inside="model.onnx")
     outside = folder(tmp_path.parent, f"{tmp_path.name}-outside", 500.0)
     (tmp_path / "link").symlink_to(outside)
-    assert run("own", str(tmp_path), "local", keep_runs=2) == "deleted 2 older run(s)"
+    assert run("own", "local", {"keep_runs": 2}, str(tmp_path)) == "deleted 2 older run(s)"
     assert {path.name for path in tmp_path.iterdir()} == {"own", "newer", "models", "link"}
     assert foreign.exists()
     assert (outside / "metrics.jsonl").exists()
@@ -35,16 +35,16 @@ def test_a_run_that_still_writes_is_kept(tmp_path: Path) -> None:
     folder(tmp_path, "own", 0.0)
     waiting = folder(tmp_path, "waiting", 30.0)
     (waiting / "heartbeat").touch()
-    assert run("own", str(tmp_path), "local", keep_runs=1) == "nothing was left to end"
+    assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "nothing was left to end"
     assert waiting.exists()
 
 
 def test_by_default_no_run_is_deleted(tmp_path: Path) -> None:
     old = folder(tmp_path, "old", 1000.0)
-    assert run("own", str(tmp_path), "local", keep_runs=0) == "nothing was left to end"
+    assert run("own", "local", {}, str(tmp_path)) == "nothing was left to end"
     assert old.exists()
 
 
 def test_a_number_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="keep_runs is -1; give 0"):
-        run("own", str(tmp_path), "local", keep_runs=-1)
+    with pytest.raises(SystemExit, match="keep_runs=-1 cannot be used: it should be greater"):
+        run("own", "local", {"keep_runs": -1}, str(tmp_path))

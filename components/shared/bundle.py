@@ -12,7 +12,7 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import fsync
-from kfp_ddp.components.shared.destination import Place, sha256
+from kfp_ddp.components.shared.destination import Destination, sha256
 
 NAME = "bundle"
 WEIGHTS = "model.safetensors"
@@ -115,7 +115,7 @@ def seal(folder: Path) -> str:
     return found
 
 
-def upload(folder: Path, name: str, where: Place) -> str:
+def upload(folder: Path, name: str, where: Destination) -> str:
     """Copy a bundle to `<where>/<name>/<digest12>/`, `_SUCCESS` last; returns that URI.
 
     The folder is named by content, so a complete one is never changed, and a second upload

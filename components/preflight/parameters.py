@@ -1,0 +1,146 @@
+"""The parameters of a training run as people give them, apart from those that a model below has.
+
+A pipeline's form also has boxes for fields of `TrainConfig` and `LaunchSpec`: they are passed on
+under their own names, and a box that is left at "auto" or 0 was not filled in.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from kfp_ddp.base.settings import Settings
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.dataset_volume.publish import Strategy
+from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.train.settings import Backend, Supervision
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.recipes import RecipeName
+
+F = TypeVar("F", bound=Callable[..., Any])
+BOX_LEFT_OPEN = ("auto", 0)
+LAST = "last"
+"""The champion that stands for the model exported last to this destination."""
+
+
+class Parameters(Settings):
+    """What belongs to the run as a whole."""
+
+    source: str = Field(
+        description="Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ "
+        "below it, or s3://, or the https:// address of a manifest."
+    )
+    recipe: RecipeName = Field(
+        "none",
+        description="Settings of a training that is worth repeating, under those that you give; "
+        "none for the defaults: a ResNet-50 in 90 epochs.",
+    )
+    backend: Backend = Field(
+        "pytorchjob",
+        description="What trains: a pytorchjob of the Training Operator, a trainjob of the "
+        "Trainer, or local, processes of the step itself.",
+    )
+    champion: str = Field(
+        "",
+        description="Model to beat: last for the one that was exported last to this destination, "
+        "or the folder or address of a bundle; empty for none.",
+    )
+    destination: str = Field(
+        "",
+        description="Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: "
+        "gs://bucket/prefix or a folder; empty for nowhere but the run's own folder.",
+    )
+    model_name: str = Field("resnet", description="Name of the exported model.")
+    work_claim: str = Field(
+        "kfp-ddp-work", description="Claim that holds checkpoints, evaluations and bundles."
+    )
+    bucket_secret: str = Field(
+        "kfp-ddp-bucket",
+        description="Secret with the bucket's credentials, where pods have none of their own: "
+        "key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need "
+        "not be there, but the name must not be empty.",
+    )
+    training: dict[str, Any] = Field(
+        default_factory=dict,
+        description='Further settings of the training by name, such as {"precision": "bf16"}.',
+    )
+    job: dict[str, Any] = Field(
+        default_factory=dict,
+        description='Further settings of the job by name, such as {"memory": "32Gi"}.',
+    )
+    sync: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further settings of the dataset and its sync by name, such as "
+        '{"publish": "clone"}.',
+    )
+    gate: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Rules that a model must meet to be exported, by name.",
+    )
+
+
+class Dataset(Settings):
+    """What the sync of a run needs beside its own options."""
+
+    dataset: str = Field(
+        "",
+        description="Name of the dataset, for labels and the names of its claims; empty for one "
+        "made from the source.",
+    )
+    claim: str = Field("kfp-ddp-data", description="Claim that holds the versions of the dataset.")
+    publish: Strategy = Field(
+        "in-place",
+        description="How workers get the data: in-place, from the claim itself; clone, snapshot or "
+        "populator, from a ReadOnlyMany copy; auto, the best that is known to work; none.",
+    )
+
+
+MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)
+"""Who has the text of a box, in the order of asking."""
+SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
+    "training": (TrainConfig,),
+    "job": (LaunchSpec, Supervision),
+    "sync": (Dataset, Options),
+    "gate": (Rules,),
+}
+"""The models behind each of the mappings."""
+
+
+def description(name: str) -> str:
+    """The text of a box of a form.
+
+    Raises:
+        LookupError: no model has such a field.
+    """
+    if name == "gpus_per_node":
+        return f"{LaunchSpec.model_fields[name].description} -1: as many as the nodes have."
+    model = next(model for model in MODELS if name in model.model_fields)
+    text = model.model_fields[name].description or ""
+    open_box = "auto" if choices(name) else "0"
+    return f"{text} {open_box}: as the recipe has it." if model is TrainConfig else text
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The texts that a box takes; empty where it is open."""
+    model = next((model for model in MODELS if name in model.model_fields), None)
+    closed = model.choices(name) if model else ()
+    return ("auto", *closed) if closed and model is TrainConfig else closed
+
+
+def described(function: F) -> F:
+    """Give a pipeline the texts of its parameters, which KFP reads from the docstring."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    texts = "\n".join(f"    {name}: {description(name)}" for name in names)
+    function.__doc__ = f"{function.__doc__}\n\nArgs:\n{texts}\n"
+    return function
+
+
+def filled_in(inputs: Mapping[str, Any], model: type[Settings]) -> dict[str, Any]:
+    """The boxes for fields of `model` that were filled in."""
+    return {
+        name: value
+        for name, value in inputs.items()
+        if name in model.model_fields and name not in Parameters.model_fields
+        if value not in BOX_LEFT_OPEN
+    }

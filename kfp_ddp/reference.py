@@ -1,0 +1,151 @@
+"""`python -m kfp_ddp.reference [--check]`: what stands in a second place is written from its first.
+
+The signature of `preflight` is made from the form of the pipeline, and the tables in READMEs are
+made from the models of settings and the signatures of components: text between
+
+    <!-- settings: training.config.TrainConfig -->   and   <!-- /settings -->
+    <!-- inputs: train -->                           and   <!-- /inputs -->
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.base.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+FORM = ROOT / "pipelines" / "train_resnet.py"
+PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
+NOT_CHECKED = ("bucket_secret",)
+BLOCK = re.compile(r"(<!-- (settings|inputs): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
+TYPES = {"LIST": "list", "STRUCT": "dict", "BOOLEAN": "bool", "STRING": "str"}
+
+
+def main(arguments: list[str]) -> int:
+    """Write what is not as it should be, or with --check only name it; 1 if there was any."""
+    check, stale = "--check" in arguments, False
+    for path, text in _documents():
+        if path.read_text() != text:
+            stale = True
+            print(path.relative_to(ROOT), "is stale" if check else "is written anew")
+            if not check:
+                path.write_text(text)
+    if check and stale:
+        print("run `make reference` and commit the result")
+    return int(check and stale)
+
+
+def _documents() -> Iterator[tuple[Path, str]]:
+    """Each file that is made in part, and what it should be; the component before its table."""
+    yield PREFLIGHT, preflight(FORM.read_text(), PREFLIGHT.read_text())
+    for path in sorted({*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("*/*/*.md")}):
+        text = path.read_text()
+        yield path, BLOCK.sub(_block, text)
+
+
+def preflight(pipeline: str, component: str) -> str:
+    """The component's file with the form of the pipeline as its inputs."""
+    from kfp_ddp.components.preflight.parameters import description
+
+    module = ast.parse(pipeline)
+    form = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == FORM.stem)
+    inputs, texts = [], []
+    without = len(form.args.args) - len(form.args.defaults)
+    defaults = [None] * without + [*form.args.defaults]
+    for each, default in zip(form.args.args, defaults, strict=True):
+        if each.arg in NOT_CHECKED:
+            continue
+        line = f"    {ast.get_source_segment(pipeline, each)}"
+        if isinstance(default, ast.Dict):
+            line += " = {},  # noqa: B006"
+        else:
+            line += f" = {ast.get_source_segment(pipeline, default)}," if default else ","
+        inputs.append(line)
+        texts.append(_wrapped(f"{each.arg}: {description(each.arg)}"))
+    component = _between(component, "    # The form of the pipeline.\n", inputs, "    image: str")
+    return _between(
+        component, "        summary: What will run, and warnings.\n", texts, "        image:"
+    )
+
+
+def _between(text: str, start: str, lines: list[str], end: str) -> str:
+    """The text with these lines between `start` and `end`."""
+    head, start, rest = text.partition(start)
+    return head + start + "".join(f"{line}\n" for line in lines) + rest[rest.index(end) :]
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=" " * 8, subsequent_indent=" " * 12)
+
+
+def _block(found: re.Match[str]) -> str:
+    lines = (settings_table if found[2] == "settings" else inputs_table)(found[3])
+    return found[1] + "\n".join(lines) + "\n" + found[4]
+
+
+def settings_table(path: str) -> list[str]:
+    """The fields of a model, with what they may be and mean."""
+    module, _, name = path.rpartition(".")
+    model: type[Settings] = getattr(importlib.import_module(f"kfp_ddp.{module}"), name)
+    lines = ["| Setting | Is | Default | Meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name not in model.own:
+            kind = ", ".join(f"`{one}`" for one in model.choices(name) if one) or _range(field)
+            default = field.get_default(call_default_factory=True)
+            lines.append(f"| `{name}` | {kind} | {_value(default)} | {_cell(field.description)} |")
+    return lines
+
+
+def inputs_table(name: str) -> list[str]:
+    """The inputs and outputs of a component."""
+    module = importlib.import_module(f"kfp_ddp.components.{name}.component")
+    spec = getattr(module, name).component_spec
+    texts = _arguments(getattr(module, name).python_func)
+    lines = ["| Input | Type | Default | What |", "|---|---|---|---|"]
+    for one, given in (spec.inputs or {}).items():
+        if given.type != "TaskConfig":
+            default = _value(given.default) if given.optional else "required"
+            kind = given.type.removeprefix("system.").partition("@")[0]
+            lines.append(f"| `{one}` | {TYPES.get(kind, kind)} | {default} | {texts[one]} |")
+    return lines
+
+
+def _arguments(function: Any) -> dict[str, str]:
+    """The text of each argument in a docstring in Google's style."""
+    section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
+    return {name: _cell(text) for name, text in found}
+
+
+def _range(field: Any) -> str:
+    """The type of a field in words, with its bounds."""
+    kind = typing.get_origin(field.annotation) or field.annotation
+    bounds = {
+        name: getattr(bound, name)
+        for bound in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if getattr(bound, name, None) is not None
+    }
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = ", ".join(f"{signs[name]} {bound:g}" for name, bound in bounds.items())
+    return f"{getattr(kind, '__name__', kind)}{f', {limits}' if limits else ''}"
+
+
+def _value(default: object) -> str:
+    return "" if default in (None, "", (), [], {}) else f"`{json.dumps(default, default=str)}`"
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
