@@ -177,6 +177,30 @@ def test_a_script_never_meets_a_shell() -> None:
     assert pod.environment(spec, "map") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "starts", "variables"),
+    [
+        ("pytorchjob", ["python3", "-m", "torch.distributed.run"], set()),
+        ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PYTHONUNBUFFERED"}),
+        ("tfjob", ["python3"], {"PYTHONUNBUFFERED"}),
+        (
+            "mpijob",
+            ["mpirun", "python3"],
+            {"PYTHONUNBUFFERED", "OMPI_MCA_hwloc_base_binding_policy"},
+        ),
+    ],
+)
+def test_a_script_is_started_as_its_kind_does(
+    kind: str, starts: list[str], variables: set[str]
+) -> None:
+    spec = LaunchSpec.create(image="a:1", script="print()", kind=kind)
+    assert pod.command(spec, "map") == [*starts, "/etc/kfp-ddp/script.py"]
+    without_map = pod.command(spec, "")
+    assert without_map[: len(starts)] == starts
+    assert without_map[-2:] == ["-c", pod.RUN_FROM_ENV]
+    assert {each["name"] for each in pod.environment(spec, "map")} == variables
+
+
 def test_single_settings_win_over_what_the_task_has() -> None:
     given = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
     spec = LaunchSpec.create(**SPEC, resources=given, cpu="8", cpu_request="6", gpus_per_node=4)
