@@ -82,7 +82,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
         cache = Cache(root / "cache", "train", len(index), parts=1)
         cache.build(index.paths, config, True, 0)
     sampler = ResumableSampler(len(index), BATCH, BATCH, 0, 1, seed=0)
-    images = Images(index, config, training=True, cache=cache)
+    images = Images(index, config, for_training=True, cache=cache)
 
     def epoch() -> int:
         batches = iter(loader(images, sampler, workers=0, pin=False))

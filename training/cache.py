@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
@@ -29,12 +29,13 @@ class Cache:
         self._open: list[tuple[Tensor, list[tuple[int, int, int]]]] = []
 
     def build(
-        self, paths: tuple[str, ...], config: TrainConfig, training: bool, part: int
+        self, paths: tuple[str, ...], config: TrainConfig, for_training: bool, part: int
     ) -> Findings:
         """Decode the images of one part, prepare and store them, unless that was done before.
 
         Raises:
-            InputError: a broken or unusual image that `config` refuses, or no room for the file.
+            InputError: a broken or unusual image that `config` refuses.
+            StorageError: no room for the file.
         """
         mine = range(part, self.samples, self.parts)
         pixels, table = self._files(part)
@@ -51,7 +52,7 @@ class Cache:
                     if image is None:
                         rows.append((file.tell(), 0, 0))
                         return
-                    ready = transforms.prepare(image, config, training)
+                    ready = transforms.prepare(image, config, for_training)
                     rows.append((file.tell(), ready.shape[1], ready.shape[2]))
                     file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
 
@@ -59,7 +60,7 @@ class Cache:
             with atomic_write(table, aside) as file:
                 torch.save(rows, file)
         except OSError as error:
-            raise InputError(
+            raise StorageError(
                 f"cannot cache decoded images in {self.folder}: {error.strerror}; "
                 "set cache_dir to a folder with room, or cache_gb=0"
             ) from None
@@ -108,17 +109,17 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
     other does.
 
     Raises:
-        InputError: the folder's disk has no room for them.
+        StorageError: the folder's disk has no room for them.
     """
     expected = sum(
-        len(paths) * transforms.prepared_bytes(config, training)
-        for paths, training in zip(splits, (True, False), strict=True)
+        len(paths) * transforms.prepared_bytes(config, for_training)
+        for paths, for_training in zip(splits, (True, False), strict=True)
     )
     if expected > config.cache_gb * 1e9:
         return None
     base = Path(config.cache_dir or tempfile.gettempdir())
     if base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
-        raise InputError(
+        raise StorageError(
             f"no room to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
             "set cache_dir to another folder, or cache_gb=0"
         )

@@ -1,38 +1,39 @@
 """Checkpoints, whole or not there: written aside, verified by digest, renamed into place."""
 
+import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.base.files import durable, fsync
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest
+from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest, step_dir, step_dirs, step_of
 
-_NAME = re.compile(r"step-(\d{8,})")
 _PAUSES_S = (0.5, 2.0)
-_ABSENT = (FileNotFoundError, NotADirectoryError)
-_DAMAGE = (*_ABSENT, ValueError, LookupError, TypeError, AttributeError)
+_DAMAGE = (
+    *(FileNotFoundError, NotADirectoryError),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
 
 T = TypeVar("T")
 
 
-class UnreadableError(InputError):
+class UnreadableError(StorageError):
     """The volume did not give what was asked for: it may be whole, so nothing may replace it."""
 
-    retryable = True
+    retryable: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -101,30 +102,14 @@ def newest_valid(directory: Path) -> Checkpoint | None:
         UnreadableError: the volume fails before one is found.
     """
     for path in steps(directory):
-        try:
+        with contextlib.suppress(InputError):
             return verify(path)
-        except UnreadableError:
-            raise
-        except InputError:
-            continue
     return None
 
 
 def steps(directory: Path) -> list[Path]:
     """Step directories, newest first, verified or not; raises UnreadableError."""
-
-    def found() -> list[Path]:
-        try:
-            return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
-        except _ABSENT:
-            return []
-
-    return sorted(_read(directory, found), key=step_of, reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """The step that a step directory's name tells."""
-    return int(path.name.removeprefix("step-"))
+    return _read(directory, lambda: step_dirs(directory))
 
 
 def _read(path: Path, what: Callable[[], T]) -> T:
@@ -158,6 +143,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
 
     Raises:
         InputError: the checkpoint does not verify.
+        UnreadableError: the volume fails in another way.
     """
     checkpoint = verify(path)
     manifest = checkpoint.manifest
@@ -178,7 +164,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
 class Writer:
     """Saves in the background: the caller waits for a copy into buffers that are kept, no more.
 
-    An error of a save is raised by the next `save`, `wait` or `close`, as an InputError.
+    An error of a save is raised by the next `save` or `wait`, as a KfpDdpError.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -193,7 +179,8 @@ class Writer:
         """Begin to save `state` as `step-<step>`; `manifest` gets its step and files added.
 
         Raises:
-            InputError: the save before this one failed.
+            StorageError: the save before this one failed.
+            JobError: it held weights that are no numbers.
         """
         self.wait()
         copy = self._snapshot(state, "")
@@ -212,14 +199,14 @@ class Writer:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            if isinstance(error, InputError):
+            if isinstance(error, KfpDdpError):
                 raise error
             try:
                 last = newest_valid(self.directory)
                 kept = f"step {last.step} is kept" if last else "none was saved before"
             except UnreadableError:
                 kept = "those saved before cannot be read now"
-            raise InputError(
+            raise StorageError(
                 f"cannot save a checkpoint in {self.directory}: {_reason(error)}; {kept}; "
                 "make room or repair the volume and start again to resume"
             ) from error
@@ -250,11 +237,11 @@ class Writer:
 
 
 def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:
-    """Raise InputError for weights or averages that no run could go on from."""
+    """Raise JobError for weights or averages that no run could go on from."""
     for part in ("model", "ema"):
         for name, value in (state.get(part) or {}).items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise InputError(
+                raise JobError(
                     f"after step {step} {name} is NaN or infinite, so no checkpoint was kept: "
                     "lower learning_rate or lengthen warmup_epochs and start again to resume "
                     "from the one before"
@@ -276,7 +263,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
 
     Aside first, synced to disk, then renamed: a reader never sees half of one.
     """
-    final = directory / f"step-{step:08d}"
+    final = step_dir(directory, step)
     aside = directory / f".{final.name}.tmp"
     if not directory.is_dir():
         directory.mkdir(parents=True)

@@ -5,7 +5,7 @@ import json
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,126 +21,209 @@ MODELS: tuple[str, ...] = typing.get_args(ModelName)
 class TrainConfig(Settings):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
 
-    data: str = Field(description="Folder with train/<class>/ and val/<class>/ images.")
+    own: ClassVar[frozenset[str]] = frozenset(
+        {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
+    )
+
+    data: str = Field(description="Folder with the images, as train/<class>/ and val/<class>/.")
     output_dir: str = Field(description="Folder for checkpoints, metrics and logs.")
 
     model: ModelName = Field("resnet50", description="Network to train.")
-    blur_pool: bool = Field(False, description="Low-pass filter before strides (Zhang 2019).")
+    blur_pool: bool = Field(
+        False, description="Put a low-pass filter before convolutions with a stride (Zhang 2019)."
+    )
     init_from: str = Field(
-        "", description="Begin with the weights of this step directory; '' for random weights."
+        "",
+        description="Begin with the weights of this checkpoint, a step-<number> folder of another "
+        "run; '' for random weights.",
     )
     image_size: int = Field(
-        224, ge=4, le=2048, description="Height and width in pixels, for evaluation and serving."
+        224, ge=4, le=2048, description="Height and width in pixels, in evaluation and serving."
     )
     train_image_size: int = Field(
-        0, ge=0, le=2048, description="The same in training; 0 for image_size."
+        0, ge=0, le=2048, description="Height and width in training; 0 for image_size."
     )
     start_image_size: int = Field(
-        0, ge=0, le=2048, description="Grow from this size over three quarters of the run; 0: no."
+        0,
+        ge=0,
+        le=2048,
+        description="Height and width in the first epoch, which grow to those of training over "
+        "three quarters of the run; 0 for one size throughout.",
     )
 
-    epochs: int = Field(90, ge=1, description="Passes over the training split.")
-    batch_size: int = Field(256, ge=1, description="Images a step over all ranks together.")
+    epochs: int = Field(90, ge=1, description="Passes over the training images.")
+    batch_size: int = Field(
+        256,
+        ge=1,
+        description="Images in a step, on all ranks together; unless it is set, fewer where the "
+        "dataset or the number of ranks asks for it.",
+    )
     batch_size_per_rank: int = Field(
-        0, ge=0, description="Instead of batch_size: images a step on each rank; 0 for batch_size."
+        0, ge=0, description="Images in a step on each rank, in place of batch_size; 0: not used."
     )
     micro_batch_size: int = Field(
-        0, ge=0, description="Images a forward pass on one rank; 0 for batch_size / world size."
+        0,
+        ge=0,
+        description="Images in one forward pass of a rank, several of which make a step; 0 for "
+        "all of its images at once.",
     )
-    learning_rate: float = Field(0.1, gt=0, description="Peak learning rate, after the warm-up.")
+    learning_rate: float = Field(
+        0.1, gt=0, description="Highest learning rate, reached after the warm-up."
+    )
     lr_reference_batch: int = Field(
         0,
         ge=0,
-        description="Scale the learning rate by batch_size / this (linear scaling); 0 for never.",
+        description="Batch size that learning_rate is meant for: with another one it is scaled in "
+        "proportion; 0: never.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of SGD.")
-    weight_decay: float = Field(5e-5, ge=0, description="L2 penalty on weights, not on BatchNorm.")
-    warmup_epochs: float = Field(5.0, ge=0, description="Epochs of linear warm-up before cosine.")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="Target spread over all classes.")
+    weight_decay: float = Field(
+        5e-5,
+        ge=0,
+        description="L2 penalty on the weights of convolutions and linear layers.",
+    )
+    warmup_epochs: float = Field(
+        5.0,
+        ge=0,
+        description="Epochs in which the learning rate rises linearly, before it falls as a "
+        "cosine; unless it is set, at most a tenth of epochs.",
+    )
+    label_smoothing: float = Field(
+        0.1, ge=0, lt=1, description="Share of a target that is spread over all classes."
+    )
     ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="Decay a step of the averaged weights; 0 for none."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Evaluate and export a moving average of the weights, with this decay for "
+        "each step; 0 for the weights themselves.",
     )
 
     augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = Field(
         "auto",
-        description="Random shift or resized crop, with or without a horizontal flip; "
-        "auto is shift for cifar models and crop-flip for the others.",
+        description="Random shift or resized crop of training images, with or without a "
+        "horizontal flip; auto is shift for cifar models and crop-flip for the others.",
     )
     crop_min_area: float = Field(
         0.08, gt=0, le=1, description="Smallest share of an image that a resized crop takes."
     )
     images: Literal["convert", "strict"] = Field(
-        "convert", description="Images not RGB and square: convert with a warning, or refuse."
+        "convert",
+        description="Images that are not RGB or not square: convert them with a warning, or "
+        "refuse them (strict).",
     )
     on_bad_image: Literal["fail", "skip"] = Field(
-        "fail", description="An unreadable image: fail with its name, or skip and count."
+        "fail",
+        description="An image that cannot be read: fail with its name, or skip and count it.",
     )
     verify_images: int = Field(
-        10_000, ge=0, description="Images decoded in full before the first epoch, at most."
+        10_000,
+        ge=0,
+        description="Decode up to this many images before the first epoch, to find broken ones; "
+        "0: none.",
     )
-    workers: int = Field(4, ge=0, description="Loader processes for each rank.")
+    workers: int = Field(
+        4, ge=0, description="Processes that load images for each rank; 0: the rank itself."
+    )
     cache_gb: float = Field(
-        0.25, ge=0, description="Keep decoded images in a mapped file of at most this; 0: never."
+        0.25,
+        ge=0,
+        description="Keep decoded images on disk if they take at most this many gigabytes; "
+        "0: never.",
     )
-    cache_dir: str = Field("", description="Where to keep them; '' for the temporary folder.")
+    cache_dir: str = Field(
+        "", description="Folder for the decoded images; '' for the temporary folder."
+    )
 
-    seed: int = Field(0, ge=0, description="Seed of initialisation, order and augmentation.")
-    eval_epochs: int = Field(1, ge=1, description="Evaluate each so many epochs, and at the end.")
-    checkpoint_epochs: int = Field(1, ge=0, description="Save each so many epochs; 0 for never.")
-    checkpoint_minutes: float = Field(
-        15.0, ge=0, description="And each so many minutes; 0 for epochs only."
+    seed: int = Field(
+        0, ge=0, description="Seed of the initial weights, the order and the augmentation."
     )
-    checkpoint_steps: int = Field(0, ge=0, description="And each so many steps; 0 for never.")
-    keep_checkpoints: int = Field(2, ge=2, description="Newest checkpoints to keep, 2 or more.")
+    eval_epochs: int = Field(
+        1, ge=1, description="Evaluate every this many epochs, and after the last one."
+    )
+    checkpoint_epochs: int = Field(
+        1,
+        ge=0,
+        description="Save a checkpoint every this many epochs, and after the last one; 0: only "
+        "then.",
+    )
+    checkpoint_minutes: float = Field(
+        15.0, ge=0, description="Save a checkpoint every this many minutes, too; 0: never."
+    )
+    checkpoint_steps: int = Field(
+        0, ge=0, description="Save a checkpoint every this many steps, too; 0: never."
+    )
+    keep_checkpoints: int = Field(2, ge=2, description="How many of the newest checkpoints stay.")
     resume: Literal["auto", "never"] = Field(
-        "auto", description="Go on from the newest checkpoint that verifies, or start anew."
+        "auto", description="Continue from the newest checkpoint that verifies, or begin anew."
     )
 
     run_id: str = Field(
-        "", description="resume=never begins anew once for each of these; '' for each launcher."
+        "",
+        description="Name of this run: with resume=never a later attempt of the same run still "
+        "continues it; '' where each start is a run of its own.",
     )
 
     strategy: Literal["ddp", "single", "fsdp"] = Field(
-        "ddp", description="Replicate the model, insist on one rank, or shard it over the ranks."
+        "ddp",
+        description="A copy of the network on every rank, one rank alone, or a share of the "
+        "weights on every rank.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where ranks compute: cuda (nccl), cpu (gloo), or what there is."
+        "auto", description="Compute on GPUs (cuda), on CPUs, or on GPUs where there are any."
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto is bf16 autocast on a GPU that has it, fp32 on a CPU."
+        "auto",
+        description="Number format; auto is bf16 autocast on a GPU that has it, and fp32 else.",
     )
     compile: bool = Field(False, description="Compile the network with torch.compile.")
-    deterministic: bool = Field(False, description="Refuse kernels that are not deterministic.")
+    deterministic: bool = Field(
+        False, description="Compute the same bits each time, and refuse what cannot."
+    )
     timeout_minutes: float = Field(
-        10.0, gt=0, description="A collective that waits longer than this fails the run."
+        10.0, gt=0, description="Minutes that ranks wait for each other before the run fails."
     )
 
-    log_steps: int = Field(50, ge=1, description="Steps between two lines of metrics.")
-    tensorboard: bool = Field(False, description="Write TensorBoard events to tensorboard/.")
+    log_steps: int = Field(50, ge=1, description="Write metrics every this many steps.")
+    tensorboard: bool = Field(
+        False, description="Write TensorBoard events too, to tensorboard/ in the output folder."
+    )
     prometheus_port: int = Field(
-        0, ge=0, le=65535, description="Serve /metrics on this port of rank 0; 0 for not."
+        0,
+        ge=0,
+        le=65535,
+        description="Serve the metrics to Prometheus on this port of rank 0; 0: no.",
     )
     profile_steps: int = Field(
-        0, ge=0, description="Trace so many steps of rank 0 to profile/; 0 for none."
+        0,
+        ge=0,
+        description="Profile this many steps of rank 0, to profile/ in the output folder; 0: none.",
     )
     peak_tflops: float = Field(
-        0.0, ge=0, description="Peak of one device, for MFU; 0 for what is known of the GPU."
+        0.0,
+        ge=0,
+        description="Peak TFLOP/s of one device, for its utilisation (MFU); 0 for what is known "
+        "of the GPU.",
     )
     stop_when_stale: str = Field(
-        "", description="Save and stop when this heartbeat file is no longer touched."
+        "", description="Save and stop when this file no longer changes; '' for none."
     )
     stale_seconds: float = Field(
-        120.0, gt=0, description="How long the heartbeat may rest before it counts as stale."
+        120.0, gt=0, description="Seconds without a change of that file before the run stops."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.is_set("warmup_epochs"):
+            yielding = min(self.warmup_epochs, self.epochs / 10)
+            object.__setattr__(self, "warmup_epochs", yielding)
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}; "
                 "lower it below the number of epochs"
             )
-        if self.micro_batch_size and self.batch_size % self.micro_batch_size:
+        divides = not self.micro_batch_size or self.batch_size % self.micro_batch_size == 0
+        if self.is_set("batch_size") and not divides:
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of "
                 f"micro_batch_size={self.micro_batch_size}"
@@ -156,27 +239,9 @@ class TrainConfig(Settings):
             raise ValueError("compile needs strategy=ddp or single: shards are not compiled")
         return self
 
-    @staticmethod
-    def check_one_each(images: int, ranks: int) -> None:
-        """Raise InputError unless there is an image for each rank."""
-        if images < ranks:
-            raise InputError(
-                f"{ranks} ranks but only {images} training images; use at most {images} ranks"
-            )
-
-    @staticmethod
-    def check_dealt(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
-        """Raise InputError unless each rank gets the same; elastic runs may get unequal numbers."""
-        if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
-            return
-        unit = ranks * (micro or 1)
-        if batch % unit:
-            size = f" with micro_batch_size={micro}" if micro else ""
-            near = max(unit, round(batch / unit) * unit)
-            raise InputError(
-                f"batch_size={batch} cannot be divided evenly among {ranks} ranks{size}; "
-                f"use a multiple of {unit}, for example {near}"
-            )
+    def is_set(self, name: str) -> bool:
+        """Whether somebody set the field; a default may yield to what was set."""
+        return name in self.model_fields_set
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -193,17 +258,11 @@ class TrainConfig(Settings):
         """All fields as an indented JSON object."""
         return self.model_dump_json(indent=2)
 
-    def to_argv(self, short: bool = False) -> list[str]:
-        """The command line flags that `parse` turns into this configuration again.
-
-        Args:
-            short: Leave out what has its default.
-        """
+    def to_argv(self) -> list[str]:
+        """The command line flags of what was set, which `parse` turns into the same again."""
         argv = []
-        for name, value in self.model_dump().items():
+        for name, value in self.model_dump(exclude_unset=True).items():
             flag = name.replace("_", "-")
-            if short and value == type(self).model_fields[name].default:
-                continue
             if isinstance(value, bool):
                 argv.append(f"--{flag}" if value else f"--no-{flag}")
             else:
@@ -211,20 +270,35 @@ class TrainConfig(Settings):
         return argv
 
 
-def parse(
-    argv: Sequence[str] | None = None,
-    prog: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> TrainConfig:
+def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
     """The configuration of command line flags.
 
     Args:
         argv: The flags; `sys.argv` without a value.
         prog: How the usage names the program.
-        defaults: Values that stand where no flag says otherwise, over the fields' own.
 
     Raises:
         InputError: a value that a field does not take, in one line.
+        SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
+    """
+    return TrainConfig.create(**flags_given(argv, prog))
+
+
+def flags_given(
+    argv: Sequence[str] | None = None,
+    prog: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What command line flags set, by field, unchecked; a flag that is not there sets nothing.
+
+    tyro reads a plain dataclass here, as its message for a model that refuses a value is no line.
+
+    Args:
+        argv: The flags; `sys.argv` without a value.
+        prog: How the usage names the program.
+        defaults: What the help shows as defaults, over the fields' own.
+
+    Raises:
         SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
     """
     import tyro
@@ -239,8 +313,14 @@ def parse(
     ]
     flags = dataclasses.make_dataclass("Flags", fields, kw_only=True)
     flags.__doc__ = "Train a ResNet on image folders with DistributedDataParallel."
-    parsed: object = tyro.cli(flags, args=list(sys.argv[1:] if argv is None else argv), prog=prog)
-    return TrainConfig.create(**vars(parsed))
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parsed: object = tyro.cli(flags, args=arguments, prog=prog)
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    return {
+        name: value
+        for name, value in vars(parsed).items()
+        if given & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
+    }
 
 
 def _default(info: Any) -> Any:

@@ -117,11 +117,11 @@ class Images(Dataset[Batch]):
     """Decoded and transformed images, fetched a micro-batch at a time by (epoch, position)."""
 
     def __init__(
-        self, index: Index, config: TrainConfig, training: bool, cache: Cache | None = None
+        self, index: Index, config: TrainConfig, for_training: bool, cache: Cache | None = None
     ) -> None:
         self.index = index
         self.config = config
-        self.training = training
+        self.for_training = for_training
         self.cache = cache
 
     def __len__(self) -> int:
@@ -130,7 +130,9 @@ class Images(Dataset[Batch]):
     def __getitems__(self, keys: list[Key]) -> Batch:
         """The micro-batch of these keys, all of one epoch's size."""
         config = self.config
-        size = transforms.size_of_epoch(config, keys[0][0]) if self.training else config.image_size
+        size = config.image_size
+        if self.for_training:
+            size = transforms.size_of_epoch(config, keys[0][0])
         images = channels_last(len(keys), size)
         indices = [position for _, position in keys]
         kept: list[int] = []
@@ -138,16 +140,16 @@ class Images(Dataset[Batch]):
             try:
                 image, at = self._usable(position)
             except InputError as error:
-                if self.training or config.on_bad_image == "fail":
+                if self.for_training or config.on_bad_image == "fail":
                     return Batch(images, indices, indices, 0, str(error))
                 continue
             if at == position:
                 kept.append(row)
             indices[row] = at
             prepared = self.cache is not None
-            images[row] = transforms.finish(image, config, self.training, epoch, at, prepared)
+            images[row] = transforms.finish(image, config, self.for_training, epoch, at, prepared)
         skipped = len(keys) - len(kept)
-        if skipped and not self.training:
+        if skipped and not self.for_training:
             images, indices = images[kept], [indices[row] for row in kept]
         targets = [self.index.targets[at] for at in indices]
         return Batch(images, targets, indices, skipped, "")
@@ -157,7 +159,7 @@ class Images(Dataset[Batch]):
         try:
             return self._read(position), position
         except InputError:
-            if self.config.on_bad_image == "fail" or not self.training:
+            if self.config.on_bad_image == "fail" or not self.for_training:
                 raise
         for offset in range(1, min(len(self.index), 100)):
             at = (position + offset) % len(self.index)

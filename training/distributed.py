@@ -7,14 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError, PeerLostError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.memory import keep_freed
 
@@ -39,20 +39,25 @@ class World:
         return self.rank == 0
 
     def from_first(self, produce: Callable[[], T]) -> T:
-        """What `produce` returned on rank 0, on every rank; its InputError is raised on all."""
-        box: list[tuple[T | None, InputError | None]] = [(None, None)]
+        """What `produce` returned on rank 0, on every rank; see `raise_on_all` for its error."""
+        box: list[tuple[T | None, KfpDdpError | None]] = [(None, None)]
         if self.first:
             try:
                 box = [(produce(), None)]
-            except InputError as error:
+            except KfpDdpError as error:
                 box = [(None, error)]
         if self.control is not None:
             dist.broadcast_object_list(box, src=0, group=self.control)
         value, problem = box[0]
         if problem is not None:
-            problem.consequence = not self.first
-            raise problem
+            self.raise_on_all(problem, 0)
         return value  # type: ignore[return-value]
+
+    def raise_on_all(self, error: KfpDdpError, rank: int) -> NoReturn:
+        """Raise `rank`'s error there; elsewhere a PeerLostError with its line, caused by it."""
+        if rank == self.rank:
+            raise error
+        raise PeerLostError(str(error)) from error
 
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in the order of ranks."""
@@ -107,7 +112,7 @@ def _flight_recorder(config: TrainConfig) -> None:
     """Let NCCL keep its last collectives and dump them when one times out (read: torchfrtrace)."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    logs = Path(config.output_dir) / "logs"
+    logs = RunFolder(config.output_dir).logs
     with contextlib.suppress(OSError):  # said better where the output folder is tried
         logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl_trace_rank_"))

@@ -1,12 +1,14 @@
-"""The manifest of a checkpoint, read without torch."""
+"""A checkpoint's name and manifest, read without torch."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
+_NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,28 @@ def read_manifest(checkpoint: Path) -> Manifest:
         return Manifest(int(fields["step"]), str(fields["files"][STATE]["sha256"]), fields)
     except (LookupError, TypeError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None
+
+
+def step_dir(directory: Path, step: int) -> Path:
+    """The folder of a step's checkpoint in a `checkpoints` folder."""
+    return directory / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step that a step directory's name tells."""
+    return int(path.name.removeprefix("step-"))
+
+
+def step_dirs(directory: Path) -> list[Path]:
+    """Step directories, newest first, whole or not; none where there is no such folder.
+
+    Newest by step, not by a clock.
+
+    Raises:
+        OSError: the volume fails.
+    """
+    try:
+        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found, key=step_of, reverse=True)

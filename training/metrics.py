@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError, full
+from kfp_ddp.base.errors import StorageError, full
 from kfp_ddp.training.sinks import Sink
 
 
@@ -26,7 +26,7 @@ class Metrics:
             whole = path.read_bytes().rfind(b"\n") + 1
             self._file.truncate(whole)  # the last line of a process that was killed
         except OSError as error:
-            raise InputError(
+            raise StorageError(
                 f"cannot write {path}: {error.strerror}; give the run an output folder it may write"
             ) from None
 
@@ -34,7 +34,7 @@ class Metrics:
         """Append one event with the time; numbers that JSON lacks become null.
 
         Raises:
-            InputError: the file can no longer be written.
+            StorageError: the file can no longer be written.
         """
         if self._file is None:
             return
@@ -42,7 +42,7 @@ class Metrics:
         try:
             self._append(json.dumps({k: _plain(v) for k, v in line.items()}).encode() + b"\n")
         except OSError as error:
-            raise InputError(full(error, self._file.name)) from None
+            raise StorageError(full(error, self._file.name)) from None
         for sink in self._sinks:
             sink(event, fields)
 

@@ -20,10 +20,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kfp_ddp.base.errors import FULL, InputError, full
+from kfp_ddp.base.errors import FULL, KfpDdpError, StorageError, full
 from kfp_ddp.base.failure import Failure, report, root_cause, told
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.watch import FINAL, LAUNCH, PARENT, RESTARTS, Parent
+from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEAF_SECONDS = 5.0
@@ -38,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours, flags = _split(arguments)
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
-    except InputError as error:
-        return report(Failure(2, -1, str(error), False), None)
+    except KfpDdpError as error:
+        return _report_known(error, None)
     return _launch(ours, config)
 
 
@@ -60,13 +62,13 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     if least < most or not str(args.nproc_per_node).isdecimal():
         return  # elastic, or one for each GPU: the ranks find out
     ranks = most * int(args.nproc_per_node)
-    if not config.batch_size_per_rank:
-        config.check_dealt(config.batch_size, config.micro_batch_size, ranks)
+    if config.is_set("batch_size") and not config.batch_size_per_rank:
+        batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
     from kfp_ddp.training import data
 
     split = Path(config.data) / "train"
     if data.count(split, most=ranks) < ranks:
-        config.check_one_each(len(data.scan(split)), ranks)
+        batches.check_one_each(len(data.scan(split)), ranks)
 
 
 def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
@@ -83,8 +85,8 @@ def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
     args.log_dir, file = str(log_dir), log_dir / name
     try:
         _check_ranks(args, config)
-    except InputError as error:
-        return report(Failure(2, -1, str(error), False), file)
+    except KfpDdpError as error:
+        return _report_known(error, file)
     _complete(args, least, most)
     return _supervise(args, config, file)
 
@@ -99,7 +101,7 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
     args.master_port = args.master_port or 29500
     args.role = "rank"
     if least < most:
-        os.environ["KFP_DDP_ELASTIC"] = "1"
+        os.environ[ELASTIC] = "1"
         args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
     os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})
     if args.max_restarts:
@@ -119,7 +121,7 @@ def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int
     launch.logs_specs = logs = _logs(args.log_dir)
     launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
     launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
-    metrics = Path(config.output_dir) / "metrics.jsonl"
+    metrics = RunFolder(config.output_dir).metrics
     earlier = 0
     with contextlib.suppress(OSError):
         earlier = metrics.stat().st_size
@@ -136,7 +138,7 @@ def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int
     except OSError as error:
         if error.errno not in FULL:
             return _report_own(error, file)
-        return report(Failure(2, -1, full(error, args.log_dir), False), file)
+        return _report_known(StorageError(full(error, args.log_dir)), file)
     except Exception as error:  # noqa: BLE001  whatever it is, its line is told
         return _report_own(error, file)
     return 0
@@ -158,6 +160,10 @@ def _stop_on_signals(file: Path) -> None:
     for number in (*STOPS, FINAL):
         signal.signal(number, stop)
     _end_when_deaf(heard, file)
+
+
+def _report_known(error: KfpDdpError, file: Path | None) -> int:
+    return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
 
 
 def _report_own(error: Exception, file: Path) -> int:
@@ -235,7 +241,7 @@ def _log_dir(given: str | None, config: TrainConfig, outdated: str) -> Path:
 
     Where the output folder cannot be written it is a temporary one.
     """
-    path = Path(given) if given else Path(config.output_dir) / "logs"
+    path = Path(given) if given else RunFolder(config.output_dir).logs
     try:
         path.mkdir(parents=True, exist_ok=True)
         for earlier in path.glob(outdated):

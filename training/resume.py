@@ -3,16 +3,16 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
-
-BEGUN = "begun-by"
-"""File in the output folder that names who began there under resume=never."""
+from kfp_ddp.training.strategies import FORMS, form_of
 
 
 def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
@@ -27,12 +27,12 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         form: The strategy's `form`.
 
     Raises:
-        InputError: it belongs to another model, other classes or another order of the data; or
-            there are some and none verifies, or the volume does not let them be read.
+        InputError: it belongs to another model, other classes or another order of the data.
+        StorageError: there are some and none verifies, or the volume does not let them be read.
     """
     found = checkpoint.newest_valid(directory)
     if found is None and (there := checkpoint.steps(directory)):
-        raise InputError(
+        raise StorageError(
             f"none of the {len(there)} checkpoints in {directory} verifies: "
             "copy a whole one there, or set resume=never to begin anew"
         )
@@ -49,7 +49,7 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         ("image_size", config.image_size, before["image_size"]),
         ("batch_size", config.batch_size, before["config"]["batch_size"]),
         ("seed", config.seed, before["config"]["seed"]),
-        ("strategy", form, before["form"]),
+        ("strategy", FORMS[form], FORMS.get(form_of(before))),
         ("the number of training images", len(training), before["samples"]),
     ):
         if now != then:
@@ -77,7 +77,7 @@ def goes_on(config: TrainConfig, launches: Sequence[str]) -> bool:
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         return True
     try:
-        begun = (Path(config.output_dir) / BEGUN).read_text().splitlines()
+        begun = RunFolder(config.output_dir).begun_by.read_text().splitlines()
     except FileNotFoundError:
         return False
     return not _names(config, launches).isdisjoint(begun)
@@ -87,30 +87,27 @@ def begin(config: TrainConfig, launches: Sequence[str]) -> None:
     """Under resume=never, keep earlier checkpoints where no run looks for them, and note it."""
     if config.resume != "never":
         return
-    output = Path(config.output_dir)
-    directory = output / "checkpoints"
-    if checkpoint.steps(directory):
-        number = len(list(output.glob("checkpoints.old-*")))
-        directory.rename(output / f"checkpoints.old-{number}")
-    (output / BEGUN).write_text("\n".join(sorted(_names(config, launches))))
+    folder = RunFolder(config.output_dir)
+    if checkpoint.steps(folder.checkpoints):
+        name = f"{folder.checkpoints.name}.old-"
+        number = len(list(folder.path.glob(f"{name}*")))
+        folder.checkpoints.rename(folder.path / f"{name}{number}")
+    folder.begun_by.write_text("\n".join(sorted(_names(config, launches))))
 
 
 def _names(config: TrainConfig, launches: Sequence[str]) -> set[str]:
     return {config.run_id} if config.run_id else set(launches) - {""}
 
 
-def earlier_batches(config: TrainConfig) -> tuple[int, int] | None:
-    """(batch_size, micro_batch_size) of the newest checkpoint; None if there is none to read.
+def earlier_config(config: TrainConfig) -> dict[str, Any] | None:
+    """The configuration of the checkpoint to go on from, as JSON has it; None if there is none.
 
-    A run keeps them when it goes on with another number of ranks, so that it sees the same batches.
+    What nobody set stays as it was then.
     """
     if config.resume == "never":
         return None
-    found = checkpoint.newest_valid(Path(config.output_dir) / "checkpoints")
-    if found is None:
-        return None
-    before = found.manifest["config"]
-    return int(before["batch_size"]), int(before["micro_batch_size"])
+    found = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)
+    return None if found is None else found.manifest["config"]
 
 
 def initialise(

@@ -16,6 +16,9 @@ class ResumableSampler(DistributedSampler[Any]):
     The permutation depends on (seed, epoch) alone and is cut into global batches of whole
     micro-batches; rank r takes micro-batches r, r + world, ... of each. So the position in the
     data is the step alone, whatever the world size, and the last partial batch is left out.
+
+    It is a DistributedSampler in what callers may rely on (rank, num_replicas, seed, set_epoch),
+    so that tools which look for one find it; how it deals is its own.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
 
 Sink = Callable[[str, dict[str, Any]], None]
@@ -25,7 +26,7 @@ def sinks(config: TrainConfig) -> list[Sink]:
     """
     chosen: list[Sink] = []
     if config.tensorboard:
-        chosen.append(_tensorboard(Path(config.output_dir) / "tensorboard"))
+        chosen.append(_tensorboard(RunFolder(config.output_dir).tensorboard))
     if config.prometheus_port:
         chosen.append(_prometheus(config.prometheus_port))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:

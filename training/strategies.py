@@ -2,6 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,15 @@ from kfp_ddp.training.distributed import World
 
 State = dict[str, Any]
 
+FORMS = {"replicated": "ddp, single or one rank", "sharded": "fsdp over several ranks"}
+"""Forms of a saved state, by the key in a checkpoint's manifest: which strategies read it."""
+
+
+def form_of(manifest: Mapping[str, Any]) -> str:
+    """The key of the form that a checkpoint's manifest tells; older ones hold the text."""
+    told = str(manifest["form"])
+    return next((key for key, text in FORMS.items() if text == told), told)
+
 
 class Strategy(ABC):
     """`network` is what the state is of, `replicas` what a step calls."""
@@ -22,8 +32,8 @@ class Strategy(ABC):
         self.world = world
         self.replicas: nn.Module = network
 
-    form = "ddp, single or one rank"
-    """Which strategies read the state that this one saves."""
+    form = "replicated"
+    """The key in FORMS of the state that this one saves."""
     collective_state = False
     """Whether all ranks must take part in `state`, and in each forward pass."""
 
@@ -82,7 +92,7 @@ class Fsdp(Strategy):
     part of every rank and blocks the step. They resume with fsdp only.
     """
 
-    form = "fsdp over several ranks"
+    form = "sharded"
     collective_state = True
 
     def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:

@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import JobError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model, optim, resume
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, Index, loader
 from kfp_ddp.training.distributed import Stop, World
+from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
@@ -41,14 +43,14 @@ class Trainer:
     """One run on this rank."""
 
     def __init__(
-        self, config: TrainConfig, world: World, training: Split, validation: Split
+        self, config: TrainConfig, world: World, train_split: Split, val_split: Split
     ) -> None:
         self.config, self.world = config, world
-        self.training, self.validation = training, validation
-        self.classes = training.index.classes
+        self.train_split, self.val_split = train_split, val_split
+        self.classes = train_split.index.classes
         self.stop = Stop(world)
         self.sampler = ResumableSampler(
-            samples=len(training.index),
+            samples=len(train_split.index),
             batch=config.batch_size,
             micro=config.micro_batch_size,
             rank=world.rank,
@@ -77,11 +79,9 @@ class Trainer:
         self.autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
         self.norms = [m for m in self.network.modules() if isinstance(m, nn.BatchNorm2d)]
 
-        output = Path(config.output_dir)
-        self.writer = checkpoint.Writer(output / "checkpoints", config.keep_checkpoints)
-        self.metrics = (
-            Metrics(output / "metrics.jsonl", sinks(config)) if world.first else Metrics(None)
-        )
+        folder = RunFolder(config.output_dir)
+        self.writer = checkpoint.Writer(folder.checkpoints, config.keep_checkpoints)
+        self.metrics = Metrics(folder.metrics, sinks(config)) if world.first else Metrics(None)
         self.meter = Meter(config, world, len(self.classes))
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
         self.recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
@@ -135,7 +135,8 @@ class Trainer:
     def batches(self) -> Iterator[DeviceBatch]:
         """This rank's micro-batches from the next step to the end of the run."""
         epochs = Epochs(self.sampler, self.step, self.config.epochs)
-        images = Images(self.training.index, self.config, training=True, cache=self.training.cache)
+        split = self.train_split
+        images = Images(split.index, self.config, for_training=True, cache=split.cache)
         pin = self.world.device.type == "cuda"
         loaded = loader(images, epochs, self.config.workers, pin)
         return to_device(iter(loaded), self.world.device)
@@ -214,20 +215,21 @@ class Trainer:
         gc.collect(1)
 
     def _refuse_nan(self) -> None:
-        """Raise the same InputError on all ranks if the loss of one was no number."""
+        """Raise a JobError if the loss of a rank was no number, and end the others with it."""
         mine, files = int(self.first_bad_step), ""
         if mine < NEVER:
             positions = [i for micro in dict(self.recent).get(mine, []) for i in micro]
-            files = ", ".join(Path(self.training.index.paths[i]).name for i in positions[:8])
+            files = ", ".join(Path(self.train_split.index.paths[i]).name for i in positions[:8])
             files += f" and {len(positions) - 8} more" if len(positions) > 8 else ""
         step, rank, files = min(self.world.gather((mine, self.world.rank, files)))
         if step < NEVER:
             rate = optim.learning_rate(self.config, step, self.steps_per_epoch)
-            raise InputError(
+            error = JobError(
                 f"the loss became NaN or infinite at step {step} with learning rate {rate:.3g} on "
                 f"rank {rank} in the batch of {files}: lower learning_rate or lengthen "
                 "warmup_epochs; the newest checkpoint is from before"
             )
+            self.world.raise_on_all(error, rank)
 
     def _end_epoch(self, epoch: int) -> None:
         last = self.step == self.steps_total
@@ -275,13 +277,13 @@ class Trainer:
 
     def _validation_batches(self) -> Iterator[DeviceBatch]:
         """This rank's share of the validation split: every world-size-th image."""
-        index, size = self.validation.index, self.config.micro_batch_size
+        index, size = self.val_split.index, self.config.micro_batch_size
         mine = range(self.world.rank, len(index), self.world.size)
         keys = [[(0, i) for i in mine[k : k + size]] for k in range(0, len(mine), size)]
-        images = Images(index, self.config, training=False, cache=self.validation.cache)
+        images = Images(index, self.config, for_training=False, cache=self.val_split.cache)
         pin = self.world.device.type == "cuda"
         # A run's worth of start-up and no gain where decoding is done already.
-        workers = 0 if self.validation.cache else self.config.workers
+        workers = 0 if self.val_split.cache else self.config.workers
         loaded = iter(loader(images, keys, workers, pin))
         return to_device(loaded, self.world.device)
 
@@ -329,7 +331,7 @@ class Trainer:
             self.classes,
             epoch=self.step / self.steps_per_epoch,
             world_size=self.world.size,
-            samples=len(self.training.index),
+            samples=len(self.train_split.index),
             metrics=self.latest,
             form=self.strategy.form,
         )
@@ -338,12 +340,12 @@ class Trainer:
             "checkpoint",
             step=self.step,
             seconds=time.monotonic() - self.saved_at,
-            path=str(self.writer.directory / f"step-{self.step:08d}"),
+            path=str(step_dir(self.writer.directory, self.step)),
         )
 
     def _resume(self) -> None:
         """Take over the newest checkpoint that verifies; rank 0 chooses, all load the same."""
-        directory, index = self.writer.directory, self.training.index
+        directory, index = self.writer.directory, self.train_split.index
         path = self.world.from_first(
             lambda: resume.choose(directory, self.config, index, self.strategy.form)
         )
@@ -391,6 +393,6 @@ class Trainer:
                 wait=8, warmup=2, active=self.config.profile_steps, repeat=1
             ),
             on_trace_ready=profiler.tensorboard_trace_handler(
-                str(Path(self.config.output_dir) / "profile")
+                str(RunFolder(self.config.output_dir).profile)
             ),
         )

@@ -38,47 +38,52 @@ def generator(seed: int, epoch: int, index: int) -> random.Random:
     return random.Random(((seed << 20) + epoch << 40) + index)
 
 
-def _whole(config: TrainConfig, training: bool) -> bool:
+def _whole(config: TrainConfig, for_training: bool) -> bool:
     """Whether every epoch begins with the same square of an image."""
     fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
-    return not training or (fixed and not augmentation(config).startswith("crop"))
+    return not for_training or (fixed and not augmentation(config).startswith("crop"))
 
 
-def prepare(image: Tensor, config: TrainConfig, training: bool) -> Tensor:
+def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
     """The part of the transform that is the same in every epoch: what a cache stores.
 
     Where crops are random it is the image with its shorter side at the size of evaluation at most,
     so a cached run resamples twice; elsewhere the result is the same to the bit.
     """
-    if _whole(config, training):
-        return evaluate(image, _prepared_size(config, training))
+    if _whole(config, for_training):
+        return evaluate(image, _prepared_size(config, for_training))
     height, width = image.shape[-2:]
-    scale = short_side(_prepared_size(config, training)) / min(height, width)
+    scale = short_side(_prepared_size(config, for_training)) / min(height, width)
     return resize(image, round(height * scale), round(width * scale)) if scale < 1 else image
 
 
-def _prepared_size(config: TrainConfig, training: bool) -> int:
-    return config.train_image_size or config.image_size if training else config.image_size
+def _prepared_size(config: TrainConfig, for_training: bool) -> int:
+    return config.train_image_size or config.image_size if for_training else config.image_size
 
 
-def prepared_bytes(config: TrainConfig, training: bool) -> int:
+def prepared_bytes(config: TrainConfig, for_training: bool) -> int:
     """Bytes of a prepared image, expected: photographs are about 4:3."""
-    size = _prepared_size(config, training)
-    return size**2 * 3 if _whole(config, training) else short_side(size) ** 2 * 4
+    size = _prepared_size(config, for_training)
+    return size**2 * 3 if _whole(config, for_training) else short_side(size) ** 2 * 4
 
 
 def finish(
-    image: Tensor, config: TrainConfig, training: bool, epoch: int, position: int, prepared: bool
+    image: Tensor,
+    config: TrainConfig,
+    for_training: bool,
+    epoch: int,
+    position: int,
+    prepared: bool,
 ) -> Tensor:
     """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size]."""
-    if not training:
+    if not for_training:
         return image if prepared else evaluate(image, config.image_size)
     size = size_of_epoch(config, epoch)
     augment = augmentation(config)
     draw = generator(config.seed, epoch, position)
     if augment.startswith("crop"):
         image = _resized_crop(image, size, config.crop_min_area, draw)
-    elif not (prepared and _whole(config, training)):
+    elif not (prepared and _whole(config, for_training)):
         image = evaluate(image, size)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)

@@ -17,6 +17,8 @@ RESTARTS = "KFP_DDP_RESTARTS"
 """Set where the launcher starts ranks again that ended."""
 FINAL = signal.SIGUSR1
 """Tells the launcher that ranks would end the same way again."""
+ELASTIC = "KFP_DDP_ELASTIC"
+"""Set where nodes come and go, and ranks may get unequal shares of a batch."""
 _INTERVAL_S = 0.5
 _GRACE_S = 60.0
 

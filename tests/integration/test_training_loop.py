@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from kfp_ddp.training import checkpoint
-from kfp_ddp.training.recipes import RECIPES, recipe
+from kfp_ddp.training.recipes import RECIPES, configured
 from tests.serving import free_port, serving
 from tests.training_ranks import Ranks, config, dataset, state_hash, train
 
@@ -40,6 +40,7 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
 }
 SMALLER: dict[str, dict[str, Any]] = {
+    "none": {"model": "resnet18", "image_size": 32},
     "digits": {},
     "cifar": {"eval_epochs": 1, "checkpoint_epochs": 1},
     "imagenet-90": {"model": "resnet18", "image_size": 32},
@@ -63,11 +64,8 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
         first = config(four, tmp_path / "first", epochs=1, warmup_epochs=0, image_size=16)
         assert train(first, 1) == [0]
         extra = {"init_from": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
-    run = recipe(
-        name,
-        **{"data": str(root), "output_dir": str(tmp_path / "run"), **SMALL, **SMALLER[name]},
-        **extra,
-    )
+    folders = {"data": str(root), "output_dir": str(tmp_path / "run")}
+    run = configured(name, {**folders, **SMALL, **SMALLER[name], **extra})
     ranks = Ranks(run, 2)
     assert ranks.wait() == [0, 0], ranks.output()
     if name == "finetune":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, JobError, StorageError
 from kfp_ddp.components.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
@@ -20,7 +20,7 @@ from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.model import build
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
-WHOLE = Ddp.form
+REPLICATED = Ddp.form
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:
@@ -29,7 +29,7 @@ def run(output: Path, **fields: Any) -> TrainConfig:
 
 
 def manifest(config: TrainConfig, classes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
-    more = {"epoch": 1.0, "world_size": 1, "samples": 4, "metrics": {}, "form": WHOLE}
+    more = {"epoch": 1.0, "world_size": 1, "samples": 4, "metrics": {}, "form": REPLICATED}
     return checkpoint.manifest_of(config, classes, **more)
 
 
@@ -105,13 +105,14 @@ def test_a_volume_that_fails_is_no_damage(
     monkeypatch.setattr(time, "sleep", pause)
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
     if recovers:
-        found = resume.choose(directory, run(tmp_path), index, WHOLE)
+        found = resume.choose(directory, run(tmp_path), index, REPLICATED)
         assert found == directory / "step-00000020"
         assert len(pauses) == 1
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
-        resume.choose(directory, run(tmp_path), index, WHOLE)
+        resume.choose(directory, run(tmp_path), index, REPLICATED)
     assert "\n" not in str(caught.value)
+    assert caught.value.retryable
     assert pauses
     assert [path.name for path in steps(directory)] == ["step-00000020", "step-00000010"]
 
@@ -128,8 +129,8 @@ def test_without_a_whole_one_nothing_is_begun_anew(tmp_path: Path) -> None:
     for step in (10, 20):
         (save(tmp_path, step) / STATE).write_bytes(b"torn")
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    with pytest.raises(InputError, match=r"none of the 2 checkpoints in .* verifies"):
-        resume.choose(directory, run(tmp_path), index, WHOLE)
+    with pytest.raises(StorageError, match=r"none of the 2 checkpoints in .* verifies"):
+        resume.choose(directory, run(tmp_path), index, REPLICATED)
     assert len(steps(directory)) == 2
 
 
@@ -140,7 +141,7 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, part: str) ->
     writer.save(1, state, manifest(run(tmp_path)))
     state[part]["w"][1] = float("inf")
     writer.save(2, state, manifest(run(tmp_path)))
-    with pytest.raises(InputError, match="after step 2 w is NaN or infinite"):
+    with pytest.raises(JobError, match="after step 2 w is NaN or infinite"):
         writer.wait()
     assert [path.name for path in steps(writer.directory)] == ["step-00000001"]
 
@@ -200,7 +201,7 @@ def test_an_error_of_the_writer_surfaces_at_the_next_save(tmp_path: Path) -> Non
     writer.directory.rename(moved)
     writer.directory.touch()  # a file is where the folder was
     writer.save(2, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
-    with pytest.raises(InputError, match="cannot save a checkpoint"):
+    with pytest.raises(StorageError, match="cannot save a checkpoint"):
         writer.save(3, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
     assert newest_valid(moved) is not None
 
@@ -259,7 +260,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     save(tmp_path, 10)
     index = Index(tmp_path, classes, ("x",) * 4, (0, 1, 0, 1))
     with pytest.raises(InputError, match=word):
-        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index, WHOLE)
+        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index, REPLICATED)
 
 
 def test_a_state_of_another_form_is_refused(tmp_path: Path) -> None:
@@ -267,9 +268,29 @@ def test_a_state_of_another_form_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 10, strategy="fsdp")
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
     directory, config = tmp_path / "checkpoints", run(tmp_path, strategy="fsdp")
-    assert resume.choose(directory, config, index, WHOLE) == directory / "step-00000010"
+    assert resume.choose(directory, config, index, REPLICATED) == directory / "step-00000010"
     with pytest.raises(InputError, match="strategy was ddp, single or one rank and is now fsdp"):
         resume.choose(directory, config, index, Fsdp.form)
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [
+        ("ddp, single or one rank", Ddp.form),
+        ("fsdp over several ranks", Fsdp.form),
+        ("replicated", "replicated"),
+        ("sharded", "sharded"),
+    ],
+)
+def test_the_form_of_older_checkpoints_is_known(tmp_path: Path, written: str, form: str) -> None:
+    """They hold the text in place of the key."""
+    about = {**manifest(run(tmp_path)), "form": written}
+    path = checkpoint.write(tmp_path / "checkpoints", 10, {"model": {}}, about)
+    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    assert resume.choose(path.parent, run(tmp_path), index, form) == path
+    other = Fsdp.form if form == Ddp.form else Ddp.form
+    with pytest.raises(InputError, match="strategy was"):
+        resume.choose(path.parent, run(tmp_path), index, other)
 
 
 def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
@@ -278,7 +299,7 @@ def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
     config = run(tmp_path, resume="never")
     assert not resume.goes_on(config, ["a"])
     resume.begin(config, ["a"])
-    assert resume.choose(tmp_path / "checkpoints", config, index, WHOLE) is None
+    assert resume.choose(tmp_path / "checkpoints", config, index, REPLICATED) is None
     assert newest_valid(tmp_path / "checkpoints.old-0") is not None
 
 
@@ -309,7 +330,7 @@ def test_a_class_of_another_name_is_named_alone(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "checkpoints", 1, state, manifest(config, names))
     index = Index(tmp_path, (*names[:500], "x", *names[501:]), ("x",) * 4, (0, 1, 0, 1))
     with pytest.raises(InputError, match="class 500 was 'class number 500' and is now 'x'") as got:
-        resume.choose(tmp_path / "checkpoints", config, index, WHOLE)
+        resume.choose(tmp_path / "checkpoints", config, index, REPLICATED)
     assert len(str(got.value)) < 500
 
 

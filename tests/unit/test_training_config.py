@@ -50,6 +50,50 @@ def test_json_and_argv_bring_back_the_same() -> None:
     assert parse(run.to_argv()) == run
 
 
+def test_flags_carry_what_was_set_and_nothing_else() -> None:
+    """What nobody set must still be known as such by the ranks, where it may yield."""
+    run = TrainConfig.create(**REQUIRED, epochs=3, batch_size=256, tensorboard=False)
+    assert run.to_argv() == [
+        *("--data", "/d", "--output-dir", "/o", "--epochs", "3", "--batch-size", "256"),
+        "--no-tensorboard",
+    ]
+    again = parse(run.to_argv())
+    assert again.model_fields_set == run.model_fields_set == set(run.given())
+    other_forms = parse(["--data=/d", "--output_dir", "/o", "--init-from", "epochs=2", "--compile"])
+    assert other_forms.model_fields_set == {"data", "output_dir", "init_from", "compile"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "warmup"),
+    [
+        ({}, 5.0),
+        ({"epochs": 3}, 0.3),
+        ({"epochs": 1}, 0.1),
+        ({"epochs": 200}, 5.0),
+        ({"epochs": 3, "warmup_epochs": 2.5}, 2.5),
+        ({"epochs": 3, "warmup_epochs": 0}, 0),
+    ],
+)
+def test_a_warm_up_that_nobody_set_follows_the_epochs(
+    fields: dict[str, Any], warmup: float
+) -> None:
+    run = TrainConfig.create(**REQUIRED, **fields)
+    assert run.warmup_epochs == pytest.approx(warmup)
+    assert parse(run.to_argv()) == run
+    assert "warmup_epochs" in run.to_json()
+
+
+def test_a_micro_batch_fits_any_batch_size_that_nobody_set() -> None:
+    assert TrainConfig.create(**REQUIRED, micro_batch_size=3).micro_batch_size == 3
+
+
+def test_every_description_is_a_phrase_and_ends_as_one() -> None:
+    for name, field in TrainConfig.model_fields.items():
+        assert (field.description or "").endswith("."), name
+        assert "so many" not in (field.description or ""), name
+    assert TrainConfig.own < set(TrainConfig.model_fields)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
 def test_json_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:

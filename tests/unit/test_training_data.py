@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
@@ -108,13 +108,13 @@ def test_skipping_replaces_and_counts_in_training_and_leaves_out_in_evaluation(s
     Path(index.paths[3]).write_bytes(b"broken")
     config = run(split, on_bad_image="skip")
     keys = [(0, 2), (0, 3)]
-    trained = Images(index, config, training=True).__getitems__(keys)
+    trained = Images(index, config, for_training=True).__getitems__(keys)
     assert (trained.skipped, trained.error) == (1, "")
     assert trained.indices == [2, 4]
-    evaluated = Images(index, config, training=False).__getitems__(keys)
+    evaluated = Images(index, config, for_training=False).__getitems__(keys)
     assert evaluated.skipped == 1
     assert evaluated.indices == [2]
-    assert "1.png" in Images(index, run(split), training=True).__getitems__(keys).error
+    assert "1.png" in Images(index, run(split), for_training=True).__getitems__(keys).error
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "crop", "crop-flip"])
@@ -156,7 +156,7 @@ def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path
     index = scan(split)
     tmp_path.joinpath("file").touch()
     cache = Cache(tmp_path / "file" / "cache", "train", 6, 1)
-    with pytest.raises(InputError, match="cache_dir"):
+    with pytest.raises(StorageError, match="cache_dir"):
         cache.build(index.paths, run(split), True, 0)
 
 
@@ -191,7 +191,7 @@ def test_augmentation_depends_on_seed_epoch_and_position_alone(split: Path) -> N
 
     def batch(seed: int, epoch: int) -> torch.Tensor:
         config = run(split, augment="crop-flip", seed=seed)
-        return Images(index, config, training=True).__getitems__([(epoch, 5)]).images
+        return Images(index, config, for_training=True).__getitems__([(epoch, 5)]).images
 
     assert torch.equal(batch(0, 1), batch(0, 1))
     assert not torch.equal(batch(0, 1), batch(0, 2))
@@ -249,6 +249,6 @@ def test_an_epoch_holds_each_image_at_most_once_and_shuffles_anew() -> None:
 def test_the_loader_keeps_the_order_with_workers(split: Path, workers: int) -> None:
     index = scan(split)
     sampler = ResumableSampler(6, 2, 2, 0, 1, seed=1)
-    images = Images(index, run(split), training=True)
+    images = Images(index, run(split), for_training=True)
     got = [b.indices for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
     assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]

@@ -1,19 +1,22 @@
-"""A recipe is also the training of the `train` step."""
+"""A recipe is also the training settings of the `train` step."""
 
-from typing import Any
+from pathlib import Path
 
 import pytest
+import yaml
+from kfp import compiler, dsl
 
-from kfp_ddp.base.settings import split
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.components.train.component import train
 from kfp_ddp.training.recipes import RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_fits_the_train_step(name: str) -> None:
-    as_kfp_sends_it: dict[str, Any] = {
-        key: float(value) if type(value) is int else value for key, value in RECIPES[name].items()
-    }
-    (given,) = split("training", as_kfp_sends_it, TrainConfig, own={})
-    config = TrainConfig.create(data="/data", output_dir="/work", **given)
-    assert {key: getattr(config, key) for key in RECIPES[name]} == RECIPES[name]
+def test_a_recipe_fits_the_train_step(name: str, tmp_path: Path) -> None:
+    @dsl.pipeline(name="recipe")  # type: ignore[untyped-decorator]
+    def recipe_pipeline() -> None:
+        train(run_id="r", dataset_path="/data", work_dir="/work", training=RECIPES[name])
+
+    compiler.Compiler().compile(recipe_pipeline, str(tmp_path / "recipe.yaml"))
+    compiled = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    given = compiled["root"]["dag"]["tasks"]["train"]["inputs"]["parameters"]
+    assert given["training"]["runtimeValue"]["constant"] == RECIPES[name]

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from kfp_ddp.training import checkpoint, distributed, model, optim, resume
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.meter import peak_of
-from kfp_ddp.training.rank import _resolve
-from kfp_ddp.training.recipes import RECIPES, recipe
+from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes.__main__ import main as recipes_main
 
 
@@ -48,21 +49,69 @@ def test_a_batch_that_cannot_be_dealt_is_one_line(
     tmp_path: Path, fields: dict[str, Any], ranks: int, words: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        _resolve(run(tmp_path, **fields), world(ranks), 96)
+        resolve(run(tmp_path, **fields), world(ranks), 96)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_batch_for_each_rank_scales_the_rate_and_stays_on_resume(tmp_path: Path) -> None:
     config = run(tmp_path, batch_size_per_rank=8, lr_reference_batch=16, learning_rate=0.1)
-    resolved = _resolve(config, world(4), 96)
+    resolved = resolve(config, world(4), 96)
     assert (resolved.batch_size, resolved.micro_batch_size, resolved.precision) == (32, 8, "fp32")
     assert optim.peak(resolved) == pytest.approx(0.2)
-    assert TrainConfig.from_json((tmp_path / "config.json").read_text()) == resolved
+    assert TrainConfig.from_json(resolved.to_json()) == resolved
     manifest = checkpoint.manifest_of(resolved, ("a", "b"), epoch=1, world_size=4)
     checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
-    fewer = _resolve(config, world(2), 96)
+    fewer = resolve(config, world(2), 96)
     assert (fewer.batch_size, fewer.micro_batch_size) == (32, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks", "images", "batch", "micro"),
+    [
+        ({}, 1, 1000, 256, 256),
+        ({}, 2, 97, 96, 48),
+        ({}, 3, 1000, 255, 85),
+        ({}, 5, 7, 5, 1),
+        ({}, 512, 1000, 512, 1),
+        ({"micro_batch_size": 10}, 2, 97, 80, 10),
+        ({"micro_batch_size": 64}, 8, 1000, 512, 64),
+    ],
+)
+def test_a_batch_size_that_nobody_set_fits_and_is_told(
+    fields: dict[str, Any],
+    ranks: int,
+    images: int,
+    batch: int,
+    micro: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    resolved = resolve(run(tmp_path, **fields), world(ranks), images)
+    assert (resolved.batch_size, resolved.micro_batch_size) == (batch, micro)
+    said = capsys.readouterr().out
+    assert said.count("\n") == (batch != 256)
+    assert (f"batch_size is {batch}, not 256" in said) == (batch != 256)
+
+
+def test_a_micro_batch_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="batch_size=128 but only 96 training images"):
+        resolve(run(tmp_path, micro_batch_size=64), world(2), 96)
+
+
+def test_what_nobody_set_stays_as_in_the_checkpoint(tmp_path: Path) -> None:
+    """A version with other defaults, or another number of ranks, goes on as the run began."""
+    earlier = run(tmp_path, batch_size=64, epochs=20, warmup_epochs=5).model_copy(
+        update={"micro_batch_size": 16}
+    )
+    manifest = checkpoint.manifest_of(earlier, ("a", "b"), epoch=1, world_size=4)
+    checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
+    resolved = resolve(run(tmp_path, epochs=20), world(2), 96)
+    kept = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
+    assert kept == (64, 16, 5)
+    assert resolve(run(tmp_path, epochs=5), world(2), 96).warmup_epochs == 0.5
+    given = resolve(run(tmp_path, epochs=20, batch_size=32, warmup_epochs=1), world(2), 96)
+    assert (given.batch_size, given.warmup_epochs) == (32, 1)
 
 
 def test_an_elastic_run_deals_unequal_numbers(
@@ -70,11 +119,11 @@ def test_an_elastic_run_deals_unequal_numbers(
 ) -> None:
     config = run(tmp_path, batch_size=32, micro_batch_size=8)
     with pytest.raises(InputError):
-        _resolve(config, world(3), 96)
+        resolve(config, world(3), 96)
     monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
-    assert _resolve(config, world(3), 96).micro_batch_size == 8
+    assert resolve(config, world(3), 96).micro_batch_size == 8
     with pytest.raises(InputError, match="evenly among 3 ranks with micro_batch_size=8; use"):
-        _resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
+        resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -143,12 +192,18 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_recipes_are_whole_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {"data": "/d", "output_dir": "/o"}
+    assert tuple(RECIPES) == typing.get_args(RecipeName)
     for name in RECIPES:
-        recipe(name, data="/d", output_dir="/o", init_from="/c")
-    with pytest.raises(InputError, match="it is one of digits, cifar"):
-        recipe("mnist", data="/d", output_dir="/o")
+        configured(name, {**folders, "init_from": "/c"})
+        assert configured(name, {**folders, "init_from": "/c", "epochs": 1}).epochs == 1
+    assert configured("none", folders) == TrainConfig.create(**folders)
+    with pytest.raises(InputError, match="it is one of none, digits, cifar"):
+        configured("mnist", folders)
     with pytest.raises(InputError, match="needs init_from"):
-        recipe("finetune", data="/d", output_dir="/o")
+        configured("finetune", folders)
+    with pytest.raises(InputError, match="warmup_epochs=2 leaves nothing of epochs=1"):
+        configured("digits", {**folders, "epochs": 1, "warmup_epochs": 2})
     flags = ["--data", "/a folder", "--output-dir", "/o"]
     assert recipes_main(["digits", *flags]) == 2
     assert "'/a folder' does not pass through a shell" in capsys.readouterr().err
@@ -171,8 +226,10 @@ def test_a_shell_puts_the_flags_of_a_recipe_in(
     shell = subprocess.run(
         ["sh", "-euc", f"{show} $({module})"], check=True, capture_output=True, cwd=tmp_path
     )
-    wanted = recipe(flags.split()[0], data="/d", output_dir="/o", **fields)
-    assert parse(json.loads(shell.stdout)) == wanted
+    wanted = configured(flags.split()[0], {"data": "/d", "output_dir": "/o", **fields})
+    found = parse(json.loads(shell.stdout))
+    assert found == wanted
+    assert found.model_fields_set == wanted.model_fields_set
 
 
 class _Failure:

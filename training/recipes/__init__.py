@@ -1,14 +1,16 @@
 """Runs worth repeating: a recipe is the fields of a `TrainConfig` beside data and output folder.
 
 `python -m kfp_ddp.training.recipes NAME --data ... --output-dir ... [flags]` prints the flags of a
-recipe with yours put over them, for `kfp_ddp.training` or its launcher.
+recipe with yours put over them, for `kfp_ddp.training` or `kfp_ddp.training.node`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 
+RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
 
 DIGITS: Recipe = {
@@ -94,6 +96,7 @@ FINETUNE: Recipe = {
 """From the checkpoint of another run, `init_from`; its classifier is kept if the classes are."""
 
 RECIPES: dict[str, Recipe] = {
+    "none": {},
     "digits": DIGITS,
     "cifar": CIFAR,
     "imagenet-90": IMAGENET_90,
@@ -102,14 +105,19 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def recipe(name: str, **fields: Any) -> TrainConfig:
-    """The configuration of a recipe with `fields` (data and output_dir at least) put over it.
+def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of a recipe with what was given (data and output_dir at least) over it.
+
+    A recipe's warm-up that leaves nothing of the epochs given yields to them.
 
     Raises:
         InputError: no such recipe, a field that does not fit, or finetune without init_from.
     """
     if name not in RECIPES:
         raise InputError(f"there is no recipe {name!r}: it is one of {', '.join(RECIPES)}")
-    if name == "finetune" and not fields.get("init_from"):
+    if name == "finetune" and not given.get("init_from"):
         raise InputError("the recipe finetune needs init_from: the step directory of another run")
-    return TrainConfig.create(**{**RECIPES[name], **fields})
+    recipe, epochs = dict(RECIPES[name]), given.get("epochs")
+    if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
+        del recipe["warmup_epochs"]
+    return TrainConfig.create(**{**recipe, **given})

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.training.config import parse
-from kfp_ddp.training.recipes import RECIPES, recipe
+from kfp_ddp.training.config import flags_given
+from kfp_ddp.training.recipes import RECIPES, configured
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, *flags = arguments
     try:
-        run = parse(flags, prog=f"recipes {name}", defaults=RECIPES[name])
-        print(" ".join(_words(recipe(name, **run.model_dump()).to_argv(short=True))))
+        given = flags_given(flags, prog=f"recipes {name}", defaults=RECIPES[name])
+        print(" ".join(_words(configured(name, given).to_argv())))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,69 @@
+"""How a global batch is divided among the ranks; free of torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training.config import TrainConfig
+
+
+def divide(
+    config: TrainConfig, images: int, ranks: int, uneven: bool, before: Mapping[str, Any] | None
+) -> tuple[int, int]:
+    """(batch_size, micro_batch_size) of a run.
+
+    A batch size that nobody set yields to what the images and the ranks allow.
+
+    Args:
+        config: The run.
+        images: Training images.
+        ranks: World size.
+        uneven: Whether ranks may get unequal numbers of micro-batches.
+        before: The configuration of the checkpoint to go on from, whose batches are kept: so the
+            run sees the same ones with another number of ranks.
+
+    Raises:
+        InputError: the batch cannot be divided among the ranks, or there are too few images for it.
+    """
+    check_one_each(images, ranks)
+    batch, micro = config.batch_size, config.micro_batch_size
+    if config.batch_size_per_rank or not config.is_set("batch_size"):
+        if before:
+            batch = int(before["batch_size"])
+        elif config.batch_size_per_rank:
+            batch = config.batch_size_per_rank * ranks
+        else:
+            batch = _largest(batch, images, ranks * (micro or 1))
+    if before and batch == before["batch_size"] and batch // before["micro_batch_size"] >= ranks:
+        micro = micro or int(before["micro_batch_size"])
+    if images < batch:
+        raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
+    check_divides(batch, micro, ranks, uneven)
+    return batch, micro or batch // ranks
+
+
+def _largest(batch: int, images: int, unit: int) -> int:
+    """The largest multiple of `unit` in batch and images, or one unit."""
+    return max(unit, min(batch, images) // unit * unit)
+
+
+def check_one_each(images: int, ranks: int) -> None:
+    """Raise InputError unless there is an image for each rank."""
+    if images < ranks:
+        raise InputError(
+            f"{ranks} ranks but only {images} training images; use at most {images} ranks"
+        )
+
+
+def check_divides(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
+    """Raise InputError unless each rank gets the same; with `uneven` unequal numbers will do."""
+    if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
+        return
+    unit = ranks * (micro or 1)
+    if batch % unit:
+        size = f" with micro_batch_size={micro}" if micro else ""
+        near = max(unit, round(batch / unit) * unit)
+        raise InputError(
+            f"batch_size={batch} cannot be divided evenly among {ranks} ranks{size}; "
+            f"use a multiple of {unit}, for example {near}"
+        )

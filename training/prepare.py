@@ -1,0 +1,162 @@
+"""Before the first step: data and settings checked and completed, and decoded images kept."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.base.run_folder import RunFolder, try_to_write
+from kfp_ddp.training import batches, data, resume
+from kfp_ddp.training.cache import Cache, folder_for
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Index
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.images import Findings, examine
+from kfp_ddp.training.trainer import Split
+from kfp_ddp.training.watch import ELASTIC, LAUNCH
+
+
+def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
+    """The configuration with its automatic values, and the training and validation splits.
+
+    Raises:
+        KfpDdpError: data, settings or the output folder cannot be used; on every rank.
+    """
+    launches = world.gather(os.environ.get(LAUNCH, ""))
+    train, val = world.from_first(lambda: _scan(config))
+    config = world.from_first(lambda: resolve(config, world, len(train), launches))
+    caches = _built_or_examined(config, world, train, val)
+    world.from_first(lambda: _begin(config, launches))
+    return config, Split(train, caches[0]), Split(val, caches[1])
+
+
+def _scan(config: TrainConfig) -> tuple[Index, Index]:
+    """Both splits, after a try to write to the output folder."""
+    try:
+        try_to_write(Path(config.output_dir))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to output_dir={config.output_dir}: {error.strerror}; "
+            "give the run a folder that its user may write"
+        ) from None
+    train = data.scan(Path(config.data) / "train")
+    return train, data.scan(Path(config.data) / "val", train.classes)
+
+
+def resolve(
+    config: TrainConfig, world: World, images: int, launches: Sequence[str] = ()
+) -> TrainConfig:
+    """The configuration with its automatic values filled in.
+
+    Args:
+        config: As it was given.
+        world: The ranks.
+        images: Training images.
+        launches: Ids of the ranks' launchers.
+
+    Raises:
+        InputError: the batch cannot be divided among the ranks, or there are too few images for it.
+    """
+    ranks = world.size
+    if config.strategy == "single" and ranks > 1:
+        raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
+    if resume.goes_on(config, launches):
+        config = config.model_copy(update={"resume": "auto"})
+    before = resume.earlier_config(config)
+    # With unequal numbers sharded ranks would gather unequally often, and hang.
+    uneven = ELASTIC in os.environ and config.strategy != "fsdp"
+    batch, micro = batches.divide(config, images, ranks, uneven, before)
+    if batch != config.batch_size and not config.batch_size_per_rank and not before:
+        print(
+            f"batch_size is {batch}, not {config.batch_size}: it was not set, and that is what "
+            f"{images} training images allow on {ranks} ranks",
+            flush=True,
+        )
+    warmup = config.warmup_epochs
+    if before and not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
+        warmup = before["warmup_epochs"]
+    precision = config.precision
+    if precision == "auto":
+        cuda = world.device.type == "cuda"
+        bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if bf16 else "fp32"
+    return config.model_copy(
+        update={
+            "batch_size": batch,
+            "micro_batch_size": micro,
+            "warmup_epochs": warmup,
+            "precision": precision,
+        }
+    )
+
+
+def _begin(config: TrainConfig, launches: Sequence[str]) -> None:
+    RunFolder(config.output_dir).config.write_text(config.to_json() + "\n")
+    resume.begin(config, launches)
+
+
+def _built_or_examined(
+    config: TrainConfig, world: World, train: Index, val: Index
+) -> list[Cache | None]:
+    """A cache of each split where both fit; otherwise images are only tried, and it is None.
+
+    Raises:
+        KfpDdpError: the first problem of any rank, on all ranks.
+    """
+    found: list[Findings] = []
+    caches: list[Cache | None] = []
+    problem: KfpDdpError | None = None
+    folder = None
+    try:
+        folder = folder_for(config, [train.paths, val.paths])
+        for split, name in ((train, "train"), (val, "val")):
+            if folder is None:
+                caches.append(None)
+                stride = max(1, -(-len(split) // max(1, config.verify_images)))
+                chosen = range(0, len(split) if config.verify_images else 0, stride)
+                mine = chosen[world.rank :: world.size]
+                found.append(examine(split.paths, mine, config))
+            else:
+                cache = Cache(folder, name, len(split), world.local_size)
+                caches.append(cache)
+                built = cache.build(split.paths, config, name == "train", world.local_rank)
+                found.append(built)
+    except KfpDdpError as error:
+        problem = error
+    for rank, its in enumerate(world.gather(problem)):
+        if its is not None:
+            world.raise_on_all(its, rank)
+    part = world.rank if folder is None else world.local_rank
+    _warn(world.gather((part, found)), world.first)
+    return caches
+
+
+def _warn(found: list[tuple[int, list[Findings]]], first: bool) -> None:
+    """One line if images had to be converted or could not be read.
+
+    `found` holds each rank's part and what it saw of it in each split. Every node looks at all
+    parts for its cache, unless another had filled it: a part counts once.
+    """
+    seen: dict[tuple[int, int], Findings] = {}
+    for part, splits in found:
+        for number, item in enumerate(splits):
+            seen[part, number] = max(item, seen.get((part, number), item))
+    findings = list(seen.values())
+    checked = sum(item.checked for item in findings)
+    broken = sum(item.broken for item in findings)
+    not_rgb = sum(item.not_rgb for item in findings)
+    not_square = sum(item.not_square for item in findings)
+    unusual = [item.first_unusual for item in findings if item.first_unusual]
+    if broken and first:
+        print(f"warning: {broken} of {checked} images cannot be read", file=sys.stderr, flush=True)
+    if unusual and first:
+        print(
+            f"warning: of {checked} images checked, {not_rgb} are not RGB and {not_square} not "
+            f"square (first {unusual[0]}); they are converted and resized, images=strict refuses "
+            "them",
+            file=sys.stderr,
+            flush=True,
+        )
