@@ -112,7 +112,12 @@ def test_a_preempted_training_goes_on_from_its_checkpoint(
 ) -> None:
     """Without a single retry to spare: preemption is no failure."""
     step = TrainStep(
-        queue.grounds, nodes=2, epochs=EPOCHS, retries=0, scheduler="kueue", queue=queue.name
+        queue.grounds,
+        training={"epochs": EPOCHS},
+        nodes=2,
+        retries=0,
+        scheduler="kueue",
+        queue=queue.name,
     ).start()
     until(lambda: trained(step, work) >= 9, "the third epoch")
     (before,) = step.jobs()
@@ -190,7 +195,9 @@ def test_a_trainjob_that_is_taken_back_goes_on_from_its_checkpoint(
     work: Folder,  # noqa: F811
 ) -> None:
     """Suspended and resumed as a queue does it, where Kueue itself may be too old for TrainJobs."""
-    step = TrainStep(grounds, backend="trainjob", nodes=2, epochs=EPOCHS, retries=0).start()
+    step = TrainStep(
+        grounds, backend="trainjob", training={"epochs": EPOCHS}, nodes=2, retries=0
+    ).start()
     until(lambda: trained(step, work) >= 9, "the third epoch")
     (job,) = step.jobs(TRAINJOB)
     suspend(grounds, job, True)

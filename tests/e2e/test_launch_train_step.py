@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -29,6 +30,23 @@ for split, count in (("train", 24), ("val", 8)):
             Image.new("RGB", (8, 8), (shade + index % 20,) * 3).save(folder / f"{index}.png")
 """
 
+TRAINING: dict[str, Any] = {
+    "model": "cifar_resnet8",
+    "image_size": 8,
+    "epochs": 2,
+    "batch_size": 16,
+    "warmup_epochs": 0.0,
+    "workers": 0,
+    "log_steps": 1,
+}
+JOB: dict[str, Any] = {
+    "nproc_per_node": 1,
+    "cpu_request": "50m",
+    "run_as_user": lands.UID,
+    "shm_size": "64Mi",
+    "grace_seconds": 20,
+    "env": {"OMP_NUM_THREADS": "1"},
+}
 CONTAINER = {"pytorchjob": "pytorch", "trainjob": "node"}
 
 WRITE = """
@@ -52,7 +70,7 @@ def artifact(name):
     return found
 
 given = json.loads(sys.argv[1])
-names = ("trained_model", "metrics", "loss_curve", "job")
+names = ("trained_model", "metrics", "loss_curve", "job_object")
 artifacts = {name: artifact(name) for name in names}
 done = train.python_func(**artifacts, task_config=None, **given)
 print("OUTPUTS", json.dumps({name: each.metadata for name, each in artifacts.items()}))
@@ -99,29 +117,23 @@ def work(grounds: Grounds) -> Iterator[Folder]:
 class TrainStep(LaunchStep):
     """The component itself in its pod, with both claims mounted as mount_pvc does."""
 
-    def __init__(self, grounds: Grounds, work_claim: str = "work", **given: Any) -> None:
+    def __init__(
+        self,
+        grounds: Grounds,
+        work_claim: str = "work",
+        *,
+        backend: str = "pytorchjob",
+        training: Mapping[str, Any] = MappingProxyType({}),
+        **job: Any,
+    ) -> None:
         super().__init__(grounds, {"command": ["true"]}, work_claim=work_claim)
         step_pod.mount(self.pod, "data", "/data")
         settings = {
             "run_id": self.run_id,
             "dataset_path": "/data",
-            "work_dir": "/work",
-            "nproc_per_node": 1,
-            "model": "cifar_resnet8",
-            "image_size": 8,
-            "epochs": 2,
-            "batch_size": 16,
-            "warmup_epochs": 0.0,
-            "workers": 0,
-            "log_steps": 1,
-            **given,
-        }
-        settings["cluster"] = {
-            "cpu_request": "50m",
-            "run_as_user": lands.UID,
-            "shm_size": "64Mi",
-            "grace_seconds": 20,
-            "env": {"OMP_NUM_THREADS": "1"},
+            "backend": backend,
+            "training": {**TRAINING, **training},
+            "job": {**JOB, **job},
         }
         container = self.pod["spec"]["containers"][0]
         container["args"] = ["python3", "-u", "-c", TRAIN, json.dumps(settings)]
@@ -153,7 +165,7 @@ def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend
 def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     grounds: Grounds, work: Folder
 ) -> None:
-    step = TrainStep(grounds, nodes=2, epochs=40, retries=1).start()
+    step = TrainStep(grounds, training={"epochs": 40}, nodes=2, retries=1).start()
     step.saw("epoch 4/")
     (master,) = (pod for pod in step.workers() if "master" in pod.metadata.name)
     kill = "import os, psutil; [p.kill() for p in psutil.process_iter() if p.pid != os.getpid()]"
@@ -176,7 +188,7 @@ def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     grounds: Grounds, backend: str, second: str
 ) -> None:
     """Rank 0 fails too, of the connection that rank 1 closed: it is not what is told."""
-    step = TrainStep(grounds, backend=backend, nodes=2, epochs=400, retries=0).start()
+    step = TrainStep(grounds, backend=backend, training={"epochs": 400}, nodes=2, retries=0).start()
     step.saw("epoch 2/")
     pod = next(p for p in step.workers() if _title(p) == second)
     crash = "import psutil, signal; psutil.Process(1).children()[0].send_signal(signal.SIGSEGV)"
@@ -206,7 +218,9 @@ def _running(step: LaunchStep) -> list[str]:
 def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds: Grounds) -> None:
     claim(grounds, "tight", "small", "8Mi")
     with lands.opened(grounds, "tight") as tight, _filler(grounds, "tight") as filler:
-        step = TrainStep(grounds, "tight", nodes=2, epochs=60, checkpoint_epochs=2).start()
+        step = TrainStep(
+            grounds, "tight", training={"epochs": 60, "checkpoint_epochs": 2}, nodes=2
+        ).start()
         step.saw("epoch 7/")
         run_in(grounds, filler, ["dd", "if=/dev/zero", "of=/work/filler", "bs=4k"])
         assert step.wait() == "Failed"
@@ -267,7 +281,9 @@ def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) -> None:
     """The kernel says so, of files that the worker's user owns; the work claim it can write."""
-    step = TrainStep(grounds, backend=backend, nodes=2, epochs=4000, retries=0).start()
+    step = TrainStep(
+        grounds, backend=backend, training={"epochs": 4000}, nodes=2, retries=0
+    ).start()
     step.saw("epoch 1/")
     pods = step.workers()
     said = [
@@ -283,7 +299,7 @@ def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) ->
 
 
 def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
-    step = TrainStep(grounds, backend="trainjob", batch_size=4096).start()
+    step = TrainStep(grounds, backend="trainjob", training={"batch_size": 4096}).start()
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
     assert "rank 0: batch_size=4096 but only 48 training images" in last, step.log()
@@ -294,7 +310,7 @@ def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
 def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
     grounds: Grounds, work: Folder
 ) -> None:
-    step = TrainStep(grounds, epochs=4000, heartbeat_minutes=0.5, retries=0).start()
+    step = TrainStep(grounds, training={"epochs": 4000}, heartbeat_minutes=0.5, retries=0).start()
     step.saw("epoch 3/")
     step.kill()
 

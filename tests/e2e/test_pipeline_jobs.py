@@ -9,8 +9,7 @@ from tests.e2e.harness.grounds import until
 from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene
-from tests.e2e.harness.train_only import WORKERS
-from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.training import TRAINING, WORKERS
 
 LABEL = {
     "pytorchjob": "training.kubeflow.org/job-name",
@@ -31,12 +30,10 @@ def test_two_workers_over_the_pod_network(
     before = claims(scene.grounds)
     destination = f"gs://{bucket.MODELS}/{backend}"
     run = scene.run(
-        **TRAINING | {"destination": destination, "dataset": publish},
-        publish=publish,
+        **TRAINING | {"destination": destination, "sync": {"dataset": publish, "publish": publish}},
         backend=backend,
         nodes=2,
-        nproc_per_node=1,
-        cluster=WORKERS,
+        job={**WORKERS, "nproc_per_node": 1},
     ).start()
     pods = until(lambda: _workers(scene, backend) or run.succeeded is not None, "two workers", 300)
     assert isinstance(pods, list), run.explain()

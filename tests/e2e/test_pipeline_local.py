@@ -4,7 +4,7 @@ from tests.e2e.harness import bucket
 from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, DATA, WORK, Scene
-from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.training import LOOP, TRAINING
 
 STEPS = [
     *("preflight", "data-sync", "dataset-volume", "train"),
@@ -22,7 +22,7 @@ def test_bucket_to_exported_model(
     synced, evaluated = local_run.steps["data-sync"], local_run.steps["evaluate"]
     version = synced.outputs["path"].removeprefix("/data/")
     assert scene.data.read(f"{version}/_SUCCESS") == synced.outputs["digest"].encode() + b"\n"
-    assert evaluated.outputs["accuracy"] >= TRAINING["min_accuracy"]
+    assert evaluated.outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]
     assert b"<svg" in local_run.artifact("train", "loss_curve")
     exported = bucket.names(bucket_url, bucket.MODELS)
     assert any(name.endswith("/_SUCCESS") for name in exported), exported
@@ -40,7 +40,8 @@ def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
     scene: Scene,
     local_run: Run,
 ) -> None:
-    arguments = TRAINING | {"epochs": 1, "warmup_epochs": 0.0, "min_accuracy": 0.999}
+    arguments = TRAINING | {"epochs": 1, "gate": {"min_accuracy": 0.999}}
+    arguments["training"] = {**LOOP, "warmup_epochs": 0.0}
     run = scene.run(**arguments, backend="local").play()
 
     assert run.succeeded, run.explain()

@@ -10,29 +10,26 @@ from kubernetes import client
 from tests.e2e.harness import grounds
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import DATA, WORK, Scene, staged
-from tests.e2e.harness.train_only import WORKERS, compiled
-from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.train_only import compiled
+from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 
 UNBOUND = "unbound"
-# What is asked for, and what the last line of the step's log says of it.
+# What is asked of the job, and what the last line of the step's log says of it.
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "image": ({"image": "registry.invalid/none:1"}, "cannot pull registry.invalid/none:1"),
     "requests": ({"cpu": "500"}, "no node has enough cpu free"),
     "unbound claim": (
-        {"cluster": WORKERS | {"claims": {"/extra": UNBOUND}}},
+        {"claims": {"/extra": UNBOUND}},
         f"claim {UNBOUND} is not bound (StorageClass nowhere)",
     ),
     "missing claim": (
-        {"cluster": WORKERS | {"claims": {"/extra": "nothing"}}},
+        {"claims": {"/extra": "nothing"}},
         "claim nothing does not exist",
     ),
-    "queue": (
-        {"cluster": WORKERS | {"queue": "fast"}},
-        "queue='fast' without scheduler",
-    ),
+    "queue": ({"queue": "fast"}, "queue='fast' without scheduler"),
     "misspelt setting": (
-        {"cluster": WORKERS | {"priorityclass": "low"}},
-        "there is no setting 'priorityclass'; did you mean 'priority_class'?",
+        {"priorityclass": "low"},
+        "job has no setting 'priorityclass'; did you mean 'priority_class'?",
     ),
 }
 
@@ -58,7 +55,7 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
     grounds.claim(bare.grounds, UNBOUND, "nowhere")
     document = compiled(tmp_path)
     runs = {
-        name: bare.run(document, **_given(pending_minutes=0.2) | asked).start()
+        name: bare.run(document, **_given(pending_minutes=0.2, **asked)).start()
         for name, (asked, _) in FAULTS.items()
     }
     for name, run in runs.items():
@@ -69,22 +66,22 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
 
 def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Path) -> None:
     """Only events tell it, which the rights of `deploy/rbac` let a step read."""
-    absent = {
+    absent: dict[str, Any] = {
         "volumes": [{"name": "key", "secret": {"secretName": "absent"}}],
         "volume_mounts": [{"name": "key", "mountPath": "/key"}],
     }
-    asked = _given(pending_minutes=0.3, cluster=WORKERS | absent)
+    asked = _given(pending_minutes=0.3, **absent)
     run = scene.run(compiled(tmp_path), **asked).play()
 
     assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
 
 
-@pytest.mark.parametrize("claim", ["data_claim", "work_claim"])
+@pytest.mark.parametrize("claim", [{"sync": {"claim": "nothing"}}, {"work_claim": "nothing"}])
 def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
-    scene: Scene, claim: str
+    scene: Scene, claim: dict[str, Any]
 ) -> None:
     """Nothing waits for a claim that is missing, teardown neither: its pod could not start."""
-    run = scene.run(**TRAINING | {"backend": "pytorchjob", claim: "nothing"}).play()
+    run = scene.run(**TRAINING | {"backend": "pytorchjob"} | claim).play()
 
     assert run.succeeded is False
     assert list(run.steps) == ["preflight"]
@@ -92,7 +89,7 @@ def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
 
 
 def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
-    run = bare.run(compiled(tmp_path), **_given(backend="trainjob")).play()
+    run = bare.run(compiled(tmp_path), **_given("trainjob")).play()
 
     assert f"no right to list trainjobs in namespace {bare.grounds.namespace}" in _error(run)
     assert "apply deploy/rbac" in _error(run)
@@ -127,9 +124,9 @@ def _versions(scene: Scene) -> list[str]:
     return [name for name in scene.data.names("versions") if not name.startswith(".")]
 
 
-def _given(**arguments: Any) -> dict[str, Any]:
+def _given(backend: str = "pytorchjob", **job: Any) -> dict[str, Any]:
     claims = {"data_claim": DATA, "work_claim": WORK, "dataset_path": "/data/versions/none"}
-    return claims | {"cluster": WORKERS, "nodes": 1} | arguments
+    return {**claims, "training": LOOP, "backend": backend, "job": {**WORKERS, **job}}
 
 
 def _error(run: Run, task: str = "train") -> str:

@@ -11,8 +11,8 @@ from kubernetes import client, config
 from tests.e2e.harness import bucket, sync_only
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import DATA, WORK, Scene, staged
-from tests.e2e.harness.train_only import WORKERS, compiled
-from tests.e2e.harness.training import TRAINING
+from tests.e2e.harness.train_only import compiled
+from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import Begin
 
 
@@ -52,7 +52,7 @@ def scene(
 @pytest.fixture(scope="session")
 def local_run(scene: Scene) -> Run:
     """A whole run with two ranks in the train step: what every other backend is held to."""
-    return scene.run(**TRAINING, backend="local", nproc_per_node=2).play()
+    return scene.run(**TRAINING, backend="local", job={"nproc_per_node": 2}).play()
 
 
 @pytest.fixture(scope="session")
@@ -60,17 +60,19 @@ def begin(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Begin:
     """Begin a run of the train step alone, on the dataset that the step before it has synced."""
     folder = tmp_path_factory.mktemp("train-only")
     document = compiled(folder)
-    named = {name: TRAINING[name] for name in ("source", "dataset")}
+    named = {"source": TRAINING["source"], **TRAINING["sync"]}
     synced = scene.run(sync_only.compiled(folder), data_claim=DATA, **named).play()
     assert synced.succeeded, synced.explain()
 
-    def start(**arguments: Any) -> Run:
-        given = {
-            "dataset_path": synced.steps["data-sync"].outputs["path"],
-            "data_claim": DATA,
-            "work_claim": WORK,
-            "cluster": WORKERS,
-        }
-        return scene.run(document, **given | arguments).start()
+    def start(backend: str = "pytorchjob", *, nodes: int = 2, **training: Any) -> Run:
+        return scene.run(
+            document,
+            dataset_path=synced.steps["data-sync"].outputs["path"],
+            data_claim=DATA,
+            work_claim=WORK,
+            training={**LOOP, "model": "cifar_resnet8", "epochs": 20, "batch_size": 32, **training},
+            backend=backend,
+            job={**WORKERS, "nodes": nodes, "nproc_per_node": 1},
+        ).start()
 
     return start

@@ -10,7 +10,7 @@ from kfp_ddp.components.data_sync.component import data_sync
 @dsl.pipeline(name="sync-only")  # type: ignore[untyped-decorator]
 def sync_only(source: str, data_claim: str, dataset: str) -> None:
     """Sync as the whole pipeline does."""
-    task = data_sync(source=source, data_dir="/data", dataset=dataset).set_caching_options(False)
+    task = data_sync(source=source, dataset=dataset).set_caching_options(False)
     kubernetes.mount_pvc(task, pvc_name=data_claim, mount_path="/data")
 
 
