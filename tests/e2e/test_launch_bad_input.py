@@ -128,7 +128,7 @@ def test_what_manifest_prints_is_what_the_server_takes(
 )
 def test_what_manifest_cannot_print_is_one_line(arguments: list[str], says: str) -> None:
     printed = manifest(*arguments)
-    assert (printed.returncode, printed.stdout) == (1, "")
+    assert (printed.returncode, printed.stdout) == (2, "")
     (line,) = printed.stderr.splitlines()
     assert line.startswith("error: ")
     assert says in line
