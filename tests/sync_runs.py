@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
@@ -22,7 +23,8 @@ OWN = {"_SUCCESS", "_MANIFEST.jsonl"}
 
 def run(target: Path, **options: object) -> Result:
     """Sync the bucket's prefix `ds`."""
-    return sync("gs://bucket/ds", target, Options(concurrency=4, retry=RETRY, **options))  # type: ignore[arg-type]
+    checked = Options.create(**{"concurrency": 4} | options)
+    return sync("gs://bucket/ds", target, checked, retry=RETRY)
 
 
 def start(target: Path, *flags: str) -> "subprocess.Popen[bytes]":

@@ -5,6 +5,11 @@ import re
 
 from kfp_ddp.base.errors import InputError
 
+NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+NAME_IN_WORDS = (
+    "at most 40 lower-case letters, digits and dashes, as it becomes part of a claim's name"
+)
+
 
 def dataset_name(dataset: str, source: str) -> str:
     """The name that was given, or else one that no other source has.
@@ -19,9 +24,6 @@ def dataset_name(dataset: str, source: str) -> str:
         parts = re.sub(r"/[^/]+\.jsonl$", "", address.lower()).split("/")
         word = re.sub("[^a-z0-9]+", "-", parts[-1]).strip("-")[:33].strip("-")
         return f"{word or 'data'}-{hashlib.sha256(address.encode()).hexdigest()[:6]}"
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", dataset):
-        raise InputError(
-            f"dataset is {dataset!r}; give at most 40 lower-case letters, digits and dashes, "
-            "as it becomes part of a claim's name"
-        )
+    if not re.fullmatch(NAME, dataset):
+        raise InputError(f"dataset is {dataset!r}; give {NAME_IN_WORDS}")
     return dataset

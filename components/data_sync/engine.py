@@ -4,13 +4,12 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import report
-from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.base.folders import data_dir as folder_of_data
+from kfp_ddp.components.data_sync import report as reports
+from kfp_ddp.components.data_sync.options import options_of
 from kfp_ddp.components.data_sync.progress import Progress
-from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.step import step
 
@@ -23,47 +22,39 @@ class Artifact(Protocol):
 
 
 class Synced(NamedTuple):
-    """Full digest of the version, and the folder it lies in."""
+    """Full digest of the version, the folder it lies in, and the name of its dataset."""
 
     digest: str
     path: str
+    dataset: str
 
 
 @step
 def run(
+    *,
     version: Artifact,
-    report_artifact: Artifact,
+    report: Artifact,
     source: str,
     data_dir: str,
     dataset: str,
-    inputs: Mapping[str, object],
-    more: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> Synced:
     """Sync, print what happened, and write the version's facts and the report.
 
-    Args:
-        version: Gets the facts.
-        report_artifact: Gets the report.
-        source: Where the data comes from.
-        data_dir: Folder that holds the versions.
-        dataset: Name of the dataset; empty for one made from the source.
-        inputs: Options by name, the step's inputs.
-        more: Further ones by name, which go before.
+    The arguments are the component's.
 
     Raises:
         InputError: one line, before a byte is written wherever that can be known.
+        StorageError: the source cannot be read, or the folder not be written.
     """
-    if not source:
-        raise InputError("source is empty; give gs://bucket/prefix, or a folder")
-    dataset = dataset_name(dataset, source)
-    options = options_of(dataset, inputs, more)
+    checked = options_of(dataset, options)
     with Progress(sys.stdout) as progress:
-        result = sync(source, Path(data_dir), options, progress.watch)
+        result = sync(source, Path(folder_of_data(data_dir)), checked, progress.watch)
     if result.planned:
-        print("\n".join(report.table(result)))
-    print(report.line(result), flush=True)
+        print("\n".join(reports.table(result)))
+    print(reports.line(result), flush=True)
     facts = {
-        "dataset": dataset,
+        "dataset": result.dataset,
         "source": source,
         "digest": result.digest,
         "path": str(result.path),
@@ -73,5 +64,5 @@ def run(
     }
     version.metadata.update(facts)
     Path(version.path).write_text(json.dumps(facts, indent=1) + "\n")
-    Path(report_artifact.path).write_text(report.markdown(result))
-    return Synced(result.digest, str(result.path))
+    Path(report.path).write_text(reports.markdown(result))
+    return Synced(result.digest, str(result.path), result.dataset)

@@ -50,11 +50,11 @@ def write(
     header: dict[str, Any],
     listing: Listing,
     mtimes: "array[int]",
-    places: Callable[[int], tuple[str, int]] | None = None,
+    offsets: Callable[[int], tuple[str, int]] | None = None,
 ) -> None:
     """Write the manifest, whole or not at all.
 
-    `places` gives the archive and offset of each file of a packed version.
+    `offsets` gives the archive, and the offset in it, of each file of a packed version.
     """
     with atomic_write(path) as file:
         file.write(f"{json.dumps(header)}\n".encode())
@@ -66,8 +66,8 @@ def write(
                 f"{listing.crcs[index]:08x}",
                 mtimes[index],
             ]
-            if places is not None:
-                row += [listing.origin(index), *places(index)]
+            if offsets is not None:
+                row += [listing.origin(index), *offsets(index)]
             elif name in listing.origins:
                 row.append(listing.origins[name])
             file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")

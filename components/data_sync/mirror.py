@@ -10,69 +10,82 @@ import stat
 from array import array
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.build import download, header, preflight, refuse_deletion
+from kfp_ddp.base.errors import KfpDdpError, StorageError
+from kfp_ddp.components.data_sync import checks, manifest
+from kfp_ddp.components.data_sync.context import Context
+from kfp_ddp.components.data_sync.disk import (
+    checksum,
+    flush_filesystem,
+    no_folder,
+    unwritable,
+    writing,
+)
+from kfp_ddp.components.data_sync.download import download
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.names import Names
-from kfp_ddp.components.data_sync.options import Options, Result, Watch
-from kfp_ddp.components.data_sync.sources import Source
-from kfp_ddp.components.data_sync.stage import FileStage, checksum, unwritable, writing
-from kfp_ddp.components.data_sync.versions import Store, sync_filesystem
+from kfp_ddp.components.data_sync.lock import locked
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.result import Result
+from kfp_ddp.components.data_sync.stage import FileStage
+from kfp_ddp.components.data_sync.versions import Store
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def run(source: Source, root: Path, judged: Names, options: Options, watch: Watch) -> Result | None:
-    """Make the folder hold what was listed; None if objects changed under the download.
+def update(context: Context, root: Path, result: Result) -> Result:
+    """Make the folder hold what was listed.
 
     Raises:
-        InputError: no rights or room, a link or file in the way, or too much to delete.
+        Changed: objects changed under the download.
+        StorageError: no rights or room, or a link or file is in the way.
+        InputError: too much to delete.
     """
-    result = Result(source.url, judged.listing.digest(), root, judged)
-    if options.dry_run:
-        plan = _Plan(root, result, options)
-        result.planned = True
-        try:
-            plan.refuse(result)
-            preflight(Store(root), result, plan.missing, options)
-        except InputError as error:
-            result.refusal = str(error)
-        return result
+    if context.options.dry_run:
+        return _plan(context, root, result)
     store = Store(root)
     store.prepare(versions=False)
-    with store.lock(options.lock_wait, source.url, watch), writing(root):
-        return _update(source, store, result, options, watch)
+    with locked(root, context), writing(root):
+        return _update(context, store, result)
 
 
-def _update(
-    source: Source, store: Store, result: Result, options: Options, watch: Watch
-) -> Result | None:
-    watch("comparing", None, 0, 0)
+def _plan(context: Context, root: Path, result: Result) -> Result:
+    """What an update would do, and whether it would be refused."""
+    plan = _Plan(root, result, context.options)
+    result.planned = True
+    stage = FileStage(Store(root).build_folder(result.digest), result.names.listing)
+    try:
+        plan.check(result)
+        checks.check_room_of_plan(root, stage, plan.missing)
+    except KfpDdpError as error:
+        result.refusal = str(error)
+    return result
+
+
+def _update(context: Context, store: Store, result: Result) -> Result:
+    context.phase("comparing")
     listing, root = result.names.listing, store.root
-    plan = _Plan(root, result, options)
+    plan = _Plan(root, result, context.options)
     if not plan.missing and not plan.extras and plan.digest == result.digest:
         result.unchanged = True
         return result
-    plan.refuse(result)
-    stage = FileStage(store.building(result.digest), listing)
+    plan.check(result)
+    store.keep_only_build(result.digest)
+    stage = FileStage(store.build_folder(result.digest), listing)
     try:
         done = stage.open()
         result.resumed = len(done & set(plan.missing))
         rest = [index for index in plan.missing if index not in done]
-        store.preflight(sum(listing.sizes[i] for i in rest), len(rest))
-        if not download(source, listing, stage, rest, options, result, watch):
-            return None
+        checks.check_room(root, stage, rest)
+        download(context, stage, rest, result)
     finally:
         stage.close()
-    watch("publishing", None, 0, 0)
-    sync_filesystem(stage.tree)
+    context.phase("publishing")
+    flush_filesystem(stage.tree)
     plan.remove_files_in_the_way()
-    _place(root, stage, plan)
+    _rename_into(root, stage, plan)
     result.deleted = plan.delete_extras()
-    head = header(result, options)
+    head = result.header(context.options.pack)
     manifest.write(store.work / "manifest.jsonl", head, listing, plan.mtimes)
-    store.building("")
+    store.clear_builds()
     return result
 
 
@@ -146,20 +159,21 @@ class _Plan:
                     self.extras.append(name)
         self.extras.sort()
 
-    def refuse(self, result: Result) -> None:
+    def check(self, result: Result) -> None:
         """Refuse what is in the way, and too much to delete.
 
         Raises:
-            InputError: see `refuse_obstacles` and `refuse_deletion`.
+            StorageError: something is in the way.
+            InputError: the share of files that would go is over `max_delete`.
         """
-        self.refuse_obstacles()
-        refuse_deletion(len(self.extras), self.present, result.source, self._options)
+        self.check_obstacles()
+        checks.check_deletion(len(self.extras), self.present, result.source, self._options)
 
-    def refuse_obstacles(self) -> None:
+    def check_obstacles(self) -> None:
         """Find links and files where folders must be, and folders where files must be.
 
         Raises:
-            InputError: naming the first.
+            StorageError: naming the first.
         """
         extras = set(self.extras)
         checked: set[str] = set()
@@ -174,12 +188,10 @@ class _Plan:
                 path = self.root / parent
                 removable = parent in extras and not path.is_symlink()
                 if (path.is_symlink() or (path.exists() and not path.is_dir())) and not removable:
-                    raise InputError(
-                        f"{path} is a link or a file where a folder must be; remove it"
-                    )
+                    raise no_folder(path)
             path = self.root / name
             if path.is_dir() and not path.is_symlink():
-                raise InputError(f"{path} is a folder where a file must be; remove it")
+                raise StorageError(f"{path} is a folder where a file must be; remove it")
 
     def remove_files_in_the_way(self) -> None:
         """Delete those extras that stand where a folder must be."""
@@ -205,7 +217,7 @@ class _Plan:
         return len(self.extras)
 
 
-def _place(root: Path, stage: FileStage, plan: _Plan) -> None:
+def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     """Rename every new file from the stage to its name in the target."""
     listing: Listing = stage.listing
     descriptor, opened = -1, None

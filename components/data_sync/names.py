@@ -12,7 +12,6 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.listing import Listing
 
-POLICIES = ("error", "skip", "encode")
 MARKERS = (manifest.SUCCESS, manifest.NAME)
 """What Spark, Beam and our own versions leave beside the data; every version gets its own."""
 RESERVED = frozenset({".kfsync", *MARKERS})

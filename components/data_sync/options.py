@@ -1,112 +1,117 @@
-"""What a person can choose about a sync, and what a sync tells of itself."""
+"""What a person can choose about a sync."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import names
-from kfp_ddp.components.data_sync.manifest import Changes
-from kfp_ddp.components.data_sync.names import Names
-from kfp_ddp.components.data_sync.pace import Meter, Retry
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-VERIFY = ("list", "quick", "full")
-PACKS = ("none", "tar")
-SYMLINKS = ("error", "skip", "follow")
+from kfp_ddp.base.settings import Settings, split
+
+Policy = Literal["error", "skip", "encode"]
+Links = Literal["error", "skip", "follow"]
+Verify = Literal["list", "quick", "full"]
+Pack = Literal["none", "tar"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """See the component `data_sync` for what each means.
+def _globs(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
 
-    `mirror` writes the files straight into the target, as people expect of a command line;
-    otherwise the target holds versions.
-    """
 
-    dataset: str = ""
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    hostile_names: str = "error"
-    symlinks: str = "error"
-    verify: str = "list"
-    pack: str = "none"
-    delete: bool = True
-    max_delete: float = 0.5
-    concurrency: int = 64
-    bandwidth_mb: float = 0.0
-    keep_versions: int = 3
-    keep_hours: float = 168.0
-    lock_wait: int = 86400
-    timeout: float = 30.0
-    mirror: bool = False
-    dry_run: bool = False
-    retry: Retry = field(default_factory=Retry)
+Globs = Annotated[tuple[str, ...], BeforeValidator(_globs)]
+"""Patterns, also as one comma-separated text."""
 
-    def check(self) -> None:
-        """Refuse values that mean nothing.
 
-        Raises:
-            InputError: naming the option and what it may be.
-        """
-        for option, value, allowed in (
-            ("hostile_names", self.hostile_names, names.POLICIES),
-            ("symlinks", self.symlinks, SYMLINKS),
-            ("verify", self.verify, VERIFY),
-            ("pack", self.pack, PACKS),
-        ):
-            if value not in allowed:
-                raise InputError(f"{option} is {value!r}; give one of {', '.join(allowed)}")
-        for option, number, least, most in (
-            ("concurrency", self.concurrency, 1, 1024),
-            ("max_delete", self.max_delete, 0, 1),
-            ("bandwidth_mb", self.bandwidth_mb, 0, math.inf),
-            ("keep_versions", self.keep_versions, 0, math.inf),
-            ("keep_hours", self.keep_hours, 0, math.inf),
-            ("lock_wait", self.lock_wait, 0, math.inf),
-            ("timeout", self.timeout, 0.01, math.inf),
-        ):
-            if not least <= number <= most:
-                bound = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-                raise InputError(f"{option} is {number:g}; give {bound}")
+class Options(Settings):
+    """Options of a sync; the component and the command line are made from it."""
+
+    own: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
+
+    dataset: str = Field(
+        "",
+        description="Name of the dataset, at most 40 lower-case letters, digits and dashes; empty "
+        "for the last part of the source with a hash of it.",
+    )
+    mirror: bool = Field(
+        False,
+        description="Write the files themselves to the target, as people expect of a command "
+        "line, and no versions.",
+    )
+    include: Globs = Field(
+        (),
+        description="Globs of the names to take, all without a value. * stops at a slash, ** does "
+        "not; a pattern without a slash is matched with the last segment.",
+    )
+    exclude: Globs = Field((), description="Globs of the names to leave out.")
+    hostile_names: Policy = Field(
+        "error", description="What to do with names that cannot be files."
+    )
+    symlinks: Links = Field(
+        "error", description="What to do with symbolic links in a source folder."
+    )
+    verify: Verify = Field(
+        "list",
+        description="How to check what is there already: list trusts it, quick compares sizes and "
+        "times, full reads every byte, also of what a new version takes over. What is damaged is "
+        "brought anew.",
+    )
+    pack: Pack = Field(
+        "none",
+        description="tar packs a version into archives of about 256 MB, members sorted by name, "
+        "for readers that stream. The training step reads image folders, not archives.",
+    )
+    delete: bool = Field(True, description="Whether what the source lost is lost in the target.")
+    max_delete: float = Field(
+        0.5, ge=0, le=1, description="Refuse to lose more than this share of the files."
+    )
+    dry_run: bool = Field(
+        False, description="Only report what a run would do, or be refused for; write nothing."
+    )
+    concurrency: int = Field(64, ge=1, le=1024, description="Connections at once.")
+    bandwidth_mb: float = Field(
+        0.0, ge=0, description="The most megabytes a second; 0 for no limit."
+    )
+    keep_versions: int = Field(
+        3, ge=0, description="Versions of this dataset to keep, the new one included; 0 for all."
+    )
+    keep_hours: float = Field(
+        168.0,
+        ge=0,
+        description="Keep versions too that a sync gave to a run in the last so many hours, as "
+        "the run may still read them: more than the longest run takes.",
+    )
+    lock_wait: int = Field(
+        86400,
+        ge=0,
+        description="Seconds to wait for another sync of the same folder, which may be the first "
+        "of a large dataset. A version that is there already waits for nobody.",
+    )
+    timeout: float = Field(30.0, ge=0.01, description="Longest silence of a peer in seconds.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_json_means_it(cls, value: object, info: ValidationInfo) -> object:
+        """In a pipeline's dict true is no number, and 0 or a text is neither."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError("it should be true or false")
+        if kind in (int, float) and isinstance(value, bool | str):
+            raise ValueError("it should be a number")
+        return value
+
+    @model_validator(mode="after")
+    def _versions_are_packed(self) -> Self:
         if self.mirror and self.pack != "none":
-            raise InputError("pack=tar makes versions; leave mirroring off to use it")
+            raise ValueError("pack=tar makes versions; leave mirroring off to use it")
+        return self
 
 
-@dataclass
-class Result:
-    """What a run found and did; sizes in bytes."""
+def options_of(dataset: str, given: Mapping[str, Any]) -> Options:
+    """The options that a pipeline's mapping gives, checked.
 
-    source: str
-    digest: str
-    path: Path
-    names: Names
-    changes: Changes = field(default_factory=Changes)
-    unchanged: bool = False
-    planned: bool = False
-    """A dry run: nothing was written."""
-    refusal: str = ""
-    """Why a run that is not dry would end before the first byte."""
-    downloaded: int = 0
-    downloaded_bytes: int = 0
-    linked: int = 0
-    resumed: int = 0
-    repaired: int = 0
-    deleted: int = 0
-    retries: int = 0
-    removed_versions: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def files(self) -> int:
-        """How many objects the target holds now."""
-        return len(self.names.listing)
-
-    @property
-    def bytes(self) -> int:
-        """How much they are."""
-        return self.names.listing.bytes
-
-
-Watch = Callable[[str, Meter | None, int, int], None]
-"""Called as (phase, meter, files, bytes) when a phase starts."""
+    Raises:
+        InputError: one line that names the first setting that is unknown or cannot be used.
+    """
+    (mine,) = split("sync", given, Options, own={})
+    return Options.create(dataset=dataset, **mine)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import google_crc32c
 
+from kfp_ddp.components.data_sync.disk import unwritable, write_all
+from kfp_ddp.components.data_sync.journal import Arrived
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.stage import FileStage, unwritable
-from kfp_ddp.components.data_sync.transfer import write_all
+from kfp_ddp.components.data_sync.stage import FileStage
 
 SHARD_BYTES = 256 << 20
 """An archive ends with the member that passes this size."""
@@ -22,7 +23,7 @@ _CHUNK = 1 << 20
 class TarStage(FileStage):
     """Members in the order of their names in shard-00000.tar, shard-00001.tar, ….
 
-    Sizes are known from the listing, so every member's place is too: members are written at
+    Sizes are known from the listing, so every member's offset is too: members are written at
     their offsets in any order, by many threads, without a temporary copy. The same listing
     gives the same bytes.
     """
@@ -77,7 +78,7 @@ class TarStage(FileStage):
         """How many files and folders the objects need on the disk, at most."""
         return min(len(indices), len(self._sizes))
 
-    def place(self, index: int) -> tuple[str, int]:
+    def member_offset(self, index: int) -> tuple[str, int]:
         """Name of the archive, and the offset of the object's bytes in it."""
         return self._shard(self._shards[index]).name, self._starts[index]
 
@@ -127,15 +128,15 @@ class TarStage(FileStage):
         self.finish(index, descriptor, crc)
         return True
 
-    def intact(self, index: int, mtime_ns: int, inode: int, crc: int, trusted: bool) -> bool:
+    def intact(self, index: int, noted: Arrived) -> bool:
         """Whether a member noted in the journal is still there; see `FileStage.intact`."""
         path, start = self._shard(self._shards[index]), self._starts[index]
         try:
-            if os.lstat(path).st_ino != inode:
+            if os.lstat(path).st_ino != noted.inode:
                 return False
         except OSError:
             return False
-        return trusted or member_checksum(path, start, self.listing.sizes[index]) == crc
+        return noted.trusted or member_checksum(path, start, noted.size) == noted.crc
 
     def kept(self, done: set[int]) -> set[str]:
         """Paths that a new start does not clear away."""

@@ -1,7 +1,7 @@
 """What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
 
-from kfp_ddp.components.data_sync.options import Result
-from kfp_ddp.components.data_sync.versions import human
+from kfp_ddp.components.data_sync.result import Result
+from kfp_ddp.components.data_sync.text import human
 
 _SHOWN = 20
 

@@ -1,27 +1,36 @@
-"""A version under construction: files, journal, and what an interrupted run left of them."""
+"""Where verified bodies land before they are published, and what is left of that after a kill."""
 
-import contextlib
-import json
 import os
 import shutil
 import stat
-import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-import google_crc32c
-
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync.disk import checksum, plain_folder, unwritable, write_all
+from kfp_ddp.components.data_sync.journal import Arrived, Journal
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.transfer import write_all
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_BATCH = 64
 _READABLE = 0o444
-_CHUNK = 1 << 20
+
+
+class Stage(Protocol):
+    """Where verified bodies go; called by many threads, once an object."""
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body."""
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """Open a place for a large body: a file descriptor, and where in it the body starts."""
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """The body at that place is whole and verified; closes the descriptor."""
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """The body failed for good; closes the descriptor."""
 
 
 class FileStage:
@@ -37,8 +46,7 @@ class FileStage:
         self.listing = listing
         self.mtimes = array("q", bytes(8 * len(listing)))
         self._prefix = f"{self.tree}/"
-        self._journal, self._lines = -1, list[str]()
-        self._lock = threading.Lock()
+        self._journal = Journal(folder / "journal")
 
     def open(self) -> set[int]:
         """Make the folders and return the indices that an earlier run has already brought."""
@@ -50,20 +58,12 @@ class FileStage:
         self._clear(done)
         for folder in sorted(self.folders()):
             plain_folder(self.tree / folder)
-        self._journal = os.open(
-            self.folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644
-        )
-        # Also after a line that a kill has cut short, and on another machine than before.
-        os.write(self._journal, f"\n{json.dumps({'boot': _boot()})}\n".encode())
+        self._journal.open()
         return done
 
     def close(self) -> None:
         """Flush and close the journal."""
-        if self._journal >= 0:
-            with self._lock:
-                self._flush()
-            os.close(self._journal)
-            self._journal = -1
+        self._journal.close()
 
     def folders(self) -> set[str]:
         """Every folder that the listing needs, markers included."""
@@ -144,9 +144,7 @@ class FileStage:
                 return False
             mtime_ns = found.st_mtime_ns
             os.link(source, path, follow_symlinks=False)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
+        except (FileExistsError, FileNotFoundError):
             return False
         except OSError:
             # No hard links here (another file system, or too many): a checked copy instead.
@@ -180,50 +178,35 @@ class FileStage:
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
         """Write in the journal that this object has arrived."""
         self.mtimes[index] = mtime_ns
-        name, size = json.dumps(self.listing.names[index]), self.listing.sizes[index]
-        line = f"[{name}, {size}, {crc}, {mtime_ns}, {inode}]"
-        with self._lock:
-            self._lines.append(line)
-            if len(self._lines) >= _BATCH:
-                self._flush()
-
-    def _flush(self) -> None:
-        if self._lines:
-            text = "\n".join(self._lines) + "\n"
-            self._lines.clear()
-            os.write(self._journal, text.encode("utf-8", "surrogateescape"))
+        name, size = self.listing.names[index], self.listing.sizes[index]
+        self._journal.note(name, size, crc, mtime_ns, inode)
 
     def recover(self) -> Iterator[int]:
         """Indices whose file is noted in the journal and still what was noted."""
-        trusted, names = False, self.listing.names
-        for line in _json_lines(self.folder / "journal"):
-            if isinstance(line, dict):
-                trusted = bool(_boot()) and line.get("boot") == _boot()
-            if not isinstance(line, list) or len(line) != 5:
+        names, sizes = self.listing.names, self.listing.sizes
+        for file in self._journal.read():
+            index = bisect_left(names, file.name)
+            if index == len(names) or names[index] != file.name or file.size != sizes[index]:
                 continue
-            name, size, crc, mtime, inode = line
-            index = bisect_left(names, name)
-            if index == len(names) or names[index] != name or size != self.listing.sizes[index]:
+            if not self.listing.tags and file.crc != self.listing.crcs[index]:
                 continue
-            if not self.listing.tags and crc != self.listing.crcs[index]:
+            if not self.intact(index, file):
                 continue
-            if not self.intact(index, mtime, inode, crc, trusted):
-                continue
-            self.mtimes[index] = mtime
-            self.listing.crcs[index] = crc
+            self.mtimes[index] = file.mtime_ns
+            self.listing.crcs[index] = file.crc
             yield index
 
-    def intact(self, index: int, mtime_ns: int, inode: int, crc: int, trusted: bool) -> bool:
+    def intact(self, index: int, noted: Arrived) -> bool:
         """Whether a file noted in the journal is still that file; read again if not `trusted`."""
         path = self.path(index)
         try:
             found = os.lstat(path)
         except OSError:
             return False
-        identity = (self.listing.sizes[index], mtime_ns, inode)
+        identity = (noted.size, noted.mtime_ns, noted.inode)
         if (found.st_size, found.st_mtime_ns, found.st_ino) != identity:
             return False
-        return stat.S_ISREG(found.st_mode) and (trusted or checksum(path) == crc)
+        return stat.S_ISREG(found.st_mode) and (noted.trusted or checksum(path) == noted.crc)
 
     def kept(self, done: set[int]) -> set[str]:
         """Paths that a new start does not clear away."""
@@ -239,76 +222,3 @@ class FileStage:
                     folders.append(entry.path)
                 elif entry.path not in keep:
                     os.unlink(entry.path)
-
-
-def checksum(path: Path) -> int:
-    """The crc32c of a file, links not followed; -1 if it cannot be read."""
-    crc = 0
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                crc = google_crc32c.extend(crc, chunk)
-    except OSError:
-        return -1
-    return crc
-
-
-def unwritable(path: Path, error: OSError) -> InputError:
-    """The one line for a target that cannot be written."""
-    return InputError(
-        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
-        "or make the folder writable for this uid (on a claim: fsGroup)"
-    )
-
-
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[None]:
-    """Tell in one line what a full or failing disk refuses; a source tells its own faults.
-
-    Raises:
-        InputError: instead of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(Path(error.filename or target), error) from error
-
-
-def plain_folder(path: Path) -> None:
-    """Make a folder with mode 0755, or accept one that is there and no link.
-
-    Raises:
-        InputError: something else is there, or it cannot be made.
-    """
-    try:
-        path.mkdir()
-        path.chmod(0o755)
-    except FileExistsError:
-        if path.is_symlink() or not path.is_dir():
-            raise InputError(
-                f"{path} is a link or a file where a folder must be; remove it"
-            ) from None
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _json_lines(path: Path) -> Iterator[Any]:
-    try:
-        file = path.open(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return
-    with file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # the kill came in the middle of the line
-
-
-def _boot() -> str:
-    """An id of this start of the machine; '' where there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

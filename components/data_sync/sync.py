@@ -1,84 +1,94 @@
-"""The protocol: list, judge names, digest, compare, preflight, lock, download, publish."""
+"""The protocol: list, judge names, digest, compare, check, lock, download, publish."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import manifest, mirror, names
-from kfp_ddp.components.data_sync.build import (
-    build,
-    changes,
-    preflight,
-    refuse_deletion,
-    repair,
-)
+from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.components.data_sync import checks, manifest, mirror, names
+from kfp_ddp.components.data_sync.build import build, changes, stage_of
+from kfp_ddp.components.data_sync.context import Context, Watch
 from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.components.data_sync.disk import writing
 from kfp_ddp.components.data_sync.listing import select
-from kfp_ddp.components.data_sync.options import Options, Result, Watch
-from kfp_ddp.components.data_sync.sources import Source, open_source
-from kfp_ddp.components.data_sync.stage import writing
+from kfp_ddp.components.data_sync.lock import locked
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.repair import repair
+from kfp_ddp.components.data_sync.result import Result
+from kfp_ddp.components.data_sync.retry import Retry
+from kfp_ddp.components.data_sync.sources import Changed, open_source
 from kfp_ddp.components.data_sync.versions import Store
 
+LISTINGS = 2
+"""How often a source is listed whose objects are replaced under the download."""
 
-def sync(source_url: str, target: Path, options: Options, watch: Watch = lambda *_: None) -> Result:
+
+def sync(
+    source_url: str,
+    target: Path,
+    options: Options,
+    watch: Watch = lambda *_: None,
+    retry: Retry | None = None,
+) -> Result:
     """Bring the target to what the source holds.
 
     Raises:
-        InputError: one line, before a byte is written wherever that can be known.
+        InputError: what was given cannot be used, before a byte is written.
+        StorageError: the source cannot be read, or the target not be written.
     """
-    options.check()
     began = time.monotonic()
     source = open_source(source_url, timeout=options.timeout, symlinks=options.symlinks)
-    options = replace(options, dataset=dataset_name(options.dataset, source_url))
-    # Objects replaced under the download: what holds then is a new listing, once.
-    result = _attempt(source, target, options, watch) or _attempt(source, target, options, watch)
-    if result is None:
-        raise InputError(
-            f"{source_url} kept changing during two attempts; sync when its writer is done"
-        )
-    result.seconds = time.monotonic() - began
-    return result
+    dataset = dataset_name(options.dataset, source_url)
+    context = Context(source, options, retry or Retry(), watch)
+    for _ in range(LISTINGS):
+        try:
+            result = _attempt(context, target, dataset)
+        except Changed:
+            continue
+        result.seconds = time.monotonic() - began
+        return result
+    raise StorageError(
+        f"{source_url} kept changing during two attempts; sync when its writer is done"
+    )
 
 
-def _attempt(source: Source, target: Path, options: Options, watch: Watch) -> Result | None:
-    """One listing and what follows from it; None if objects changed meanwhile."""
-    judged = _listed(source, target, options, watch)
+def _attempt(context: Context, target: Path, dataset: str) -> Result:
+    """One listing and what follows from it."""
+    options = context.options
+    judged = _listed(context, target)
     if options.mirror:
-        return mirror.run(source, target, judged, options, watch)
+        digest = judged.listing.digest()
+        url = context.source.url
+        return mirror.update(context, target, Result(url, dataset, digest, target, judged))
     store = Store(target)
-    result = _wanted(source, store, judged, options)
+    result = _wanted(context, store, dataset, judged)
     if options.dry_run:
-        return _plan(source, store, result, options)
-    digest = result.digest
-    if options.verify == "list" and store.complete(digest) and store.hand_out(digest):
-        store.flip(digest)  # no other sync has to end for that
+        return _plan(context, store, result)
+    if options.verify == "list" and store.complete(result.digest) and store.hand_out(result.digest):
+        store.flip(result.digest)  # no other sync has to end for that
         result.unchanged = True
         return result
-    _guard(store, result, options)
+    _check_deletion(store, result, options)
     store.prepare()
-    with store.lock(options.lock_wait, source.url, watch) as waited, writing(target):
+    with locked(target, context) as waited, writing(target):
         if waited:  # for hours, perhaps: what was listed then is not to follow what came since
-            result = _wanted(source, store, _listed(source, target, options, watch), options)
-            digest = result.digest
-            _guard(store, result, options)
-        if not store.complete(digest):
-            finished = build(source, store, options, result, watch)
+            result = _wanted(context, store, dataset, _listed(context, target))
+            _check_deletion(store, result, options)
+        if store.complete(result.digest):
+            repair(context, store, result)
         else:
-            finished = repair(source, store, options, result, watch)
-        if not finished:
-            return None
-        store.flip(digest)
-        store.hand_out(digest)
+            build(context, store, result)
+        store.flip(result.digest)
+        store.hand_out(result.digest)
         result.removed_versions = store.collect(
-            options.keep_versions, options.keep_hours, options.dataset, digest
+            options.keep_versions, options.keep_hours, dataset, result.digest
         )
     return result
 
 
-def _listed(source: Source, target: Path, options: Options, watch: Watch) -> names.Names:
+def _listed(context: Context, target: Path) -> names.Names:
     """What the source holds now, under names that can be files."""
-    watch("listing", None, 0, 0)
+    source, options = context.source, context.options
+    context.phase("listing")
     listing, markers = names.without_markers(source.listing())
     listing = select(listing, options.include, options.exclude)
     if not listing:
@@ -89,25 +99,28 @@ def _listed(source: Source, target: Path, options: Options, watch: Watch) -> nam
     return judged
 
 
-def _wanted(source: Source, store: Store, judged: names.Names, options: Options) -> Result:
+def _wanted(context: Context, store: Store, dataset: str, judged: names.Names) -> Result:
     """The version that the target is to hold, with nothing done for it yet."""
-    if not options.delete:
-        _keep_extras(judged, store.before(options.dataset), options.dataset)
-    digest = judged.listing.digest("" if options.pack == "none" else options.pack)
-    return Result(source.url, digest, store.version(digest), judged)
+    pack = context.options.pack
+    if not context.options.delete:
+        _keep_extras(judged, store.before(dataset), dataset)
+    digest = judged.listing.digest("" if pack == "none" else pack)
+    return Result(context.source.url, dataset, digest, store.version(digest), judged)
 
 
-def _plan(source: Source, store: Store, result: Result, options: Options) -> Result:
+def _plan(context: Context, store: Store, result: Result) -> Result:
     """What a run would do, and whether it would be refused."""
     result.planned = True
     listing = result.names.listing
-    result.changes = changes(listing, store.before(options.dataset), options.dataset)
+    result.changes = changes(listing, store.before(result.dataset), result.dataset)
     if store.complete(result.digest):
         return result
+    stage = stage_of(store.build_folder(result.digest), listing, context.options.pack)
+    missing = [*result.changes.added, *result.changes.changed]
     try:
-        _guard(store, result, options)
-        preflight(store, result, [*result.changes.added, *result.changes.changed], options)
-    except InputError as error:
+        _check_deletion(store, result, context.options)
+        checks.check_room_of_plan(store.root, stage, missing)
+    except KfpDdpError as error:
         result.refusal = str(error)
     return result
 
@@ -124,13 +137,13 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
     judged.listing = listing.sorted()
 
 
-def _guard(store: Store, result: Result, options: Options) -> None:
+def _check_deletion(store: Store, result: Result, options: Options) -> None:
     """Refuse a new version that lacks too much of the one before, of the same source.
 
     Raises:
         InputError: the share of removed files is over `max_delete`.
     """
-    before = store.before(options.dataset)
+    before = store.before(result.dataset)
     if before is None or store.complete(result.digest):
         return
     head = manifest.header(before / manifest.NAME)
@@ -138,4 +151,4 @@ def _guard(store: Store, result: Result, options: Options) -> None:
         return
     rows = manifest.rows(before / manifest.NAME)
     removed = len(manifest.compare(result.names.listing, rows).removed)
-    refuse_deletion(removed, int(head.get("files") or 0), result.source, options)
+    checks.check_deletion(removed, int(head.get("files") or 0), result.source, options)

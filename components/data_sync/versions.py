@@ -9,26 +9,23 @@ reader sees half of one.
 """
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
 import secrets
-import shutil
-import socket
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.base.files import atomic_write, fsync
 from kfp_ddp.components.data_sync import manifest, names
-from kfp_ddp.components.data_sync.options import Watch
-from kfp_ddp.components.data_sync.stage import plain_folder, unwritable, writing
-
-MARGIN = 1.02
-"""Room asked for beyond the bytes and files themselves, for folders and the journal."""
+from kfp_ddp.components.data_sync.disk import (
+    flush_filesystem,
+    plain_folder,
+    remove,
+    unwritable,
+    writing,
+)
 
 
 class Store:
@@ -77,7 +74,7 @@ class Store:
         """Make the work area, and the folder of the versions if there are to be some.
 
         Raises:
-            InputError: no rights, or something else is in the way.
+            StorageError: no rights, or something else is in the way.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -92,106 +89,36 @@ class Store:
         with writing(self.work):
             (self.work / names.PROBE).touch()
 
-    @contextlib.contextmanager
-    def lock(self, wait: float, what: str, watch: Watch) -> Iterator[bool]:
-        """Hold the target against other runs; the kernel frees it if this one dies.
-
-        Args:
-            wait: The most seconds to wait for another run.
-            what: What this one syncs, for those that wait for it.
-            watch: Called with who holds it, when this one has to wait.
-
-        Yields:
-            Whether it had to wait.
-
-        Raises:
-            InputError: another run held it for more than `wait` seconds.
-        """
-        path = self.work / "lock"
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise unwritable(path, error) from error
-        try:
-            waited = self._acquire(descriptor, wait, watch)
-            since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-            _note(descriptor, f"{socket.gethostname()} syncs {what} since {since}")
-            yield waited
-        finally:
-            os.close(descriptor)
-
-    def _acquire(self, descriptor: int, wait: float, watch: Watch) -> bool:
-        """Whether it had to wait."""
-        deadline = time.monotonic() + wait
-        told = None
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = _noted(descriptor)
-                if time.monotonic() >= deadline:
-                    raise InputError(
-                        f"another sync is writing {self.root} ({holder}) and did not end in "
-                        f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
-                    ) from None
-                if holder != told:
-                    watch(f"waiting for another sync of {self.root}: {holder}", None, 0, 0)
-                    told = holder
-                time.sleep(0.2)
-            except OSError as error:
-                raise InputError(
-                    f"{self.root} does not support locks ({error.strerror}); use a file system "
-                    "with flock"
-                ) from error
-            else:
-                return told is not None
-
-    def preflight(self, size: int, files: int) -> None:
-        """Refuse before the first byte what cannot fit.
-
-        Raises:
-            InputError: too few bytes or inodes are free.
-        """
-        there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
-        free = os.statvfs(there)
-        have = free.f_bavail * free.f_frsize
-        if size * MARGIN > have:
-            raise InputError(
-                f"{self.root} has {human(have)} free and {human(size)} are to come; free "
-                "some, grow the disk or claim, or keep fewer versions (keep_versions, keep_hours)"
-            )
-        if free.f_files and files * MARGIN > free.f_favail:
-            raise InputError(
-                f"{self.root} has {free.f_favail} inodes free and {files} files are to come; use a "
-                "file system with more inodes, or pack=tar"
-            )
-
-    def building_of(self, digest: str) -> Path:
-        """Where the version would be built, whether that is there or not."""
+    def build_folder(self, digest: str) -> Path:
+        """Where the version is built, whether that is there or not."""
         return self.work / "building" / digest[:12]
 
-    def building(self, digest: str) -> Path:
-        """Where the version is built; what other digests left there is removed."""
-        mine = self.building_of(digest)
+    def keep_only_build(self, digest: str) -> None:
+        """Remove what builds of other versions, and removals, have left."""
+        self._clear(self.build_folder(digest))
+
+    def clear_builds(self) -> None:
+        """Remove what every build and removal has left."""
+        self._clear(None)
+
+    def _clear(self, kept: Path | None) -> None:
         for folder in (self.work / "building", self.work / "trash"):
             for entry in os.scandir(folder):
-                if Path(entry.path) != mine:
+                if Path(entry.path) != kept:
                     remove(Path(entry.path))
-        return mine
 
-    def publish(self, tree: Path, digest: str) -> Path:
-        """Mark the finished tree as complete and rename it to its place."""
-        place = self.version(digest)
-        sync_filesystem(tree)
+    def publish(self, tree: Path, digest: str) -> None:
+        """Mark the finished tree as complete and rename it to its version."""
+        version = self.version(digest)
+        flush_filesystem(tree)
         with atomic_write(tree / manifest.SUCCESS) as file:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
         fsync(tree)
-        if place.is_symlink() or place.exists():  # damaged: it was not complete
-            self.discard(place)
-        tree.rename(place)
+        if version.is_symlink() or version.exists():  # damaged: it was not complete
+            self.discard(version)
+        tree.rename(version)
         fsync(self.versions)
-        return place
 
     def flip(self, digest: str) -> None:
         """Point `current` at the version; needs no lock, whoever comes last is right."""
@@ -200,7 +127,7 @@ class Store:
         if link.is_symlink() and os.readlink(link) == target:
             return
         if link.is_dir() and not link.is_symlink():
-            raise InputError(f"{link} is a folder where a link must be; move it away")
+            raise StorageError(f"{link} is a folder where a link must be; move it away")
         fresh = self.work / f"current-{secrets.token_hex(8)}"
         try:
             fresh.symlink_to(target)
@@ -245,19 +172,6 @@ class Store:
         remove(gone)
 
 
-def _note(descriptor: int, holder: str) -> None:
-    """Write who holds the lock, for those that wait; a full disk is no reason to stop."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode("utf-8", "replace"), 0)
-        os.fsync(descriptor)  # who waits may be on another node
-
-
-def _noted(descriptor: int) -> str:
-    text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text) or "it does not say which"
-
-
 def success(path: Path) -> str:
     """The digest in a version's `_SUCCESS`; '' if it is not complete."""
     try:
@@ -266,35 +180,3 @@ def success(path: Path) -> str:
         return (path / manifest.SUCCESS).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path)
-
-
-def sync_filesystem(path: Path) -> None:
-    """Flush the file system that holds the path: one call, however many files."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):
-        os.sync()
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        if libc.syncfs(descriptor):
-            code = ctypes.get_errno()
-            raise unwritable(path, OSError(code, os.strerror(code)))
-    finally:
-        os.close(descriptor)
-
-
-def human(size: float) -> str:
-    """Bytes in words: 12.3 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

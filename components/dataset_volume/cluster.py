@@ -2,7 +2,7 @@
 
 import os
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.shared.cluster.api import (
     NAMESPACE_FILE,
     STARTING,
@@ -135,7 +135,7 @@ class Cluster:
 
         Raises:
             Refused: by a server that has started wholly.
-            InputError: with the server's own words, or that it does not answer.
+            StorageError: with the server's own words, or that it does not answer.
         """
         try:
             return self._api.patient(lambda: self._api.call(method, path, body, query))
@@ -147,7 +147,7 @@ class Cluster:
             said = short(error.message)
             if error.passing and error.status:  # without a status it says so itself
                 said = f"the API server does not answer ({said})"
-            raise InputError(f"cannot {what}: {said}") from error
+            raise StorageError(f"cannot {what}: {said}") from error
 
 
 def connect() -> Cluster | None:

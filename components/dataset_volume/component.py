@@ -14,11 +14,7 @@ def dataset_volume(
     claim: str,
     publish: str = "in-place",
     source: str = "",
-    storage_class: str = "",
-    snapshot_class: str = "",
-    keep_claims: int = 3,
-    wait_seconds: int = 600,
-    populator_account: str = "",
+    options: dict = {},  # noqa: B006
 ) -> NamedTuple("Volume", [("claim", str), ("path", str)]):
     """Make a synced version of a dataset ready to be mounted by any number of workers.
 
@@ -27,8 +23,7 @@ def dataset_volume(
 
     Args:
         report: Which claim to mount, how it was made, and why so.
-        dataset: Name of the dataset, as given to data_sync; empty for its default, which needs
-            the source.
+        dataset: Name of the dataset, from data_sync.
         digest: Digest of the version, from data_sync.
         path: Folder of the version, from data_sync; it is the same in every copy of the claim.
         claim: Claim that data_sync wrote to.
@@ -38,29 +33,9 @@ def dataset_volume(
             none: change nothing.
         source: Source of the data, as given to data_sync; kept as an annotation, and read by the
             populator.
-        storage_class: Class of the published claim; empty for that of the staging claim.
-        snapshot_class: VolumeSnapshotClass; empty for the cluster's default.
-        keep_claims: Published claims of the dataset to keep; older ones that no pod uses are
-            deleted with their snapshots. 0 for all.
-        wait_seconds: The longest wait for writers to end, for a snapshot and for binding.
-        populator_account: Kubernetes service account that the populator reads the bucket with.
+        options: Further settings by name, such as {"keep_claims": 1}; all are in the README.
     """
+    inputs = dict(locals())
     from kfp_ddp.components.dataset_volume.engine import run
-    from kfp_ddp.components.dataset_volume.request import Request
 
-    return run(
-        report,
-        Request(
-            dataset=dataset,
-            digest=digest,
-            path=path,
-            claim=claim,
-            publish=publish,
-            source=source,
-            storage_class=storage_class,
-            snapshot_class=snapshot_class,
-            keep_claims=keep_claims,
-            wait=wait_seconds,
-            populator_account=populator_account,
-        ),
-    )
+    return run(**inputs)

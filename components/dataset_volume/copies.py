@@ -3,7 +3,7 @@
 import time
 from pathlib import PurePosixPath
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.request import DOMAIN, Published, Request
 from kfp_ddp.components.shared.cluster.api import Object
@@ -65,7 +65,7 @@ def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
 
 def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
     """The published claim if it is there and right; waits for one that is being deleted."""
-    deadline = time.monotonic() + request.wait
+    deadline = time.monotonic() + request.wait_seconds
     while (found := cluster.claim(request.name)) is not None:
         leaving = "deletionTimestamp" in found["metadata"]
         if found["status"].get("phase") == "Lost" and not leaving:
@@ -73,9 +73,10 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | Non
         elif not leaving:
             break
         if time.monotonic() > deadline:
-            raise InputError(
-                f"claim {request.name} is being deleted and {request.wait:.0f} s were not enough; "
-                f"end the pods that use it: {', '.join(cluster.users(request.name)) or 'none seen'}"
+            raise StorageError(
+                f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
+                "enough; end the pods that use it: "
+                f"{', '.join(cluster.users(request.name)) or 'none seen'}"
             )
         time.sleep(_POLL)
     if found is None:
@@ -84,13 +85,13 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | Non
     # A populated claim has the dataset at its root, a copied one below versions/.
     before = notes.get(f"{DOMAIN}/strategy", strategy)
     if (before == "populator") != (strategy == "populator"):
-        raise InputError(
+        raise StorageError(
             f"claim {request.name} was published with publish={before}, which lays its files out "
             f"in another way than {strategy}; delete it"
         )
     modes = found["spec"]["accessModes"]
     if notes.get(f"{DOMAIN}/digest") != request.digest or modes != ["ReadOnlyMany"]:
-        raise InputError(
+        raise StorageError(
             f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
         )
     return found
@@ -101,16 +102,16 @@ def _writers_gone(cluster: Cluster, request: Request) -> None:
 
     A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
     """
-    deadline = time.monotonic() + request.wait
+    deadline = time.monotonic() + request.wait_seconds
     told: list[str] = []
     while users := cluster.users(request.claim, writing=True):
         if users != told:
             print(f"claim {request.claim} is mounted by {', '.join(users)}; waiting", flush=True)
             told = users
         if time.monotonic() > deadline:
-            raise InputError(
+            raise StorageError(
                 f"claim {request.claim} is still mounted by {', '.join(users)} after "
-                f"{request.wait:.0f} s; end them, or use publish=in-place"
+                f"{request.wait_seconds:.0f} s; end them, or use publish=in-place"
             )
         time.sleep(_POLL)
 
@@ -123,14 +124,14 @@ def _detached(cluster: Cluster, request: Request, staging: Object) -> list[str]:
     volume = staging["spec"].get("volumeName")
     if not volume or "ReadWriteMany" in staging["spec"]["accessModes"]:
         return []
-    deadline = time.monotonic() + request.wait
+    deadline = time.monotonic() + request.wait_seconds
     try:
         while nodes := cluster.attached(volume):
             if time.monotonic() > deadline:
-                raise InputError(
+                raise StorageError(
                     f"the volume of claim {request.claim} is still attached to "
-                    f"{', '.join(nodes)} after {request.wait:.0f} s; end the pods that mount it, "
-                    "readers too, or use publish=in-place"
+                    f"{', '.join(nodes)} after {request.wait_seconds:.0f} s; end the pods that "
+                    "mount it, readers too, or use publish=in-place"
                 )
             time.sleep(_POLL)
     except Refused as error:
@@ -154,7 +155,7 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
         "spec": spec,
     }
     well = time.monotonic()
-    deadline = well + request.wait
+    deadline = well + request.wait_seconds
     while True:
         found = cluster.custom(SNAPSHOTS, request.name)
         if found is None:
@@ -169,16 +170,16 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
         well = well if problem else now
         if now - well > _LASTING:
             cluster.delete_custom(SNAPSHOTS, request.name)
-            raise InputError(
+            raise StorageError(
                 f"the snapshot of claim {request.claim} failed: {problem}; "
                 "check its VolumeSnapshotClass"
             )
         if now > deadline:  # a slow one is left to go on
             state = "still being deleted" if leaving else "not ready"
-            raise InputError(
+            raise StorageError(
                 f"snapshot {request.name} of claim {request.claim} is {state} after "
-                f"{request.wait:.0f} s{problem and f' ({problem})'}; run this step again later, "
-                "or give wait_seconds more"
+                f"{request.wait_seconds:.0f} s{problem and f' ({problem})'}; run this step again "
+                "later, or give wait_seconds more"
             )
         time.sleep(_POLL)
 
@@ -219,11 +220,11 @@ def _bound(cluster: Cluster, request: Request, staging: Object, claim: Object | 
     """Wait for the claim to be bound, unless it will only be when a pod uses it."""
     if _binds_late(cluster, request, staging):
         return "it is bound when a pod first uses it"
-    deadline = time.monotonic() + request.wait
+    deadline = time.monotonic() + request.wait_seconds
     while claim is None or claim["status"].get("phase") != "Bound":
         if time.monotonic() > deadline:
-            raise InputError(
-                f"claim {request.name} is not bound after {request.wait:.0f} s; see "
+            raise StorageError(
+                f"claim {request.name} is not bound after {request.wait_seconds:.0f} s; see "
                 f"kubectl describe pvc {request.name}, or use publish=in-place"
             )
         time.sleep(_POLL)

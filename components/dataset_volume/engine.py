@@ -1,14 +1,15 @@
 """The step `dataset_volume`: a version of a dataset, ready to be mounted by many."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.settings import split
 from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Cluster, Refused, connect
-from kfp_ddp.components.dataset_volume.publish import check_strategy, collect, publish
-from kfp_ddp.components.dataset_volume.request import Published, Request
+from kfp_ddp.components.dataset_volume.publish import collect, publish
+from kfp_ddp.components.dataset_volume.request import Options, Published, Request
 from kfp_ddp.components.shared.step import step
 
 
@@ -26,10 +27,19 @@ class Volume(NamedTuple):
 
 
 @step
-def run(report: Artifact, request: Request) -> Volume:
-    """Publish the version, collect old claims, and write the report."""
-    request.dataset = dataset_name(request.dataset, request.source)
-    check(request)
+def run(*, report: Artifact, options: Mapping[str, Any], **inputs: str) -> Volume:
+    """Publish the version, collect old claims, and write the report.
+
+    Args:
+        report: Gets the report.
+        options: Settings of `Options` by name.
+        inputs: The component's other inputs.
+
+    Raises:
+        KfpDdpError: an input cannot be used, or the version not be published.
+    """
+    (given,) = split("options", options, Options, own={})
+    request = Request.create(**inputs, **given)
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
     elif (cluster := connect()) is None or _notebook(cluster, request):
@@ -57,19 +67,6 @@ def run(report: Artifact, request: Request) -> Volume:
     return Volume(done.claim, done.path)
 
 
-def check(request: Request) -> None:
-    """Refuse values that mean nothing.
-
-    Raises:
-        InputError: naming the option and what it may be.
-    """
-    check_strategy(request.publish, request.source)
-    if len(request.digest) != 64 or set(request.digest) - set("0123456789abcdef"):
-        raise InputError(f"digest is {request.digest!r}; give the digest that data_sync returned")
-    if request.keep_claims < 0:
-        raise InputError(f"keep_claims is {request.keep_claims}; give 0 or more")
-
-
 def _notebook(cluster: Cluster, request: Request) -> bool:
     """Whether this pod has the version in a folder of its own, and no claim."""
     if success(Path(request.path)) != request.digest:
@@ -84,12 +81,12 @@ def local(request: Request) -> Published:
     """Without a claim: the folder itself, if it is whole.
 
     Raises:
-        InputError: it is not, or it holds another version.
+        StorageError: it is not, or it holds another version.
     """
     found = success(Path(request.path))
     if found != request.digest:
         state = f"holds {found[:12]}" if found else "is not complete"
-        raise InputError(
+        raise StorageError(
             f"version {request.path} {state}, expected {request.digest[:12]}; run data_sync again"
         )
     note = f"no claim {request.claim} here: the folder is whole and is used as it is"

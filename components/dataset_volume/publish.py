@@ -1,39 +1,24 @@
 """The ways to turn a version on a staging claim into a claim that many workers mount."""
 
-import typing
-from typing import Literal
-
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.copies import copy, populator
 from kfp_ddp.components.dataset_volume.request import DOMAIN, MANAGED, Published, Request
 from kfp_ddp.components.shared.cluster.api import Object
 
-Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "none"]
-STRATEGIES: tuple[str, ...] = typing.get_args(Strategy)
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 _PD = "pd.csi.storage.gke.io"
-
-
-def check_strategy(publish: str, source: str) -> None:
-    """Refuse a strategy that is unknown, or that has nothing to copy from.
-
-    Raises:
-        InputError: naming what may be given.
-    """
-    if publish not in STRATEGIES:
-        raise InputError(f"publish is {publish!r}; give one of {', '.join(STRATEGIES)}")
-    if publish == "populator" and not source.startswith("gs://"):
-        raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
 
 
 def publish(cluster: Cluster, request: Request) -> Published:
     """Publish by the strategy asked for; `auto` falls back to in-place, and says so.
 
     Raises:
-        InputError: the claim is missing, or the strategy is not possible here.
+        InputError: the claim is missing.
+        StorageError: the strategy is not possible here.
     """
-    strategy, notes = request.publish, list[str]()
+    strategy: str = request.publish
+    notes: list[str] = []
     try:
         staging = cluster.claim(request.claim)
     except Refused as error:
@@ -140,9 +125,9 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     return gone
 
 
-def _no_right(error: Refused, strategy: str) -> InputError:
+def _no_right(error: Refused, strategy: str) -> StorageError:
     less = "none" if strategy == "in-place" else "in-place"
-    return InputError(
+    return StorageError(
         f"cannot {error}; grant the right to the service account (deploy/storage), or use "
         f"publish={less}"
     )

@@ -1,26 +1,64 @@
 """What is to be published, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.settings import Settings
+from kfp_ddp.components.data_sync.dataset import NAME, NAME_IN_WORDS
 
 DOMAIN = "kfp-ddp.dev"
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
+Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "none"]
+_DIGEST = "^[0-9a-f]{64}$"
 
 
-@dataclass
-class Request:
+class Options(Settings):
+    """Options of the step `dataset_volume`."""
+
+    storage_class: str = Field(
+        "", description="Class of the published claim; empty for that of the staging claim."
+    )
+    snapshot_class: str = Field(
+        "", description="VolumeSnapshotClass; empty for the cluster's default."
+    )
+    keep_claims: int = Field(
+        3,
+        ge=0,
+        description="Published claims of the dataset to keep; older ones that no pod uses are "
+        "deleted with their snapshots. 0 for all.",
+    )
+    wait_seconds: float = Field(
+        600.0,
+        ge=0,
+        description="The longest wait for writers to end, for a snapshot and for binding.",
+    )
+    populator_account: str = Field(
+        "", description="Kubernetes service account that the populator reads the bucket with."
+    )
+
+
+class Request(Options):
     """What is to be published, from which claim, and how."""
 
-    dataset: str
-    digest: str
-    path: str
-    claim: str
-    publish: str = "in-place"
-    source: str = ""
-    storage_class: str = ""
-    snapshot_class: str = ""
-    keep_claims: int = 3
-    wait: float = 600
-    populator_account: str = ""
+    patterns: ClassVar[dict[str, str]] = {
+        NAME: NAME_IN_WORDS,
+        _DIGEST: "the digest that data_sync returned",
+    }
+
+    dataset: str = Field(description="Name of the dataset, from data_sync.", pattern=NAME)
+    digest: str = Field(description="Digest of the version, from data_sync.", pattern=_DIGEST)
+    path: str = Field(description="Folder of the version, from data_sync.")
+    claim: str = Field(description="Claim that data_sync wrote to.")
+    publish: Strategy = Field("in-place", description="How workers get the version.")
+    source: str = Field("", description="Source of the data, as given to data_sync.")
+
+    @model_validator(mode="after")
+    def _has_something_to_copy_from(self) -> Self:
+        check_strategy(self.publish, self.source)
+        return self
 
     @property
     def name(self) -> str:
@@ -34,6 +72,16 @@ class Request:
             f"{DOMAIN}/dataset": self.dataset,
             f"{DOMAIN}/digest": self.digest[:12],
         }
+
+
+def check_strategy(publish: str, source: str) -> None:
+    """Refuse a strategy that has nothing to copy from.
+
+    Raises:
+        InputError: naming what may be given.
+    """
+    if publish == "populator" and not source.startswith("gs://"):
+        raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
 
 
 @dataclass

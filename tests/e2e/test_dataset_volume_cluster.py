@@ -6,7 +6,7 @@ import time
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.dataset_volume.request import Published
@@ -30,7 +30,7 @@ print(sync("/tmp/source", Path("/data"), Options()).digest)
 READ = """
 from pathlib import Path
 from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.build import sound
+from kfp_ddp.components.data_sync.repair import sound
 version = Path("/data/versions/{short}")
 assert (version / "_SUCCESS").read_text().strip() == "{digest}"
 rows = list(manifest.rows(version / manifest.NAME))
@@ -43,9 +43,8 @@ except OSError as error:
 STEP = """
 import os
 from kfp_ddp.components.dataset_volume.engine import run
-from kfp_ddp.components.dataset_volume.request import Request
 class Report: path = "/tmp/report.md"
-print(run(Report(), Request(**{request})).claim)
+print(run(report=Report(), options=dict(), **{request}).claim)
 """
 
 
@@ -131,16 +130,16 @@ def test_in_place_needs_no_right_but_to_see_the_claim(ground: Ground) -> None:
     assert (done.claim, done.strategy) == (staging, "in-place")
     assert "not labelled with the dataset and digest (patch claim" in "".join(done.notes)
     for strategy, advice in (("in-place", "none"), ("clone", "in-place")):
-        with pytest.raises(InputError, match=f"cannot get claim .* or use publish={advice}$"):
+        with pytest.raises(StorageError, match=f"cannot get claim .* or use publish={advice}$"):
             publish(ground.account_with(), request(staging, "c" * 64, publish=strategy))
 
 
 def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "3" * 64, publish="clone", wait=1.0)
+    wanted = request(staging, "3" * 64, publish="clone", wait_seconds=1.0)
     with (
         ground.pod("import time; time.sleep(60)", staging) as writer,
-        pytest.raises(InputError, match=f"{staging} is still mounted by {writer}"),
+        pytest.raises(StorageError, match=f"{staging} is still mounted by {writer}"),
     ):
         publish(ground.stock, wanted)
     until(lambda: not ground.stock.users(staging), "the end of the writer")
@@ -152,7 +151,7 @@ def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
 def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     """This cluster's driver attaches nothing, so the attachment is made by hand."""
     staging = ground.staging("standard")
-    wanted = request(staging, "d" * 64, publish="clone", wait=2.0)
+    wanted = request(staging, "d" * 64, publish="clone", wait_seconds=2.0)
     until(lambda: ground.claim(staging).status.phase == "Bound", "a volume")
     storage = client.StorageV1Api(ground.api)
     (node,) = [item.metadata.name for item in ground.core.list_node().items]
@@ -162,11 +161,11 @@ def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     storage.create_volume_attachment({"metadata": {"name": name}, "spec": spec})
     remove = threading.Timer(3, storage.delete_volume_attachment, [name])
     try:
-        with pytest.raises(InputError, match=rf"claim {staging} is still attached to {node}"):
+        with pytest.raises(StorageError, match=rf"claim {staging} is still attached to {node}"):
             publish(ground.admin, wanted)
     finally:
         remove.start()
-    wanted.wait = 60.0
+    wanted = wanted.model_copy(update={"wait_seconds": 60.0})
     assert publish(ground.admin, wanted).notes[-1] == "it is bound"
     remove.join()
     unseen = request(staging, "d" * 64, publish="clone", dataset="unseen")
@@ -180,7 +179,7 @@ def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": SIZE}}},
     }
     ground.core.create_namespaced_persistent_volume_claim(ground.namespace, body)
-    with pytest.raises(InputError, match="is not a ReadOnlyMany claim of this digest"):
+    with pytest.raises(StorageError, match="is not a ReadOnlyMany claim of this digest"):
         publish(ground.stock, request(staging, "4" * 64, publish="clone"))
 
 
@@ -194,7 +193,7 @@ def test_claim_that_another_made_first_is_taken(ground: Ground) -> None:
 def test_what_the_server_finds_wrong_is_told_in_its_own_words(ground: Ground) -> None:
     wanted = request(ground.staging("standard"), "e" * 64, publish="clone", storage_class="No!")
     says = rf'^cannot create claim {wanted.name}: .* "{wanted.name}" is invalid: .*storageClassName'
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(StorageError, match=says):
         publish(ground.stock, wanted)
 
 
@@ -202,7 +201,9 @@ def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatc
     ask = Api.patient
     monkeypatch.setattr(Api, "patient", lambda self, request: ask(self, request, seconds=1.0))
     nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1"))
-    with pytest.raises(InputError, match=r"^cannot get claim a: no answer from the API server: .+"):
+    with pytest.raises(
+        StorageError, match=r"^cannot get claim a: no answer from the API server: .+"
+    ):
         Cluster(Api(nowhere, "space")).claim("a")
 
 
@@ -219,7 +220,7 @@ def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
         made.append(publish(ground.stock, wanted))
         time.sleep(1.1)  # creation times have seconds
     names = [published.claim for published in made]
-    wanted.keep_claims = 2
+    wanted = wanted.model_copy(update={"keep_claims": 2})
     with ground.pod("import time; time.sleep(60)", names[0], read_only=True):
         assert collect(ground.stock, wanted, names[3]) == [names[1]]
     assert [ground.gone(name) for name in names] == [False, True, False, False]

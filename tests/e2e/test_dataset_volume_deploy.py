@@ -10,8 +10,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.shared.cluster.api import Api
@@ -83,7 +82,7 @@ def test_account_of_a_profile_can_do_all_with_the_rights_of_deploy(
 ) -> None:
     editor = ground.account_with(name="default-editor")
     staging = ground.staging("standard")
-    with pytest.raises(InputError, match="cannot get claim"):
+    with pytest.raises(StorageError, match="cannot get claim"):
         publish(editor, request(staging, "2" * 64, publish="auto"))
     with applied(ground, tmp_path):
         done = publish(editor, request(staging, "2" * 64, publish="auto"))
@@ -96,7 +95,7 @@ def test_account_of_a_profile_can_do_all_with_the_rights_of_deploy(
         assert set(collect(editor, wanted, done.claim)) == {
             "ds-digits-222222222222", "ds-digits-333333333333",
         }  # fmt: skip
-    with pytest.raises(InputError, match="cannot get claim"):
+    with pytest.raises(StorageError, match="cannot get claim"):
         publish(editor, request(staging, "2" * 64, publish="auto"))
 
 
@@ -104,15 +103,15 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path
     """From the component's own inputs, in a pod, as a step of a pipeline."""
     source = "gs://bucket/ds"
     inputs = {
-        "dataset": "", "digest": "7" * 64, "path": "/data/versions/777777777777",
+        "dataset": "digits", "digest": "7" * 64, "path": "/data/versions/777777777777",
         "claim": ground.staging("late"), "publish": "populator", "source": source,
-        "populator_account": "reader",
+        "options": {"populator_account": "reader"},
     }  # fmt: skip
-    wanted = request(inputs["claim"], "7" * 64, publish="populator", source=source)
-    with pytest.raises(InputError, match=r"cannot create gcpdatasources .*deploy/storage"):
+    wanted = request(str(inputs["claim"]), "7" * 64, publish="populator", source=source)
+    with pytest.raises(StorageError, match=r"cannot create gcpdatasources .*deploy/storage"):
         publish(ground.stock, wanted)
     with populator_api(ground.api), applied(ground, tmp_path):
-        name = f"ds-{dataset_name('', source)}-777777777777"
+        name = "ds-digits-777777777777"
         assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
         made = ground.admin.custom(GCP_SOURCES, name)
         assert made is not None

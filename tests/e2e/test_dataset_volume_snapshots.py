@@ -2,11 +2,12 @@
 
 import contextlib
 import threading
+from typing import Any
 
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.dataset_volume import copies
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import publish
@@ -22,7 +23,7 @@ def test_failing_snapshot_is_one_line_and_goes(
     staging = ground.staging("standard")
     wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
     monkeypatch.setattr(copies, "_LASTING", 3.0)
-    with pytest.raises(InputError, match=rf"the snapshot of claim {staging} failed"):
+    with pytest.raises(StorageError, match=rf"the snapshot of claim {staging} failed"):
         publish(ground.stock, wanted)
     assert ground.stock.custom(SNAPSHOTS, wanted.name) is None
 
@@ -30,8 +31,8 @@ def test_failing_snapshot_is_one_line_and_goes(
 def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
     """A class of a driver that is not there yet: its snapshot stays pending, without an error."""
     staging = ground.staging("standard")
-    wanted = request(staging, "8" * 64, publish="snapshot", snapshot_class=ground.namespace)
-    wanted.wait = 3.0
+    slow: dict[str, Any] = {"snapshot_class": ground.namespace, "wait_seconds": 3.0}
+    wanted = request(staging, "8" * 64, publish="snapshot", **slow)
     classes = client.CustomObjectsApi(ground.api)
     body = {
         "apiVersion": "snapshot.storage.k8s.io/v1",
@@ -44,7 +45,7 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
     try:
         uids = []
         for _ in range(2):
-            with pytest.raises(InputError, match=rf"{wanted.name} of .* not ready after 3 s"):
+            with pytest.raises(StorageError, match=rf"{wanted.name} of .* not ready after 3 s"):
                 publish(ground.stock, wanted)
             found = ground.stock.custom(SNAPSHOTS, wanted.name)
             assert found is not None
@@ -61,7 +62,7 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
 
 def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "9" * 64, publish="snapshot", wait=3.0)
+    wanted = request(staging, "9" * 64, publish="snapshot", wait_seconds=3.0)
     ground.admin.create_custom(
         SNAPSHOTS,
         {
@@ -74,9 +75,9 @@ def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     try:
         until(lambda: _ready(ground.admin, wanted.name), "the first snapshot")
         ground.admin.delete_custom(SNAPSHOTS, wanted.name)
-        with pytest.raises(InputError, match="is still being deleted after 3 s"):
+        with pytest.raises(StorageError, match="is still being deleted after 3 s"):
             publish(ground.stock, wanted)
-        wanted.wait = 60.0
+        wanted = wanted.model_copy(update={"wait_seconds": 60.0})
         release = threading.Timer(3, _release, [ground, wanted.name])
         release.start()
         done = publish(ground.stock, wanted)

@@ -40,7 +40,7 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto", **options: A
     def data(source: str, data_dir: str, publish: str, options: dict[str, Any]) -> None:
         synced = data_sync(source=source, data_dir=data_dir, options=options)
         dataset_volume(
-            dataset="",
+            dataset=synced.outputs["dataset"],
             source=source,
             digest=synced.outputs["digest"],
             path=synced.outputs["path"],
@@ -77,7 +77,7 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     ("url", "publish", "message"),
     [
         ("missing", "auto", r"error: source folder .*missing does not exist"),
-        ("", "nonsense", r"error: publish is 'nonsense'; give one of auto, in-place"),
+        ("", "nonsense", r"error: publish='nonsense' is unknown: it is one of auto, in-place"),
     ],
 )
 def test_bad_input_is_the_last_line_of_the_step(
@@ -112,7 +112,7 @@ def test_command_line_mirrors_and_says_what_it_did(bucket: Bucket, tmp_path: Pat
 
 def test_command_line_fails_with_one_line(tmp_path: Path) -> None:
     done = kfp_ddp(str(tmp_path / "none"), str(tmp_path / "t"), "-q")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == (
         f"error: source folder {tmp_path / 'none'} does not exist; check the path\n"
     )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import mirror
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync import checks, mirror
 from kfp_ddp.components.data_sync.transfer import SMALL
-from kfp_ddp.components.data_sync.versions import Store
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run, small_disk
 
@@ -23,7 +22,7 @@ def test_full_disk_is_refused_before_a_byte_is_written(
 ) -> None:
     fill(bucket)
     with small_disk(tmp_path / "disk", options) as disk:
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(StorageError, match=message):
             run(disk)
         assert bucket.gets == []
 
@@ -34,7 +33,7 @@ def test_archive_needs_no_inodes_but_room_for_all_of_it(bucket: Bucket, tmp_path
         first = run(disk, pack="tar").path
         bucket.put("ds/new", b"new")
         bucket.gets.clear()
-        with pytest.raises(InputError, match=r"free and 120.0 kB are to come"):
+        with pytest.raises(StorageError, match=r"free and 120.0 kB are to come"):
             run(disk, pack="tar")
         assert "120.0 kB are to come" in run(disk, pack="tar", dry_run=True).refusal
         assert bucket.gets == []
@@ -57,9 +56,9 @@ def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
     if large:
         objects["large"] = bytes(large)
         bucket.put("ds/large", objects["large"])
-    monkeypatch.setattr(Store, "preflight", lambda *_: None)  # another writer took the room
+    monkeypatch.setattr(checks, "check_room", lambda *_: None)  # another writer took the room
     with small_disk(tmp_path / "disk", options) as disk:
-        with pytest.raises(InputError, match=r"cannot write .*No space left.*free space"):
+        with pytest.raises(StorageError, match=r"cannot write .*No space left.*free space"):
             run(disk)
         assert not (disk / "current").exists()
         subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=500", str(disk)], check=True)
@@ -72,14 +71,14 @@ def test_disk_is_one_line_whatever_does_not_fit(
 ) -> None:
     """With one inode more each time, another step of the protocol is the one that fails."""
     objects = fill(bucket, 4)
-    monkeypatch.setattr(Store, "preflight", lambda *_: None)
+    monkeypatch.setattr(checks, "check_room", lambda *_: None)
     refused = set()
     for inodes in range(2, 40):
         folder = tmp_path / str(inodes)
         with small_disk(folder, f"size=8m,nr_inodes={inodes}") as disk:
             try:
                 run(disk, mirror=mirror)
-            except InputError as error:
+            except StorageError as error:
                 name = Path(str(error).split()[2]).name
                 refused.add("a file" if name.endswith(".png") else name)  # whichever came first
             else:
@@ -102,7 +101,7 @@ def test_planted_link_in_the_target_leads_nowhere(
     target = tmp_path / "target"
     (target / place).parent.mkdir(parents=True)
     (target / place).symlink_to(outside)
-    with pytest.raises(InputError, match=r"link|cannot write"):
+    with pytest.raises(StorageError, match=r"link|cannot write"):
         run(target)
     assert list(outside.iterdir()) == []
 
@@ -115,7 +114,7 @@ def test_planted_links_in_a_mirror_lead_nowhere(bucket: Bucket, tmp_path: Path) 
     target = tmp_path / "target"
     (target / "train").mkdir(parents=True)
     (target / "train/c0").symlink_to(outside)
-    with pytest.raises(InputError, match=r"train/c0 is a link or a file where a folder must be"):
+    with pytest.raises(StorageError, match=r"train/c0 is a link or a file where a folder must be"):
         run(target, mirror=True, delete=False)
     (target / "train/c0").unlink()
     (target / "train/c0").mkdir()
@@ -131,15 +130,15 @@ def test_link_planted_after_the_check_is_not_followed(
     fill(bucket)
     outside, target = tmp_path / "outside", tmp_path / "target"
     outside.mkdir()
-    plan = mirror._Plan.refuse_obstacles
+    plan = mirror._Plan.check_obstacles
 
     def plant_afterwards(self: mirror._Plan) -> None:
         plan(self)
         (target / "train").mkdir()
         (target / "train/c0").symlink_to(outside)
 
-    monkeypatch.setattr(mirror._Plan, "refuse_obstacles", plant_afterwards)
-    with pytest.raises(InputError, match="cannot write"):
+    monkeypatch.setattr(mirror._Plan, "check_obstacles", plant_afterwards)
+    with pytest.raises(StorageError, match="cannot write"):
         run(target, mirror=True, delete=False)
     assert list(outside.iterdir()) == []
 
@@ -170,7 +169,7 @@ def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> No
     os.seteuid(65534)
     try:
         with pytest.raises(
-            InputError, match=r"^cannot write .*as uid 65534.*\(on a claim: fsGroup\)$"
+            StorageError, match=r"^cannot write .*as uid 65534.*\(on a claim: fsGroup\)$"
         ):
             run(target)
     finally:

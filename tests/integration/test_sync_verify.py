@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import build, versions
+from kfp_ddp.components.data_sync import disk, repair
 from kfp_ddp.components.data_sync.pack import TarStage
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, unpacked
@@ -52,13 +52,13 @@ def test_mended_files_are_on_disk_before_they_stand_in_the_version(
     victim = run(tmp_path).path / "train/c3/0007.png"
     victim.write_bytes(b"damaged")
     flushed: list[bytes] = []
-    flush = versions.sync_filesystem
+    flush = disk.flush_filesystem
 
     def note(path: Path) -> None:  # a loss of power cannot be had on demand
         flush(path)
         flushed.append(victim.read_bytes())
 
-    monkeypatch.setattr(build, "sync_filesystem", note)
+    monkeypatch.setattr(repair, "flush_filesystem", note)
     run(tmp_path, verify="quick")
     assert flushed == [b"damaged", objects["train/c3/0007.png"]]
 
@@ -133,4 +133,4 @@ def test_archives_end_at_their_size(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     listing = run(tmp_path, dry_run=True).names.listing
     stage = TarStage(tmp_path / "stage", listing, shard_bytes=20_000)
-    assert {stage.place(i)[0] for i in range(40)} == {f"shard-{i:05}.tar" for i in range(7)}
+    assert {stage.member_offset(i)[0] for i in range(40)} == {f"shard-{i:05}.tar" for i in range(7)}

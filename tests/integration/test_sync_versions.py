@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.components.data_sync import manifest, report
 from kfp_ddp.components.data_sync.meter import Throttle
-from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, small_disk
@@ -54,12 +55,12 @@ def test_without_delete_a_touched_file_is_kept_and_a_lost_one_named(
     (second / "train/c0/0000.png").unlink()
     bucket.put("ds/newer", b"newer")
     lost = r"1 files that gs://bucket/ds no longer has .*'train/c0/0000.png' first.*delete on"
-    with pytest.raises(InputError, match=lost):
+    with pytest.raises(StorageError, match=lost):
         run(tmp_path, delete=False)
-    with pytest.raises(InputError, match=lost.replace("1", "2", 1)):
+    with pytest.raises(StorageError, match=lost.replace("1", "2", 1)):
         run(tmp_path, delete=False, verify="full")
     del bucket.objects["ds/newer"]
-    with pytest.raises(InputError, match=lost.replace("1", "2", 1)):
+    with pytest.raises(StorageError, match=lost.replace("1", "2", 1)):
         run(tmp_path, delete=False, verify="full")
     assert (tmp_path / "current").resolve() == second
     assert len(content(run(tmp_path).path)) == 39
@@ -185,7 +186,7 @@ def test_dry_run_says_what_a_run_would_be_refused_for(
     run(target, mirror=mirror)
     for name in list(objects)[:30]:
         del bucket.objects[f"ds/{name}"]
-    _refused_alike(target, "max_delete", mirror=mirror)
+    _refused_alike(target, "max_delete", mirror=mirror, kind=InputError)
     assert run(target, mirror=mirror, max_delete=1, dry_run=True).refusal == ""
 
 
@@ -205,13 +206,15 @@ def test_dry_run_counts_what_an_interrupted_run_has_brought(bucket: Bucket, tmp_
         run(disk)
 
 
-def _refused_alike(target: Path, why: str, mirror: bool) -> None:
+def _refused_alike(
+    target: Path, why: str, mirror: bool, kind: type[KfpDdpError] = StorageError
+) -> None:
     """A dry run names what the run itself is then refused for."""
     planned = run(target, mirror=mirror, dry_run=True)
     assert re.search(why, planned.refusal)
     assert report.table(planned)[-1] == f"would be refused: {planned.refusal}"
     assert planned.refusal.partition(" free and")[2] in report.markdown(planned)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(kind, match=why):
         run(target, mirror=mirror)
 
 

@@ -1,51 +1,108 @@
+import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.cli import app
+from kfp_ddp.commands import sync as command_line
 from kfp_ddp.components.data_sync.component import data_sync
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.settings import DEFAULTS, options_of
+from kfp_ddp.components.data_sync.options import Options, options_of
 
 
-def test_the_step_offers_every_option_with_its_default() -> None:
+def test_the_step_takes_the_options_as_one_mapping() -> None:
     inputs = data_sync.component_spec.inputs
-    offered = {name: inputs[name].default for name in inputs.keys() & DEFAULTS.keys()}
-    assert offered == DEFAULTS | {"include": "", "exclude": ""}
-    assert inputs.keys() - DEFAULTS.keys() == {"source", "data_dir", "dataset", "options"}
+    assert inputs.keys() == {"source", "data_dir", "dataset", "options"}
+    assert data_sync.component_spec.outputs.keys() >= {"digest", "path", "dataset"}
 
 
-def test_a_mapping_goes_before_the_inputs_of_its_names() -> None:
-    found = options_of("photos", {"max_delete": 0.5, "pack": "tar"}, {"max_delete": 1.0})
-    assert found == Options(dataset="photos", max_delete=1.0, pack="tar")
+def test_every_option_says_what_it_is() -> None:
+    assert all(field.description for field in Options.model_fields.values())
+
+
+def test_the_command_line_offers_every_option_with_its_default_and_text() -> None:
+    offered = {option.name: option for option in command_line.OPTIONS}
+    assert offered.keys() == Options.model_fields.keys() - {"mirror"}
+    for name, option in offered.items():
+        field = Options.model_fields[name]
+        assert (option.help or "").startswith(str(field.description))
+        if name not in command_line.OF_A_FOLDER:
+            assert option.default == field.default
+    answer = CliRunner().invoke(app, ["sync", "--help"])
+    text = re.sub(r"\s+", " ", answer.output)
+    assert "-j, --concurrency INTEGER Connections at once. [default: 64]" in text
+    assert "--delete / --no-delete" in text
+    assert "--pack [none|tar]" in text
+    assert "[default: (quick, with --versions list)]" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ([], {"mirror": True, "verify": "quick", "delete": False}),
+        (["--delete", "--verify", "full"], {"mirror": True, "verify": "full", "delete": True}),
+        (["--versions"], {"mirror": False, "verify": "list", "delete": True}),
+        (["--versions", "--no-delete", "-n"], {"mirror": False, "delete": False, "dry_run": True}),
+        (["--include", "a,b", "--include", "c"], {"include": ("a,b", "c")}),
+        (["-j", "8", "--timeout", "3"], {"concurrency": 8, "timeout": 3.0}),
+    ],
+)
+def test_a_plain_folder_has_other_defaults_than_versions(
+    flags: list[str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Options] = []
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def sync(source: str, target: object, options: Options, watch: object) -> None:
+        seen.append(options)
+        raise Stopped
+
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sync.sync", sync)
+    answer = CliRunner().invoke(app, ["sync", "gs://bucket/ds", "t", "-q", *flags])
+    assert isinstance(answer.exception, Stopped), answer.output
+    assert {name: getattr(seen[0], name) for name in wanted} == wanted
 
 
 def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     given = {"lock_wait": 60.0, "concurrency": 8, "max_delete": 1, "include": "*.png, *.jpg"}
-    found = options_of("", {}, given)
-    wanted = Options(lock_wait=60, concurrency=8, max_delete=1.0, include=("*.png", "*.jpg"))
-    assert found == wanted
+    found = options_of("photos", given)
+    wanted = {"lock_wait": 60, "concurrency": 8, "max_delete": 1.0, "include": ("*.png", "*.jpg")}
+    assert found == Options.create(dataset="photos", **wanted)
     assert [type(found.lock_wait), type(found.max_delete)] == [int, float]
+    assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"max_delet": 1}, "the sync has no setting 'max_delet'; it has bandwidth_mb, concurrency"),
-        ({"source": "gs://x"}, "the sync has no setting 'source'"),
-        ({"data_dir": "/x"}, "the sync has no setting 'data_dir'"),
-        ({"dataset": "x"}, "the sync has no setting 'dataset'"),
-        ({"mirror": True}, "the sync has no setting 'mirror'"),
-        ({"keep_versions": 1.5}, "keep_versions of the sync is 1.5; give a whole number"),
-        ({"keep_versions": True}, "keep_versions of the sync is True; give a whole number"),
-        ({"max_delete": "1"}, "max_delete of the sync is '1'; give a number"),
-        ({"delete": 0.0}, "delete of the sync is 0.0; give true or false"),
-        ({"verify": None}, "verify of the sync is None; give a text"),
-        ({"exclude": ["*.txt"]}, r"exclude of the sync is \['\*.txt'\]; give a text of globs"),
-        ({"bandwidth_mb": -1.0}, "bandwidth_mb is -1; give 0 or more"),
-        ({"max_delete": float("nan")}, "max_delete is nan; give 0 to 1"),
+        ({"max_delet": 1}, "sync has no setting 'max_delet'; did you mean 'max_delete'?"),
+        ({"source": "gs://x"}, "sync has no setting 'source'"),
+        ({"data_dir": "/x"}, "sync has no setting 'data_dir'"),
+        ({"dataset": "x"}, "sync sets dataset, which the step sets itself"),
+        ({"mirror": True}, "sync sets mirror, which the step sets itself"),
+        ({"keep_versions": 1.5}, r"keep_versions=1.5 cannot be used: it should be a valid integer"),
+        ({"keep_versions": True}, "keep_versions=True cannot be used: it should be a number"),
+        ({"max_delete": "1"}, "max_delete='1' cannot be used: it should be a number"),
+        ({"max_delete": 2}, r"max_delete=2 cannot be used: it should be less than .* 1 \(Refuse"),
+        ({"delete": 0.0}, "delete=0.0 cannot be used: it should be true or false"),
+        ({"verify": None}, "verify=None is unknown: it is one of list, quick, full"),
+        ({"verify": "ful"}, "verify='ful' is unknown: .*; did you mean 'full'?"),
+        ({"exclude": 1}, "exclude=1 cannot be used: it should be a valid tuple"),
+        ({"bandwidth_mb": -1.0}, "bandwidth_mb=-1.0 cannot be used: it should be greater than"),
+        ({"concurrency": 0}, "concurrency=0 cannot be used: it should be greater than or equal"),
+        ({"hostile_names": "x"}, "hostile_names='x' is unknown: it is one of error, skip, enc"),
+        ({"max_delete": float("nan")}, "max_delete=nan cannot be used: it should be"),
     ],
 )
 def test_what_the_sync_cannot_use_is_named(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        options_of("", {}, given)
+    with pytest.raises(InputError, match=why) as caught:
+        options_of("", given)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_plain_folder_cannot_be_is_named() -> None:
+    with pytest.raises(InputError, match=r"^pack=tar makes versions; leave mirroring off"):
+        Options.create(mirror=True, pack="tar")

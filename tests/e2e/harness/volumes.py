@@ -127,5 +127,5 @@ def ground(cluster: Any) -> Iterator[Ground]:
 def request(claim: str, digest: str, **more: Any) -> Request:
     path = f"/data/versions/{digest[:12]}"
     more.setdefault("dataset", "digits")
-    more.setdefault("wait", 60.0)
-    return Request(digest=digest, path=path, claim=claim, **more)
+    more.setdefault("wait_seconds", 60.0)
+    return Request.create(digest=digest, path=path, claim=claim, **more)

@@ -1,0 +1,26 @@
+"""What all steps of one sync share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kfp_ddp.components.data_sync.meter import Meter
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.retry import Retry
+from kfp_ddp.components.data_sync.sources import Source
+
+Watch = Callable[[str, Meter | None, int, int], None]
+"""Called as (phase, meter, files, bytes) when a phase starts."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where the data comes from, what a person chose, and who is told how far it is."""
+
+    source: Source
+    options: Options
+    retry: Retry
+    watch: Watch
+
+    def phase(self, name: str) -> None:
+        """Tell that a phase starts that counts nothing."""
+        self.watch(name, None, 0, 0)

@@ -1,0 +1,104 @@
+"""The disk that a sync writes to: files, folders, and in one line what it refuses."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+
+from kfp_ddp.base.errors import StorageError
+
+_CHUNK = 1 << 20
+
+
+def checksum(path: Path) -> int:
+    """The crc32c of a file, links not followed; -1 if it cannot be read."""
+    crc = 0
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                crc = google_crc32c.extend(crc, chunk)
+    except OSError:
+        return -1
+    return crc
+
+
+def write_all(descriptor: int, data: bytes, offset: int) -> None:
+    """Write the bytes at an offset, however many calls it takes.
+
+    Raises:
+        OSError: the disk is full, or failing.
+    """
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def unwritable(path: Path, error: OSError) -> StorageError:
+    """The one line for a target that cannot be written."""
+    return StorageError(
+        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
+        "or make the folder writable for this uid (on a claim: fsGroup)"
+    )
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Tell in one line what a full or failing disk refuses; a source tells its own faults.
+
+    Raises:
+        StorageError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(Path(error.filename or target), error) from error
+
+
+def plain_folder(path: Path) -> None:
+    """Make a folder with mode 0755, or accept one that is there and no link.
+
+    Raises:
+        StorageError: something else is there, or it cannot be made.
+    """
+    try:
+        path.mkdir()
+        path.chmod(0o755)
+    except FileExistsError:
+        if path.is_symlink() or not path.is_dir():
+            raise no_folder(path) from None
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def no_folder(path: Path) -> StorageError:
+    """The one line for what stands where a folder must be."""
+    return StorageError(f"{path} is a link or a file where a folder must be; remove it")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
+
+
+def flush_filesystem(path: Path) -> None:
+    """Flush the file system that holds the path: one call, however many files."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):
+        os.sync()
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if libc.syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise unwritable(path, OSError(code, os.strerror(code)))
+    finally:
+        os.close(descriptor)

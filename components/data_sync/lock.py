@@ -1,0 +1,79 @@
+"""One sync at a time writes a target."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync.context import Context
+from kfp_ddp.components.data_sync.disk import unwritable
+
+
+@contextlib.contextmanager
+def locked(root: Path, context: Context) -> Iterator[bool]:
+    """Hold the target against other runs; the kernel frees it if this one dies.
+
+    Yields:
+        Whether it had to wait.
+
+    Raises:
+        StorageError: another run held it for more than `lock_wait` seconds.
+    """
+    path = root / ".kfsync" / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        waited = _acquire(descriptor, root, context)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        _write_holder(
+            descriptor, f"{socket.gethostname()} syncs {context.source.url} since {since}"
+        )
+        yield waited
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, root: Path, context: Context) -> bool:
+    """Whether it had to wait."""
+    wait = context.options.lock_wait
+    deadline = time.monotonic() + wait
+    reported = None
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _read_holder(descriptor)
+            if time.monotonic() >= deadline:
+                raise StorageError(
+                    f"another sync is writing {root} ({holder}) and did not end in "
+                    f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
+                ) from None
+            if holder != reported:
+                context.phase(f"waiting for another sync of {root}: {holder}")
+                reported = holder
+            time.sleep(0.2)
+        except OSError as error:
+            raise StorageError(
+                f"{root} does not support locks ({error.strerror}); use a file system with flock"
+            ) from error
+        else:
+            return reported is not None
+
+
+def _write_holder(descriptor: int, holder: str) -> None:
+    """Write who holds the lock, for those that wait; a full disk is no reason to stop."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode("utf-8", "replace"), 0)
+        os.fsync(descriptor)  # who waits may be on another node
+
+
+def _read_holder(descriptor: int) -> str:
+    text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in text) or "it does not say which"
