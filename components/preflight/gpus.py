@@ -22,7 +22,7 @@ def gpus_of_nodes(api: Api, resource: str, nodes: int) -> int:
     except ApiError as error:
         raise InputError(
             f"whether nodes have GPUs cannot be seen ({error.message}): {CHOOSE}, "
-            "or apply deploy/rbac/nodes.yaml"
+            "or apply deploy/rbac/nodes"
         ) from error
     counts = [int(node["status"].get("allocatable", {}).get(resource, 0)) for node in found]
     counts = sorted(filter(None, counts), reverse=True)

@@ -1,0 +1,79 @@
+"""How many GPUs a run asks for where nobody said: preflight looks at what the nodes have."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness.gpus import advertised
+from tests.e2e.harness.grounds import Grounds
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.rights import DEPLOY
+from tests.e2e.harness.scene import Scene
+
+NAMESPACE = "namespace: kubeflow\n"
+
+
+def asked(scene: Scene, resource: str = "nvidia.com/gpu") -> Run:
+    """A run with gpus_per_node left open, which ends at its bucket at the latest: there is none."""
+    return scene.run(source="gs://nowhere", job={"gpu_resource": resource}).play()
+
+
+def error(run: Run) -> str:
+    """The one line that preflight ended with, before anything else began."""
+    assert list(run.steps) == ["preflight"], run.explain()
+    log = run.steps["preflight"].log
+    assert "Traceback" not in log, log
+    return log.splitlines()[-1]
+
+
+@pytest.fixture
+def right(scene: Scene, tmp_path: Path) -> Iterator[None]:
+    """The right of `deploy/rbac/nodes`, applied as its first lines say."""
+    with applied(scene.grounds, tmp_path):
+        yield
+
+
+@contextmanager
+def applied(grounds: Grounds, folder: Path) -> Iterator[None]:
+    for file in (DEPLOY / "rbac" / "nodes").iterdir():
+        text = file.read_text()
+        if file.name == "kustomization.yaml":
+            assert text.count(NAMESPACE) == 1
+            text = text.replace(NAMESPACE, f"namespace: {grounds.namespace}\n")
+        (folder / file.name).write_text(text)
+    kubectl("apply", "-k", str(folder), "--validate=strict")
+    try:
+        yield
+    finally:
+        kubectl("delete", "-k", str(folder), "--wait=false")
+
+
+def kubectl(*arguments: str) -> None:
+    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_right_to_see_nodes_it_names_the_ways_out(scene: Scene) -> None:
+    said = error(asked(scene))
+    assert said.startswith("error: whether nodes have GPUs cannot be seen ("), said
+    assert "give gpus_per_node, 0 to train on CPUs" in said
+    assert said.endswith("apply deploy/rbac/nodes"), said
+
+
+@pytest.mark.usefixtures("right")
+def test_nothing_trains_on_cpus_by_silence(scene: Scene) -> None:
+    said = error(asked(scene))
+    assert said.startswith("error: no node has nvidia.com/gpu: give gpus_per_node, 0 to"), said
+
+
+@pytest.mark.usefixtures("right")
+def test_as_many_as_a_node_has_are_asked_for(scene: Scene) -> None:
+    with advertised(scene.grounds.api, 3) as gpu:
+        run = asked(scene, gpu)
+    plan = run.steps["preflight"]
+    assert plan.succeeded, run.explain()
+    assert plan.outputs["job"]["gpus_per_node"] == 3
+    assert "pytorchjob of 1 pod(s), 3 GPU(s) each" in plan.log
