@@ -20,7 +20,8 @@ PROGRAM = "from kfp_ddp.cli import main; main()"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KFP_DDP_DATA_DIR", str(tmp_path / "data"))
     folder = tmp_path / "source"
     for split in ("train", "val"):
         for label in "ab":
@@ -37,8 +38,8 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto", **options: A
     from kfp_ddp.components.dataset_volume.component import dataset_volume
 
     @dsl.pipeline(name="data")  # type: ignore[untyped-decorator]
-    def data(source: str, data_dir: str, publish: str, options: dict[str, Any]) -> None:
-        synced = data_sync(source=source, data_dir=data_dir, options=options)
+    def data(source: str, publish: str, options: dict[str, Any]) -> None:
+        synced = data_sync(source=source, options=options)
         dataset_volume(
             dataset=synced.outputs["dataset"],
             source=source,
@@ -52,8 +53,7 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto", **options: A
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        folder = str(tmp_path / "data")
-        data(source=source, data_dir=folder, publish=publish, options=options)
+        data(source=source, publish=publish, options=options)
     return max(root.iterdir())
 
 
@@ -61,6 +61,7 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     root = run_locally(tmp_path, str(source))
     facts = json.loads((root / "data-sync" / "version").read_text())
     assert facts["files"] == 4
+    assert Path(facts["path"]).parent == tmp_path / "data" / "versions"
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"valb"
     assert "| Downloaded | 4 files" in (root / "data-sync" / "report").read_text()
     published = (root / "dataset-volume" / "report").read_text()
