@@ -11,11 +11,12 @@ from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
+from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.ending import DELETE
 from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
-from kfp_ddp.components.shared.launch.local import processes
-from kfp_ddp.components.shared.launch.local.ranks import GRACE_SECONDS
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, state
+from kfp_ddp.components.shared.launch.job_state import state
+from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision
@@ -49,11 +50,11 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str
 
 
 def _processes(run_dir: Path) -> list[str]:
-    pid = processes.recorded(run_dir)
+    pid = local_processes.recorded(run_dir)
     if pid is None:
         return []
-    processes.end(pid, GRACE_SECONDS)
-    processes.forget(run_dir)
+    local_processes.end(pid, GRACE_SECONDS)
+    local_processes.forget(run_dir)
     return [f"ended process group {pid}"]
 
 

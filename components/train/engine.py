@@ -9,8 +9,8 @@ from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledE
 from kfp_ddp.base.run_folder import RunFolder, open_run_dir
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.local import processes
-from kfp_ddp.components.shared.launch.local.ranks import GRACE_SECONDS, Ended, run_ranks
+from kfp_ddp.components.shared.launch import local_processes
+from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.manifests.task_config import (
     claim_of,
@@ -108,10 +108,10 @@ def _train_here(
 ) -> dict[str, Any]:
     """Train with processes of this step; returns its record."""
     run_dir = folder.path
-    left = processes.recorded(run_dir)
+    left = local_processes.recorded(run_dir)
     if left is not None:
         print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
-        processes.end(left, GRACE_SECONDS)
+        local_processes.end(left, GRACE_SECONDS)
     print(f"{task_name}: {ranks} rank(s), output in {run_dir}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, run_dir)
     if ended.code != 0 or ended.stopped_by is not None:

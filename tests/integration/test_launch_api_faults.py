@@ -11,8 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Mirror
-from kfp_ddp.components.shared.launch.follow.logs import PodLog, Printer
+from kfp_ddp.components.shared.cluster.api import Api, ApiError
+from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
+from kfp_ddp.components.shared.launch.follow.logs import PodLog
+from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import Jobs
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
@@ -95,7 +97,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_mirror_lives_through_cuts_expiry_and_errors() -> None:
+def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
     versions: list[str] = []
 
     def watch(body: str, whole: bool) -> Answer:
@@ -121,26 +123,26 @@ def test_a_mirror_lives_through_cuts_expiry_and_errors() -> None:
             yield watch(event("MODIFIED", "c", 21), whole=True)
 
     with serving(script()) as api:
-        mirror = Mirror(api, "/things", {}, threading.Event())
-        mirror.start()
-        until(lambda: set(mirror.objects) == {"b", "c"})
-        mirror.stop()
-        mirror.join(10)
+        cache = WatchCache(api, "/things", {}, threading.Event())
+        cache.start()
+        until(lambda: set(cache.objects) == {"b", "c"})
+        cache.stop()
+        cache.join(10)
     assert versions[:3] == ["5", "6", "8"]
-    assert not mirror.forbidden
+    assert not cache.forbidden
 
 
-def test_a_mirror_gives_up_where_it_has_no_right() -> None:
+def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:
     def script() -> Iterator[Answer]:
         while True:
             yield lambda server, query: server.send(403, '{"message": "no"}')
 
     with serving(script()) as api:
-        mirror = Mirror(api, "/things", {}, threading.Event())
-        mirror.start()
-        assert mirror.synced.wait(20)
-        mirror.join(10)
-    assert mirror.forbidden == "no"
+        cache = WatchCache(api, "/things", {}, threading.Event())
+        cache.start()
+        assert cache.synced.wait(20)
+        cache.join(10)
+    assert cache.forbidden == "no"
 
 
 @pytest.mark.parametrize("cut_each", [37, 61, 113])

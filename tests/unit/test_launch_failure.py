@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from kfp_ddp.components.shared.launch.follow.failure import root_cause
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 
 
 def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def test_the_cause_is_told_and_not_its_consequences() -> None:
     found = root_cause(
         [pod(0, 1, lost, at=1), pod(1, 1, told(3, "ValueError: no such layer"), at=2)], ""
     )
-    assert found.line == "worker-1: rank 3: ValueError: no such layer"
+    assert found.error == "worker-1: rank 3: ValueError: no such layer"
     assert not found.retryable
     assert found.pod == "job-worker-1"
 
@@ -40,28 +40,34 @@ def test_a_lost_peer_alone_means_a_lost_node() -> None:
     assert found.retryable
 
 
+def test_a_timeout_of_nccl_is_no_cause_where_another_pod_has_one() -> None:
+    timed_out = pod(0, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", at=1)
+    found = root_cause([timed_out, pod(1, 1, told(1, "ValueError: no such layer"), at=2)], "")
+    assert found.error == "worker-1: rank 1: ValueError: no such layer"
+
+
 def test_signals_and_nccl_timeouts_are_tried_again_and_memory_is_not() -> None:
     assert root_cause([pod(0, 143)], "").retryable
     assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
     found = root_cause([pod(0, 137, reason="OOMKilled")], "")
     assert not found.retryable
-    assert "raise memory" in found.line
+    assert "raise memory" in found.error
 
 
 def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "message": "preempted by big"}
     found = root_cause([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
-    assert found.line == "worker-1: preempted by big"
+    assert found.error == "worker-1: preempted by big"
     assert found.retryable
 
 
 def test_the_last_line_of_the_log_stands_in_for_a_message() -> None:
     found = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
-    assert found.line == "worker-0: exit code 1: KeyError: 'x'"
+    assert found.error == "worker-0: exit code 1: KeyError: 'x'"
 
 
 def test_without_pods_the_job_speaks() -> None:
-    assert root_cause([], "has reached the specified backoff limit").line.startswith("has reached")
+    assert root_cause([], "has reached the specified backoff limit").error.startswith("has reached")
 
 
 def test_the_first_of_two_nodes_is_told_to_the_fraction_of_a_second() -> None:
@@ -71,6 +77,6 @@ def test_the_first_of_two_nodes_is_told_to_the_fraction_of_a_second() -> None:
         return json.dumps({"rank": rank, "error": f"ValueError: {rank}", "time": time, **more})
 
     pods = [pod(0, 1, message(0, 1000.2), at=1), pod(1, 1, message(1, 1000.1), at=1)]
-    assert root_cause(pods, "").line == "worker-1: rank 1: ValueError: 1"
+    assert root_cause(pods, "").error == "worker-1: rank 1: ValueError: 1"
     pods[1] = pod(1, 1, message(1, 1000.1, consequence=True), at=1)
-    assert root_cause(pods, "").line == "worker-0: rank 0: ValueError: 0"
+    assert root_cause(pods, "").error == "worker-0: rank 0: ValueError: 0"

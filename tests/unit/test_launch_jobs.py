@@ -1,4 +1,4 @@
-"""What a launch leaves for a later one: the map of its script, its marks, its place in the logs."""
+"""What a launch leaves for a later one: the map of its script, its marks, its log cursors."""
 
 import threading
 from collections import deque
@@ -12,7 +12,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow.follower import Follower
-from kfp_ddp.components.shared.launch.follow.logs import Place, Printer, Stamp
+from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import Jobs
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
@@ -61,14 +61,14 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     assert len(name) <= 63
 
 
-def test_places_and_lines_are_taken_while_other_pods_begin_to_write() -> None:
+def test_cursors_and_lines_are_taken_while_other_pods_begin_to_write() -> None:
     """The threads of the logs add to both; the one that saves them may not wait for their lock."""
     printer = Printer()
 
-    class Slow(Place):
+    class Slow(LogCursor):
         @property
         def restart(self) -> int:
-            printer.places["another"] = Place(0, Stamp(0, 0), 1)
+            printer.cursors["another"] = LogCursor(0, Stamp(0, 0), 1)
             return 0
 
     class Lines(deque[str]):
@@ -76,13 +76,13 @@ def test_places_and_lines_are_taken_while_other_pods_begin_to_write() -> None:
             printer.recent["another"] = deque()
             return super().__iter__()
 
-    printer.places = {"a": Slow(0, Stamp(1, 0), 1), "b": Place(0, Stamp(2, 0), 1)}
+    printer.cursors = {"a": Slow(0, Stamp(1, 0), 1), "b": LogCursor(0, Stamp(2, 0), 1)}
     assert printer.dump() == '{"a": [0, 1, 0, 1], "b": [0, 2, 0, 1]}'
     printer.recent = {"a": Lines(["one"]), "b": deque(["two"])}
     assert printer.last_lines() == {"a": ["one"], "b": ["two"]}
 
 
-def test_two_steps_with_one_folder_keep_places_apart(tmp_path: Path) -> None:
+def test_two_steps_with_one_folder_keep_cursors_apart(tmp_path: Path) -> None:
     api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
 
     def following(name: str, progress: bool = False) -> Follower:
@@ -93,8 +93,9 @@ def test_two_steps_with_one_folder_keep_places_apart(tmp_path: Path) -> None:
 
     for name in ("first", "second"):
         follower = following(name)
-        follower.printer.places[name] = Place(0, Stamp(1, 0), 1)
-        follower._save()
-        assert follower.tail is None
-    assert following("first").printer.places.keys() == {"first"}
-    assert following("first", progress=True).tail is not None
+        follower.printer.cursors[name] = LogCursor(0, Stamp(1, 0), 1)
+        assert follower.files is not None
+        follower.files.save_cursors()
+        assert follower.progress is None
+    assert following("first").printer.cursors.keys() == {"first"}
+    assert following("first", progress=True).progress is not None

@@ -1,30 +1,30 @@
 """How long a job may take and wait, told by its own pods, and what a deadline's end is called."""
 
 import copy
-import threading
-import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, Object
-from kfp_ddp.components.shared.launch import check_job as preflight
-from kfp_ddp.components.shared.launch import run
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow.failure import root_cause
-from kfp_ddp.components.shared.launch.follow.follower import Ended, Follower, Limits
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, State, state
+from kfp_ddp.base.errors import JobError
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch import check_job, run
+from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look, out_of_time, verdict
+from kfp_ddp.components.shared.launch.follow.follower import Outcome
+from kfp_ddp.components.shared.launch.follow.pods import Pods
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.job_state import State, state
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
-RUNNING, CREATED = State("running"), State("created")
+NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)
+RUNNING: Object = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
+QUEUED: Object = {"spec": {"suspend": True}}
 
 
 def ago(seconds: float) -> str:
-    return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat()
+    return datetime.fromtimestamp(NOW - seconds, UTC).isoformat()
 
 
 def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
@@ -32,66 +32,91 @@ def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
     return {"metadata": meta, "status": {"phase": phase}}
 
 
-def following(*pods: Object, kind: str = "pytorchjob", age: float = 600) -> Follower:
-    """A follower of a job with these pods; deleting the job does nothing."""
-    api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
-    job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)}}
-    follower = Follower(api, KINDS[kind], job, Ending(api, None, threading.Event()), None)
-    follower.pods.objects = {each["metadata"]["uid"]: each for each in pods}
-    follower.pods.synced.set()
-    return follower
+def look(*there: Object, job: Object | None = None, age: float = 600, **seen: Any) -> Look:
+    """A look at a job of this age with these pods; `seen` is what else was seen of pods."""
+    made = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)}, **(job or {})}
+    present = {each["metadata"]["uid"]: each for each in there}
+    pods = Pods(NOW - age, present, **seen)
+    return Look(made, pods, pods_listed=True, now=NOW, clock=0)
+
+
+def late(seen: Look, limits: Limits = SIX, kind: str = "pytorchjob") -> str:
+    return out_of_time(seen, KINDS[kind], limits, "x is created: no node is free")
 
 
 def test_a_trainjob_whose_pods_wait_for_a_node_is_given_up() -> None:
     active = {"status": {"jobsStatus": [{"name": "node", "ready": 0, "active": 1}]}}
-    follower = following(pod("node-0", "Pending", 7), kind="trainjob")
-    follower.said = "x is created: node-0: no node has enough nvidia.com/gpu free"
-    with pytest.raises(InputError) as error:
-        follower._within(SIX, state(active))
-    assert str(error.value) == (
+    assert late(look(pod("node-0", "Pending", 7), job=active), kind="trainjob") == (
         "node-0 of TrainJob x did not start within pending_minutes=0.1, and the job was deleted: "
-        "x is created: node-0: no node has enough nvidia.com/gpu free"
+        "x is created: no node is free"
     )
 
 
-def test_one_pod_that_waits_counts_though_the_others_run() -> None:
-    follower = following(pod("master", "Running", 60), pod("worker", "Pending", 60))
-    with pytest.raises(InputError, match="worker of PyTorchJob x did not start within"):
-        follower._within(SIX, RUNNING)
+LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
 
 
-def test_a_pod_that_was_made_anew_has_its_own_time() -> None:
-    follower = following(pod("master", "Running", 600), pod("worker", "Pending", 3))
-    follower._within(SIX, RUNNING)
-    follower._within(SIX, CREATED)  # the operator says it is restarting
-    leaving = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
-    following(pod("master", "Running", 600), leaving)._within(SIX, RUNNING)
+@pytest.mark.parametrize(
+    ("seen", "limits", "who"),
+    [
+        # One pod that waits counts though the others run.
+        (look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING), SIX, "b of "),
+        # A pod that was made anew has its own time, also while the operator says it restarts.
+        (look(pod("a", "Running", 600), pod("b", "Pending", 3), job=RUNNING), SIX, None),
+        (look(pod("a", "Running", 600), pod("b", "Pending", 3)), SIX, None),
+        (look(pod("a", "Running", 600), LEAVING, job=RUNNING), SIX, None),
+        # An elastic job waits for no more than its least number of pods.
+        *(
+            (
+                look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING),
+                Limits(pending=6, enough_pods=enough),
+                who,
+            )
+            for enough, who in ((1, None), (2, "b of "))
+        ),
+        # A job without pods counts from its start, unless it had some.
+        (look(), SIX, ""),
+        (look(age=3), SIX, None),
+        (look(job=RUNNING), SIX, None),
+        (look(LEAVING), SIX, None),
+        (look(lost=(pod("a", "Running", 600),)), SIX, None),
+        (look(ended=(pod("a", "Failed", 600),)), SIX, None),
+        # Neither a queue nor the pods that it took back count.
+        (look(pod("worker", "Pending", 600), job=QUEUED), SIX, None),
+        (
+            look(
+                pod("worker", "Pending", 600),
+                pod("again", "Pending", 2),
+                taken_back=frozenset({"worker"}),
+            ),
+            SIX,
+            None,
+        ),
+        (look(pod("worker", "Pending", 600)), Limits(), None),
+    ],
+)
+def test_a_job_is_given_up_when_a_pod_of_it_waits_too_long(
+    seen: Look, limits: Limits, who: str | None
+) -> None:
+    said = late(seen, limits)
+    if who is None:
+        assert said == ""
+    else:
+        assert said.startswith(f"{who}PyTorchJob x did not start within pending_minutes=0.1")
 
 
-def test_an_elastic_job_waits_for_no_more_than_its_least_number_of_pods() -> None:
-    follower = following(pod("a", "Running", 60), pod("b", "Pending", 60))
-    follower._within(Limits(pending=6, least=1), RUNNING)
-    with pytest.raises(InputError):
-        follower._within(Limits(pending=6, least=2), RUNNING)
+def test_a_job_without_pods_counts_once_pods_are_known() -> None:
+    seen = look()
+    assert late(seen)
+    assert not late(Look(seen.job, seen.pods, pods_listed=False, now=NOW, clock=0))
 
 
-def test_a_job_without_pods_counts_from_its_start_once_pods_are_known() -> None:
-    follower = following()
-    with pytest.raises(InputError, match="PyTorchJob x did not start within"):
-        follower._within(SIX, CREATED)
-    follower.pods.synced.clear()
-    follower._within(SIX, CREATED)
-    lost = following()
-    lost.known = {"a": pod("a", "Running", 600)}
-    lost._within(SIX, CREATED)
-
-
-def test_neither_a_queue_nor_the_pods_that_it_took_back_count() -> None:
-    waiting = pod("worker", "Pending", 600)
-    following(waiting)._within(SIX, State("queued"))
-    taken = following(waiting, pod("worker-again", "Pending", 2))
-    taken.taken = {"worker"}
-    taken._within(SIX, CREATED)
+@pytest.mark.parametrize(
+    ("job", "age", "over"), [(RUNNING, 61, True), (RUNNING, 59, False), (QUEUED, 9999, False)]
+)
+def test_a_deadline_counts_outside_of_the_queue(job: Object, age: float, over: bool) -> None:
+    said = late(look(pod("a", "Running", 5), job=job, age=age), Limits(deadline=60))
+    wanted = "PyTorchJob x took longer than deadline_minutes=1 and was deleted; its checkpoints"
+    assert said.startswith(wanted) if over else said == ""
 
 
 @pytest.mark.parametrize(
@@ -101,9 +126,6 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
     code: int, reason: str, retryable: bool
 ) -> None:
     """Its operator would make them anew without an end."""
-    follower = following(pod("worker", "Running", 5))
-    follower.jobs.objects = {"job": follower.job}
-    follower.jobs.synced.set()
     stamp = {"exitCode": code, "reason": reason, "finishedAt": ago(9)}
     crash = pod("worker", "Failed", 10)
     crash["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": stamp}}]
@@ -112,14 +134,24 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
     drained["status"]["containerStatuses"] = [ended]
     evicted = copy.deepcopy(crash)
     evicted["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
-    follower.over = [crash, drained, evicted, drained]
-    assert not follower._look(Limits(crashes=2)).over
-    follower.over.append(crash)
-    assert not follower._look(Limits()).over
-    found = follower._look(Limits(crashes=2))
-    assert (found.phase, found.message) == ("failed", "its pods crashed 2 times")
-    assert follower.worn == [crash, crash]
-    assert root_cause(follower.worn, found.message).retryable is retryable
+    gone = (crash, drained, evicted, drained)
+    kind, worker = KINDS["pytorchjob"], pod("worker", "Running", 5)
+    assert verdict(look(worker, ended=gone), kind, Limits(crashes=2)) is None
+    seen = look(worker, ended=(*gone, crash))
+    assert verdict(seen, kind, Limits()) is None
+    found = verdict(seen, kind, Limits(crashes=2))
+    assert found is not None
+    assert (found.state, found.given_up) == (State("failed", "its pods crashed 2 times"), True)
+    assert found.reasons == (crash, crash)
+    assert root_cause(found.reasons, found.state.message).retryable is retryable
+
+
+def test_what_the_operator_says_of_the_end_is_not_ours() -> None:
+    job = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "why"}]}}
+    found = verdict(look(job=job), KINDS["pytorchjob"], Limits(crashes=1))
+    assert found is not None
+    assert (found.state, found.given_up) == (State("failed", "why"), False)
+    assert late(look(job=job, age=9999), Limits(deadline=1, pending=1)) == ""
 
 
 PREEMPTED = (
@@ -149,7 +181,7 @@ class Cluster:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(preflight, "check", lambda *given: [])
+    monkeypatch.setattr(check_job, "check", lambda *given: [])
     monkeypatch.delenv("KFP_POD_NAME", raising=False)
     return Cluster()
 
@@ -163,10 +195,12 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
     job = {"metadata": {"name": "x"}, "status": {"conditions": list(conditions)}}
     made: list[int] = []
 
-    def follow(jobs: Any, attempt: int, *given: Any) -> Ended:
+    def follow(jobs: Any, attempt: int, *given: Any) -> Outcome:
         made.append(attempt)
         found = state(job)
-        return Ended(found if found.over else State("failed", "restarted"), job, [left])
+        if found.over:
+            return Outcome(found, job, [left])
+        return Outcome(State("failed", "restarted"), job, [left], given_up=True)
 
     monkeypatch.setattr(run, "_follow", follow)
     return made
@@ -174,7 +208,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
 
 def launch(api: Any, **fields: Any) -> str:
     spec = LaunchSpec.create(kind="trainjob", image="a:1", command=["x"], **fields)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(JobError) as error:
         run.launch(spec, "run", "train", "", api)
     return str(error.value)
 

@@ -1,135 +1,180 @@
 """A pod that was removed while it ran tells nothing, and its job is tried again all the same."""
 
-import threading
 from typing import Any
 
-from kubernetes import client
+import pytest
 
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow.failure import root_cause
-from kfp_ddp.components.shared.launch.follow.follower import Follower, Limits
-from kfp_ddp.components.shared.launch.follow.logs import Place, Stamp
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, State
+from kfp_ddp.components.shared.launch.follow.decisions import (
+    SETTLE_SECONDS,
+    Limits,
+    Look,
+    restarted_in_place,
+    split_by_a_replacement,
+)
+from kfp_ddp.components.shared.launch.follow.pods import Pods
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+
+MADE = "2026-01-01T00:00:00Z"
+JOB: dict[str, Any] = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": MADE}}
+QUEUED = {**JOB, "spec": {"suspend": True}}
+RESUMED = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+LET_IN_AGAIN = {**JOB, "status": {"conditions": [RESUMED]}}
 
 
-def pod(name: str, code: int | None = None, message: str = "") -> dict[str, Any]:
+def pod(
+    name: str, code: int | None = None, message: str = "", uid: str = "", **status: Any
+) -> dict[str, Any]:
     """A pod, running or ended with an exit code."""
     ended = {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
     state = {"running": {}} if code is None else {"terminated": ended}
     return {
-        "metadata": {"name": f"train-0-{name}", "uid": name, "labels": {}},
-        "status": {"phase": "Running", "containerStatuses": [{"name": "pytorch", "state": state}]},
+        "metadata": {"name": f"train-0-{name}", "uid": uid or name, "labels": {}},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{"name": "pytorch", "state": state}],
+            **status,
+        },
     }
 
 
 def test_a_lost_pod_alone_is_the_cause() -> None:
     failure = root_cause([pod("master-0")], "1 Worker replica(s) failed.", lost=[pod("worker-0")])
     assert failure.retryable
-    assert failure.line.endswith("its pod was removed while it ran")
+    assert failure.error.endswith("its pod was removed while it ran")
 
 
 def test_a_lost_pod_explains_a_closed_connection() -> None:
     peer = pod("master-0", 1, "RuntimeError: Connection closed by peer [10.0.0.2]:4711")
     failure = root_cause([peer], "", lost=[pod("worker-0")])
     assert failure.retryable
-    assert failure.line.endswith("its pod was removed while it ran")
+    assert failure.error.endswith("its pod was removed while it ran")
 
 
 def test_a_lost_pod_hides_no_error_of_the_user() -> None:
     failure = root_cause([pod("master-0", 2, "ValueError: no")], "", lost=[pod("worker-0")])
     assert not failure.retryable
-    assert "ValueError: no" in failure.line
+    assert "ValueError: no" in failure.error
+
+
+def looked(*looks: Any, job: Any = JOB, removed: Any = ()) -> Pods:
+    """What is known after looks at the pods that were there, a second apart."""
+    pods = Pods.of(JOB)
+    gone = {each["metadata"]["uid"]: each for each in removed}
+    for clock, there in enumerate(looks, start=1):
+        pods = pods.look(job, {each["metadata"]["uid"]: each for each in there}, gone, clock)
+    return pods
 
 
 def test_a_pod_that_failed_and_was_cleaned_up_still_tells_why() -> None:
     """The last state of a pod comes with the event of its deletion, and is all there is of it."""
-    follower = following()
     running, peer = pod("worker-0"), pod("master-0")
-    follower.pods.objects = {"worker-0": running, "master-0": peer}
-    follower._notice_lost()
-    failed = pod("worker-0", 2, "ValueError: no")
-    failed["status"]["phase"] = "Failed"
-    follower.pods.removed = {"worker-0": failed}
-    follower.pods.objects = {"master-0": peer}
-    follower._notice_lost()
+    failed = pod("worker-0", 2, "ValueError: no", phase="Failed")
+    pods = looked([running, peer], [peer], removed=[failed])
 
-    assert follower.lost == []
-    assert follower._removed() == [failed]
-    assert "ValueError: no" in root_cause([peer, *follower._removed()], "").line
+    assert pods.lost == ()
+    assert pods.ended_for_good == [failed]
+    assert "ValueError: no" in root_cause([peer, *pods.ended_for_good], "").error
 
 
 def test_a_pod_whose_place_was_taken_is_no_part_of_the_end() -> None:
-    follower = following()
-    failed = pod("worker-0", 143, "stopped")
-    failed["status"]["phase"] = "Failed"
-    follower.pods.objects = {"worker-0": failed}
-    follower._notice_lost()
-    successor = pod("worker-0")
-    successor["metadata"]["uid"] = "another"
-    follower.pods.objects = {"another": successor}
-    follower._notice_lost()
+    failed = pod("worker-0", 143, "stopped", phase="Failed")
+    pods = looked([failed], [pod("worker-0", uid="another")])
 
-    assert follower._removed() == []
+    assert pods.ended == (failed,)
+    assert pods.ended_for_good == []
 
 
-def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while() -> None:
-    follower = following()
-    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
-    follower._notice_lost()
-    successor = pod("worker-0")
-    successor["metadata"]["uid"] = "another"
-    follower.pods.objects = {"another": successor, "master-0": pod("master-0")}
-    follower._notice_lost()
+def test_a_pod_that_is_gone_was_lost_where_it_ran_and_ended_where_it_had() -> None:
+    for phase, lost in (("Running", 1), ("Unknown", 1), ("Succeeded", 0), ("Pending", 0)):
+        pods = looked([pod("worker-0", phase=phase), pod("master-0")], [pod("master-0")])
+        assert (len(pods.lost), len(pods.ended)) == (lost, 1 - lost)
 
-    assert not follower._apart(Limits())
-    assert not follower._apart(Limits(apart=60))
-    follower.parted -= 61
-    assert follower._apart(Limits(apart=60))
-    follower.printer.line("another/pytorch", Place(0, Stamp(0, 0), 1), "[worker-0] epoch 1")
-    assert not follower._apart(Limits(apart=60))
+
+REPLACED = (
+    [pod("worker-0"), pod("master-0")],
+    [pod("worker-0", uid="another"), pod("master-0")],
+)
+
+
+@pytest.mark.parametrize(
+    ("clock", "heard_at", "silence", "split"),
+    [
+        (2, 0, 60, False),
+        (62, 0, 60, False),
+        (63, 0, 60, True),
+        (63, 63, 60, False),
+        (124, 63, 60, True),
+        (9999, 0, 0, False),
+    ],
+)
+def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while(
+    clock: float, heard_at: float, silence: float, split: bool
+) -> None:
+    pods = looked(*REPLACED)
+    assert pods.replaced_at == 2
+    look = Look(JOB, pods, pods_listed=True, now=0, clock=clock, heard_at=heard_at)
+    assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
+
+
+def test_a_job_whose_lost_pod_was_not_replaced_is_waited_for() -> None:
+    look = Look(JOB, looked(REPLACED[0], [pod("master-0")]), True, now=0, clock=9999)
+    assert not split_by_a_replacement(look, Limits(silence=60))
+
+
+def test_a_replacement_counts_for_a_pod_that_failed_and_for_none_that_succeeded() -> None:
+    for code, phase, replaced in ((1, "Failed", True), (0, "Succeeded", False)):
+        before, after = pod("worker-0", code, phase=phase), pod("worker-0", uid="another")
+        assert looked([before], [after]).replaced is replaced
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "restarted"),
+    [
+        ("trainjob", SETTLE_SECONDS + 0.1, True),
+        ("trainjob", SETTLE_SECONDS - 0.1, False),
+        ("pytorchjob", 9999, False),
+    ],
+)
+def test_a_container_that_was_started_again_ends_a_job_whose_operator_restarts_in_place(
+    kind: str, after: float, restarted: bool
+) -> None:
+    """The pods that failed with it are waited for a moment."""
+    again = pod("node-0")
+    again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
+    pods = looked([pod("node-0")], [again], [again])
+    assert pods.restarted_at == 2
+    look = Look(JOB, pods, pods_listed=True, now=0, clock=2 + after)
+    assert bool(restarted_in_place(look, KINDS[kind])) is restarted
 
 
 def test_pods_that_a_queue_took_back_are_no_failure() -> None:
     """Neither lost nor replaced, and nothing that was lost before counts once it is let in."""
-    follower = following()
-    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
-    follower._notice_lost()
-    follower._notice_taken(State("queued"))
-    follower.pods.objects = {"worker-0": pod("worker-0", 143)}
-    follower._notice_lost()
-    assert follower._own_pods() == []
-    assert follower._only_taken()
-    successor = pod("master-0")
-    successor["metadata"]["uid"] = "another"
-    follower.pods.objects = {"another": successor}
-    follower._notice_lost()
+    worker, master = pod("worker-0"), pod("master-0")
+    pods = looked([worker, master])
+    stopped = {"worker-0": pod("worker-0", 143)}
+    pods = pods.look(QUEUED, {"worker-0": worker, "master-0": master}, {}, 2)
+    pods = pods.look(JOB, stopped, {}, 3)
+    assert pods.own == []
+    assert pods.only_taken_back
+    successor = pod("master-0", uid="another")
+    pods = pods.look(JOB, {"another": successor}, {}, 4)
 
-    assert follower.lost == []
-    assert follower.over == []
-    assert not follower._only_taken()
-    assert not follower._apart(Limits(apart=60))
-    assert follower.parted == 0
+    assert (pods.lost, pods.ended) == ((), ())
+    assert pods.own == [successor]
+    assert not pods.only_taken_back
+    assert pods.replaced_at == 0
+
+
+def test_a_pod_that_failed_beside_those_that_were_taken_back_is_a_failure() -> None:
+    pods = looked([pod("worker-0")]).look(QUEUED, {"worker-0": pod("worker-0")}, {}, 2)
+    there = {"worker-0": pod("worker-0", 143), "another": pod("worker-0", 1, uid="another")}
+    assert not pods.look(JOB, there, {}, 3).only_taken_back
 
 
 def test_a_pod_lost_before_the_queue_took_the_job_back_is_forgotten() -> None:
-    follower = following()
-    follower.pods.objects = {"worker-0": pod("worker-0"), "master-0": pod("master-0")}
-    follower._notice_lost()
-    follower.pods.objects = {"master-0": pod("master-0")}
-    follower._notice_lost()
-    assert len(follower.lost) == 1
-    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
-    follower.job["status"] = {"conditions": [resumed]}
-    follower._notice_taken(State("created"))
-    assert follower.lost == []
-    assert follower.taken == {"master-0"}
-
-
-def following() -> Follower:
-    """A follower of a job on a cluster that it never asks."""
-    api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
-    made = "2026-01-01T00:00:00Z"
-    job = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": made}}
-    ending = Ending(api, None, threading.Event())
-    return Follower(api, KINDS["pytorchjob"], job, ending, None)
+    pods = looked([pod("worker-0"), pod("master-0")], [pod("master-0")])
+    assert len(pods.lost) == 1
+    pods = pods.look(LET_IN_AGAIN, {"master-0": pod("master-0")}, {}, 3)
+    assert pods.lost == ()
+    assert pods.taken_back == {"master-0"}

@@ -1,7 +1,13 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.components.shared.launch.follow.progress import Event, Progress, Tail, clock
+from kfp_ddp.components.shared.launch.training_progress import (
+    Event,
+    MetricsTail,
+    ProgressTeller,
+    TrainingProgress,
+    clock,
+)
 
 
 def steps(*pairs: tuple[int, float]) -> list[Event]:
@@ -13,7 +19,7 @@ def steps(*pairs: tuple[int, float]) -> list[Event]:
 
 def test_tail_waits_for_the_end_of_a_line_and_passes_over_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+    tail = MetricsTail(path)
     assert tail.read() == []
     path.write_text('{"event": "step", "step": 1}\n{"event": "st')
     assert [event["step"] for event in tail.read()] == [1]
@@ -26,7 +32,7 @@ def test_tail_waits_for_the_end_of_a_line_and_passes_over_a_broken_one(tmp_path:
 def test_tail_skips_what_an_earlier_attempt_wrote(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    tail = Tail(path)
+    tail = MetricsTail(path)
     tail.skip()
     with path.open("a") as file:
         file.write('{"step": 2}\n')
@@ -34,7 +40,7 @@ def test_tail_skips_what_an_earlier_attempt_wrote(tmp_path: Path) -> None:
 
 
 def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     assert not progress.update([{"event": "start", "steps_total": 110}])
     assert progress.update(steps((10, 100.0), (20, 105.0)))
     assert progress.line() == "step 20/110 · loss 0.500 · 1,234 images/s · ETA 0:45"
@@ -43,16 +49,39 @@ def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
 
 
 def test_the_rate_starts_anew_when_training_is_resumed() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     progress.update(steps((10, 0.0), (20, 10.0)))
     progress.update([{"event": "start", "steps_total": 110}, *steps((20, 1000.0), (30, 1005.0))])
     assert progress.seconds_left() == 40.0
 
 
 def test_a_loss_that_is_not_finite_is_left_out() -> None:
-    progress = Progress()
+    progress = TrainingProgress()
     progress.update([{"event": "step", "step": 1, "time": 0, "loss": None, "images_per_s": 1}])
     assert progress.line() == "step 1 · 1 images/s"
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    path, told = tmp_path / "metrics.jsonl", list[str]()
+    path.write_text('{"event": "step", "step": 9}\n')  # of an earlier attempt
+    teller = ProgressTeller(told.append, path, seconds=10)
+
+    def write(step: int) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps(steps((step, step))[0]) + "\n")
+
+    teller.tell(100)
+    assert told == []
+    for step, at, lines in ((1, 101, 1), (2, 105, 1), (3, 111, 2), (4, 112, 2)):
+        write(step)
+        teller.tell(at)
+        assert len(told) == lines
+        assert teller.heard_at == at
+    teller.tell(113, at_once=True)
+    assert told[-1].startswith("step 4")
+    teller.tell(200, at_once=True)
+    assert len(told) == 3
+    assert teller.heard_at == 112
 
 
 def test_clock() -> None:

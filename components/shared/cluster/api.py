@@ -1,22 +1,21 @@
-"""The Kubernetes API as JSON over one client: requests that bear a bad minute, and watches."""
+"""The Kubernetes API as JSON over one client: requests, streams and how to bear a bad minute."""
 
 import contextlib
 import json
-import threading
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 
 Object = dict[str, Any]
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
-# A watch is opened anew this often, so that a connection cut without a word is noticed.
-WATCH_SECONDS = 60
 # A starting API server answers these before it knows its own rights and the custom resources.
 STARTING = (401, 403, 404)
 UNSURE_SECONDS = 10.0
@@ -24,7 +23,7 @@ LONG_PAUSE = 2.0
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 
 
-class ApiError(Exception):
+class ApiError(KfpDdpError):
     """An answer other than 2xx; status 0 where there was none at all."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -182,7 +181,7 @@ class Api:
                 if not waits or time.monotonic() + pause > began + seconds:
                     raise
                 if pause == LONG_PAUSE and not told:
-                    print(f"the cluster does not answer well, trying on: {error}", flush=True)
+                    log.warning("the cluster does not answer well, trying on: %s", error)
                     told = True
             time.sleep(pause)
             pause = min(pause * 2, LONG_PAUSE)
@@ -203,91 +202,3 @@ def custom(group_version: str, namespace: str, plural: str, name: str = "") -> s
     """Path of a resource of a named group, `group/version`."""
     path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"
     return path + (f"/{name}" if name else "")
-
-
-class Mirror(threading.Thread):
-    """What a collection holds now, kept by LIST and WATCH across every kind of interruption.
-
-    `objects` maps uid to object, `removed` those that a watch saw go, as they were then. A server
-    that forbids the watch for good sets `forbidden`.
-    """
-
-    def __init__(
-        self, api: Api, path: str, query: dict[str, str], changed: threading.Event
-    ) -> None:
-        super().__init__(daemon=True, name=f"mirror {path}")
-        self.api, self.path, self.query, self.changed = api.another(), path, query, changed
-        self.objects: dict[str, Object] = {}
-        self.removed: dict[str, Object] = {}
-        self.synced = threading.Event()
-        self.forbidden = ""
-        self._over = threading.Event()
-
-    def stop(self) -> None:
-        """Let the thread end at its next event."""
-        self._over.set()
-
-    def run(self) -> None:
-        """List, then watch from there, for ever."""
-        version, refused = "", 0
-        while not self._over.is_set():
-            try:
-                if not version:
-                    version = self._list()
-                version, refused = self._watch(version), 0
-            except ApiError as error:
-                version = "" if error.status == 410 else version
-                # Right at the start of a server rights are not known yet, so ask for a while.
-                refused += error.status in STARTING
-                if refused > (30 if self.synced.is_set() else 2):
-                    self.forbidden = error.message
-                    self.synced.set()
-                    self.changed.set()
-                    return
-                self._over.wait(0.3 if not refused else 1.0)
-
-    def _list(self) -> str:
-        found = self.api.call("GET", self.path, query=self.query)
-        self.objects = {item["metadata"]["uid"]: item for item in found.get("items", [])}
-        self.synced.set()
-        self.changed.set()
-        return str(found["metadata"]["resourceVersion"])
-
-    def _watch(self, version: str) -> str:
-        """Take events in until the server ends the watch; returns where to go on from."""
-        query = {
-            **self.query,
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
-        try:
-            for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
-                if self._over.is_set():
-                    break
-                if not line.endswith(b"\n"):
-                    break
-                event = json.loads(line)
-                item = event["object"]
-                if event["type"] == "ERROR":
-                    status = int(item.get("code", 500))
-                    raise ApiError(status, item.get("reason", ""), item.get("message", ""))
-                version = item["metadata"]["resourceVersion"]
-                if event["type"] == "BOOKMARK":
-                    continue
-                objects = dict(self.objects)
-                if event["type"] == "DELETED":
-                    self.removed[item["metadata"]["uid"]] = item
-                    objects.pop(item["metadata"]["uid"], None)
-                else:
-                    objects[item["metadata"]["uid"]] = item
-                self.objects = objects
-                self.changed.set()
-        except ApiError as error:
-            if error.status == 0:
-                # The connection was cut: go on from the last event seen.
-                time.sleep(0.2)
-                return version
-            raise
-        return version

@@ -10,15 +10,19 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Mirror, Object, core, custom
+from kfp_ddp.base.errors import RunCancelledError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.identity import WORKFLOWS, Owner
 
 DELETE = {"propagationPolicy": "Background"}
 BRIEF_SECONDS = 0.5
+WARM_SECONDS = 10.0
 
 
 class Ending:
@@ -27,21 +31,23 @@ class Ending:
     def __init__(self, api: Api, owner: Owner | None, changed: threading.Event) -> None:
         self.api, self.owner = api, owner
         self.quick = api.another()
+        """A connection that is kept open for the last request."""
+        self.warmed_at = -WARM_SECONDS
         self.job_path = ""
         self.before_exit: Callable[[], None] = lambda: None
-        self.mirrors: list[Mirror] = []
+        self.watches: list[WatchCache] = []
         if owner is not None:
             one = {"fieldSelector": f"metadata.name={owner.workflow}"}
             workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self.mirrors.append(Mirror(api, workflows, one, changed))
+            self.watches.append(WatchCache(api, workflows, one, changed))
             one = {"fieldSelector": f"metadata.name={owner.pod}"}
-            self.mirrors.append(Mirror(api, core(api.namespace, "pods"), one, changed))
+            self.watches.append(WatchCache(api, core(api.namespace, "pods"), one, changed))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch, and handle SIGTERM and SIGINT, for the length of a `with` block."""
-        for mirror in self.mirrors:
-            mirror.start()
+        for watch in self.watches:
+            watch.start()
         self.warm()
         numbers = (signal.SIGTERM, signal.SIGINT)
         previous = [signal.signal(number, self._on_signal) for number in numbers]
@@ -50,19 +56,37 @@ class Ending:
         finally:
             for number, handler in zip(numbers, previous, strict=True):
                 signal.signal(number, handler)
-            for mirror in self.mirrors:
-                mirror.stop()
+            for watch in self.watches:
+                watch.stop()
 
     def cancelled(self) -> bool:
         """Whether the run was terminated: nobody wants the job any more."""
-        return any(_terminated(each) for mirror in self.mirrors for each in _objects(mirror))
+        return any(_terminated(each) for each in self._objects())
 
     def evicted(self) -> bool:
         """Whether this step's own pod is being deleted; it will be run again."""
-        return any(_deleted(each) for mirror in self.mirrors for each in _objects(mirror))
+        return any(_deleted(each) for each in self._objects())
+
+    def wake(self, changed: threading.Event) -> None:
+        """Set this event when something changes."""
+        for watch in self.watches:
+            watch.changed = changed
+
+    def leave_if_cancelled(self, job: str) -> None:
+        """Delete the job and leave where nobody wants it any more; `job` is what it is called.
+
+        Raises:
+            RunCancelledError: the run was terminated.
+        """
+        if self.cancelled():
+            self.delete_job()
+            raise RunCancelledError(f"the run was terminated; {job} is deleted")
 
     def warm(self) -> None:
-        """Open the connection for the last request, or keep it open."""
+        """Open the connection for the last request, or keep it open; now and then is enough."""
+        if time.monotonic() - self.warmed_at < WARM_SECONDS:
+            return
+        self.warmed_at = time.monotonic()
         path = core(self.api.namespace, "pods", self.owner.pod) if self.owner else "/version"
         with suppress(ApiError):
             self.quick.call("GET", path, seconds=2)
@@ -97,6 +121,9 @@ class Ending:
         finally:
             os._exit(143)
 
+    def _objects(self) -> list[Object]:
+        return [each for watch in self.watches for each in list(watch.objects.values())]
+
     def _evicted_now(self) -> bool:
         """Ask about the own pod: the watch may be a moment behind the signal.
 
@@ -112,10 +139,6 @@ class Ending:
             return error.status == 404
         uid = found["metadata"]["uid"]
         return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
-
-
-def _objects(mirror: Mirror) -> list[Object]:
-    return list(mirror.objects.values())
 
 
 def _terminated(item: Object) -> bool:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.components.shared.cluster.api import PASSING, Api, ApiError, Object, core
 from kfp_ddp.components.shared.launch.identity import (
     ATTEMPT,
@@ -14,8 +14,9 @@ from kfp_ddp.components.shared.launch.identity import (
     Owner,
     metadata,
 )
+from kfp_ddp.components.shared.launch.job_state import suspended
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind, suspended
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
@@ -61,6 +62,7 @@ class Jobs:
         Raises:
             InputError: when a job of this name is not ours, was made from another
                 specification, or cannot be created.
+            JobError: when one of this name does not go away.
         """
         wait_until = time.monotonic() + DELETION_SECONDS
         while True:
@@ -82,7 +84,7 @@ class Jobs:
                 print(f"adopting {self.kind.title} {found['metadata']['name']}", flush=True)
                 return found
             if time.monotonic() > wait_until:
-                raise InputError(
+                raise JobError(
                     f"{self.kind.title} {found['metadata']['name']} has been terminating for "
                     f"{DELETION_SECONDS / 60:g} minutes; check its finalizers"
                 )

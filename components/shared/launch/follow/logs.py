@@ -1,122 +1,58 @@
 """The logs of all pods, each line once and in order, across cuts, restarts and adoption."""
 
-import json
-import sys
 import threading
-import time
-from collections import deque
-from datetime import datetime
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.launch.follow.pods import has_started
+from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.components.shared.launch.manifests.kinds import pod_title
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
 QUIET_SECONDS = 60.0
-# Of each pod so many lines are kept, for what they say of its end.
-RECENT_LINES = 400
 
 
-class Stamp(NamedTuple):
-    """A line's time to the nanosecond; text compares wrongly, for it drops trailing zeros."""
+def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Which logs are followed, each over a connection of its own, as uid and container.
 
-    seconds: int
-    nanos: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Stamp":
-        """From RFC 3339, as the kubelet writes it."""
-        whole = text[:19]
-        rest = text[19:]
-        fraction = ""
-        if rest.startswith("."):
-            digits = len(rest) - len(rest[1:].lstrip("0123456789")) - 1
-            fraction, rest = rest[1 : 1 + digits], rest[1 + digits :]
-        at = datetime.fromisoformat(whole + ("+00:00" if rest in ("Z", "") else rest))
-        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9] or 0))
-
-    def since(self) -> str:
-        """The whole second, which is as fine as the API server's sinceTime."""
-        return datetime.fromtimestamp(self.seconds).astimezone().isoformat()
+    Today those of all containers that have one.
+    """
+    for uid, pod in pods.items():
+        for container in containers:
+            if has_started(pod, container):
+                yield uid, container
 
 
-class Place(NamedTuple):
-    """How far a container's log was printed: up to `stamp`, with `lines` of that very time."""
+class PodLogs:
+    """The logs that are followed, a thread for each."""
 
-    restart: int
-    stamp: Stamp
-    lines: int
+    def __init__(self, api: Api, containers: Sequence[str], printer: Printer) -> None:
+        self.api, self.containers, self.printer = api, containers, printer
+        self.threads: dict[tuple[str, str], PodLog] = {}
 
+    def follow(self, pods: Mapping[str, Object]) -> None:
+        """Take in how the pods are now, and begin with the logs that are to be followed."""
+        names = {pod["metadata"]["name"]: uid for uid, pod in pods.items()}
+        for (uid, _), log in self.threads.items():
+            if names.get(log.pod_name, uid) != uid:
+                log.abandoned.set()  # or it would print its successor's lines, a second time
+            if uid in pods:
+                log.latest = pods[uid]
+        for uid, container in to_follow(pods, self.containers):
+            if (uid, container) not in self.threads:
+                log = PodLog(self.api, pods[uid], container, self.printer)
+                self.threads[uid, container] = log
+                log.start()
 
-class Printer:
-    """Prints whole lines of many pods, and knows the place of each; one lock for both."""
+    @property
+    def printed(self) -> bool:
+        """Whether every log that was begun with has come to its end."""
+        return not any(log.is_alive() for log in self.threads.values())
 
-    def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-        self.recent: dict[str, deque[str]] = {}
-        self.at = 0.0
-        """When a pod's line was printed last, on the monotonic clock."""
-        self.lock = threading.Lock()
-
-    def line(self, key: str, place: Place, text: str) -> None:
-        """Print a line and note that it is printed."""
-        with self.lock:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
-            self.places[key] = place
-            self.at = time.monotonic()
-            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
-            recent.append(text.partition("] ")[2])
-
-    def say(self, text: str) -> None:
-        """Print a line of our own."""
-        with self.lock:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
-
-    def dump(self) -> str:
-        """The places as JSON.
-
-        Without the lock, which the thread that a signal interrupts may hold.
-        """
-        places = self.places.copy()  # other threads add to it
-        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in places.items()})
-
-    def last_lines(self) -> dict[str, list[str]]:
-        """The end of each pod's log, by uid."""
-        recent = self.recent.copy()  # other threads add to it
-        return {uid: list(lines) for uid, lines in recent.items()}
-
-    def load(self, text: str) -> None:
-        """Take up the places that an earlier launcher noted; what cannot be read is ignored."""
-        try:
-            for key, (restart, seconds, nanos, lines) in json.loads(text).items():
-                self.places[key] = Place(restart, Stamp(seconds, nanos), lines)
-        except (ValueError, TypeError, AttributeError):
-            self.places = {}
-
-
-class PlaceFile:
-    """Keeps the places on a claim, so that a successor of this step goes on where it ended."""
-
-    def __init__(self, path: Path, printer: Printer) -> None:
-        self.path, self.printer, self.saved = path, printer, ""
-        if path.exists():
-            printer.load(path.read_text())
-
-    def save(self) -> None:
-        """Write the places if they changed; a claim that cannot be written costs only this."""
-        text = self.printer.dump()
-        if text == self.saved:
-            return
-        try:
-            draft = self.path.with_suffix(".tmp")
-            draft.write_text(text)
-            draft.replace(self.path)
-            self.saved = text
-        except OSError:
-            pass
+    def abandon(self) -> None:
+        """Let the threads end at their next line."""
+        for log in self.threads.values():
+            log.abandoned.set()
 
 
 class PodLog(threading.Thread):
@@ -126,25 +62,21 @@ class PodLog(threading.Thread):
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
         self.path = core(api.namespace, "pods", pod["metadata"]["name"])
-        self.uid = pod["metadata"]["uid"]
-        self.name_of_pod = pod["metadata"]["name"]
-        self.key = f"{self.uid}/{container}"
+        self.pod_name = pod["metadata"]["name"]
+        self.key = f"{pod['metadata']['uid']}/{container}"
         self.title = pod_title(pod)
         self.latest = pod
+        """The pod as it is now."""
         self.abandoned = threading.Event()
-
-    def update(self, pod: Object) -> None:
-        """Take in how the pod is now."""
-        self.latest = pod
 
     def run(self) -> None:
         """Print until the container is over; every cut is bridged from the last line printed."""
         while not self.abandoned.is_set():
             restart, over = self._status()
-            place = self.printer.places.get(self.key)
-            if place is not None and place.restart < restart:
+            cursor = self.printer.cursors.get(self.key)
+            if cursor is not None and cursor.restart < restart:
                 # The container was restarted: the rest of the log before, then the new one.
-                self._read(place.restart, previous=True, follow=False)
+                self._read(cursor.restart, previous=True, follow=False)
             whole = self._read(restart, previous=False, follow=not over)
             now, over_now = self._status()
             if whole and over and over_now and now == restart:
@@ -164,41 +96,19 @@ class PodLog(threading.Thread):
 
     def _read(self, restart: int, previous: bool, follow: bool) -> bool:
         """Print what is new of one run of the container; True when the stream ended by itself."""
-        place = self.printer.places.get(self.key)
-        if place is None or place.restart != restart:
-            place = None
+        cursor = self.printer.cursors.get(self.key)
+        if cursor is not None and cursor.restart != restart:
+            cursor = None
         query = {"container": self.container, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
         if previous:
             query["previous"] = "true"
-        if place is not None:
-            query["sinceTime"] = place.stamp.since()
-        seen = 0
-        last = place
-        passing = place is not None
+        if cursor is not None:
+            query["sinceTime"] = cursor.stamp.since()
         try:
-            for raw in self.api.lines(f"{self.path}/log", query, QUIET_SECONDS):
-                if self.abandoned.is_set():
-                    return False
-                if not raw.endswith(b"\n") and follow:
-                    # Half a line: the connection was cut, and it will be read again in whole.
-                    return False
-                head, _, text = raw.decode("utf-8", "replace").rstrip("\n").partition(" ")
-                try:
-                    stamp = Stamp.parse(head)
-                except ValueError:
-                    continue
-                if passing and place is not None:
-                    if stamp < place.stamp:
-                        continue
-                    if stamp == place.stamp and seen < place.lines:
-                        seen += 1
-                        continue
-                    passing = False
-                same = last is not None and last.stamp == stamp
-                last = Place(restart, stamp, last.lines + 1 if same and last else 1)
-                self.printer.line(self.key, last, f"[{self.title}] {text}")
+            for now, text in unprinted(self._whole_lines(query, follow), restart, cursor):
+                self.printer.line(self.key, now, f"[{self.title}] {text}")
         except ApiError as error:
             if error.status == 404:
                 # The pod is gone, or its earlier run is: what was not read cannot be.
@@ -207,3 +117,40 @@ class PodLog(threading.Thread):
                 return True
             return False
         return True
+
+    def _whole_lines(self, query: dict[str, str], follow: bool) -> Iterator[str]:
+        for raw in self.api.lines(f"{self.path}/log", query, QUIET_SECONDS):
+            if self.abandoned.is_set():
+                return
+            if not raw.endswith(b"\n") and follow:
+                raise ApiError(0, "", "half a line: the connection was cut, it is read again whole")
+            yield raw.decode("utf-8", "replace").rstrip("\n")
+
+
+def unprinted(
+    lines: Iterable[str], restart: int, cursor: LogCursor | None
+) -> Iterator[tuple[LogCursor, str]]:
+    """The text of the lines after a cursor, each with the cursor that tells that it is printed.
+
+    Args:
+        lines: Each with its time before it, as the kubelet writes them; another one is left out.
+        restart: Which run of the container they are of.
+        cursor: Where to begin; None for the first line.
+    """
+    last, passed = cursor, 0
+    for line in lines:
+        head, _, text = line.partition(" ")
+        try:
+            stamp = Stamp.parse(head)
+        except ValueError:
+            continue
+        if cursor is not None:
+            if stamp < cursor.stamp:
+                continue
+            if stamp == cursor.stamp and passed < cursor.lines:
+                passed += 1
+                continue
+            cursor = None
+        same = last is not None and last.stamp == stamp
+        last = LogCursor(restart, stamp, last.lines + 1 if same and last else 1)
+        yield last, text

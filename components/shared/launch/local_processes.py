@@ -9,7 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-RECORD = "process.json"
+from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import RunFolder
 
 
 def start_time(pid: int) -> str | None:
@@ -34,20 +35,19 @@ def start_time(pid: int) -> str | None:
 def record(run_dir: Path, pid: int) -> None:
     """Note that the process group led by `pid` works for the run in `run_dir`."""
     entry = {"host": socket.gethostname(), "pid": pid, "started": start_time(pid)}
-    draft = run_dir / f"{RECORD}.tmp"
-    draft.write_text(json.dumps(entry))
-    draft.replace(run_dir / RECORD)
+    with atomic_write(RunFolder(run_dir).process) as file:
+        file.write(json.dumps(entry).encode())
 
 
 def forget(run_dir: Path) -> None:
     """Drop the record: the run has no processes any more."""
-    (run_dir / RECORD).unlink(missing_ok=True)
+    RunFolder(run_dir).process.unlink(missing_ok=True)
 
 
 def recorded(run_dir: Path) -> int | None:
     """The pid of the run's process group on this machine, None if it has none that still runs."""
     try:
-        entry = json.loads((run_dir / RECORD).read_text())
+        entry = json.loads(RunFolder(run_dir).process.read_text())
     except (FileNotFoundError, ValueError):
         return None
     here = entry.get("host") == socket.gethostname()

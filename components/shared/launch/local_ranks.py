@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from kfp_ddp.components.shared.launch.follow.progress import METRICS_FILE, Progress, Tail
-from kfp_ddp.components.shared.launch.local import processes
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared.launch import local_processes
+from kfp_ddp.components.shared.launch.training_progress import ProgressTeller
 from kfp_ddp.training.watch import PARENT
 
 PROGRESS_SECONDS = 5.0
@@ -43,8 +44,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
         run_dir: Folder that training writes to.
     """
     launcher = [sys.executable, "-m", "kfp_ddp.training.node", f"--nproc-per-node={ranks}", "--"]
-    tail = Tail(run_dir / METRICS_FILE)
-    tail.skip()
+    progress = ProgressTeller(_print, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()
     with _forwarding(ended) as forward_to:
         process = subprocess.Popen(
@@ -59,16 +59,16 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
         )
         try:
             forward_to(process)
-            processes.record(run_dir, process.pid)
+            local_processes.record(run_dir, process.pid)
             reader = threading.Thread(target=_stream, args=(process, ended), daemon=True)
             reader.start()
-            _follow(process, tail)
-            processes.send(process.pid, signal.SIGKILL)
+            _follow(process, progress)
+            local_processes.send(process.pid, signal.SIGKILL)
             reader.join(timeout=5)
         finally:
-            processes.end(process.pid, GRACE_SECONDS if process.poll() is None else 0)
+            local_processes.end(process.pid, GRACE_SECONDS if process.poll() is None else 0)
             ended.code = process.wait()
-            processes.forget(run_dir)
+            local_processes.forget(run_dir)
     return ended
 
 
@@ -86,18 +86,16 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
             process.terminate()
 
 
-def _follow(process: "subprocess.Popen[str]", tail: Tail) -> None:
+def _follow(process: "subprocess.Popen[str]", progress: ProgressTeller) -> None:
     """Wait for the process, with a progress line at most every few seconds and one at the end."""
-    progress, printed, fresh = Progress(), 0.0, False
-    while True:
-        over = process.poll() is not None
-        fresh = progress.update(tail.read()) or fresh
-        if fresh and (over or time.monotonic() - printed >= PROGRESS_SECONDS):
-            print(progress.line(), flush=True)
-            printed, fresh = time.monotonic(), False
-        if over:
-            return
+    while process.poll() is None:
+        progress.tell(time.monotonic())
         time.sleep(0.1)
+    progress.tell(time.monotonic(), at_once=True)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], No
             # The launcher tells its ranks; SIGTERM is what they save a checkpoint for.
             target[0].terminate()
         elif target:
-            processes.send(target[0].pid, signal.SIGKILL)
+            local_processes.send(target[0].pid, signal.SIGKILL)
 
     def name(process: "subprocess.Popen[str]") -> None:
         target.append(process)

@@ -1,15 +1,15 @@
-"""What the loop wrote to metrics.jsonl, as events and as one line for a person."""
+"""The progress of a training, from the events that it writes, in one line for a person."""
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-METRICS_FILE = "metrics.jsonl"
 
 
-class Tail:
+class MetricsTail:
     """Reads the complete lines that a growing JSONL file gained since the last call."""
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ def _parse(line: bytes) -> Event | None:
     return event if isinstance(event, dict) else None
 
 
-class Progress:
+class TrainingProgress:
     """The state of a run as its events tell it, in one line: step, loss, images/s, ETA."""
 
     def __init__(self) -> None:
@@ -87,6 +87,27 @@ class Progress:
         if steps <= 0 or seconds <= 0:
             return None
         return (self.total - int(self.last["step"])) * seconds / steps
+
+
+class ProgressTeller:
+    """Tells the progress of a training while it writes its metrics."""
+
+    def __init__(self, say: Callable[[str], None], metrics: Path, seconds: float) -> None:
+        self.say, self.seconds = say, seconds
+        self.tail, self.progress = MetricsTail(metrics), TrainingProgress()
+        self.tail.skip()
+        self.untold = False
+        self.told_at = 0.0
+        self.heard_at = 0.0
+        """When the training wrote metrics last, on the monotonic clock."""
+
+    def tell(self, clock: float, at_once: bool = False) -> None:
+        """Tell what is new, unless something was told less than `seconds` ago and it may wait."""
+        if self.progress.update(self.tail.read()):
+            self.untold, self.heard_at = True, clock
+        if self.untold and (at_once or clock - self.told_at >= self.seconds):
+            self.say(self.progress.line())
+            self.untold, self.told_at = False, clock
 
 
 def clock(seconds: float) -> str:

@@ -1,0 +1,91 @@
+"""The lines of all pods, each printed once, and how far each log was printed."""
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from datetime import datetime
+from typing import NamedTuple
+
+# Of each pod so many lines are kept, for what they say of its end.
+RECENT_LINES = 400
+
+
+class Stamp(NamedTuple):
+    """A line's time to the nanosecond; text compares wrongly, for it drops trailing zeros."""
+
+    seconds: int
+    nanos: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Stamp":
+        """From RFC 3339, as the kubelet writes it."""
+        whole = text[:19]
+        rest = text[19:]
+        fraction = ""
+        if rest.startswith("."):
+            digits = len(rest) - len(rest[1:].lstrip("0123456789")) - 1
+            fraction, rest = rest[1 : 1 + digits], rest[1 + digits :]
+        at = datetime.fromisoformat(whole + ("+00:00" if rest in ("Z", "") else rest))
+        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9] or 0))
+
+    def since(self) -> str:
+        """The whole second, which is as fine as the API server's sinceTime."""
+        return datetime.fromtimestamp(self.seconds).astimezone().isoformat()
+
+
+class LogCursor(NamedTuple):
+    """How far a container's log was printed: up to `stamp`, with `lines` of that very time."""
+
+    restart: int
+    stamp: Stamp
+    lines: int
+
+
+class Printer:
+    """Prints whole lines of many pods, and knows the cursor of each; one lock for both."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[str, LogCursor] = {}
+        self.recent: dict[str, deque[str]] = {}
+        self.printed_at = 0.0
+        """When a pod's line was printed last, on the monotonic clock."""
+        self.lock = threading.Lock()
+
+    def line(self, key: str, cursor: LogCursor, text: str) -> None:
+        """Print a line and note that it is printed."""
+        with self.lock:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+            self.cursors[key] = cursor
+            self.printed_at = time.monotonic()
+            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
+            recent.append(text.partition("] ")[2])
+
+    def say(self, text: str) -> None:
+        """Print a line of our own."""
+        with self.lock:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def dump(self) -> str:
+        """The cursors as JSON.
+
+        Without the lock, which the thread that a signal interrupts may hold.
+        """
+        cursors = self.cursors.copy()  # other threads add to it
+        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
+
+    def last_lines(self) -> dict[str, list[str]]:
+        """The end of each pod's log, by uid."""
+        recent = self.recent.copy()  # other threads add to it
+        return {uid: list(lines) for uid, lines in recent.items()}
+
+    def load(self, text: str) -> None:
+        """Take up the cursors that an earlier launcher noted; what cannot be read is ignored."""
+        try:
+            for key, (restart, seconds, nanos, lines) in json.loads(text).items():
+                self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
+        except (ValueError, TypeError, AttributeError):
+            self.cursors = {}

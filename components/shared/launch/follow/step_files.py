@@ -1,0 +1,47 @@
+"""What a step keeps in the run's folder while it follows a job: log cursors and a heartbeat.
+
+The heartbeat is a dead man's switch: rank 0 stops the job, with a checkpoint, when the file goes
+stale; see `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
+"""
+
+import contextlib
+
+from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared.launch.follow.printer import Printer
+
+TOUCH_SECONDS = 10.0
+
+
+class StepFiles:
+    """The files of one step; a claim that cannot be written now is tried again."""
+
+    def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
+        self.printer, self.heartbeat = printer, folder.heartbeat
+        self.cursors = folder.log_positions(job)
+        """For a successor of this step, which goes on in the logs where this one ended."""
+        self.saved = ""
+        self.touched_at = 0.0
+        if self.cursors.exists():
+            printer.load(self.cursors.read_text())
+
+    def keep(self, clock: float) -> None:
+        """Write what is due by the monotonic clock."""
+        self.save_cursors()
+        if clock - self.touched_at < TOUCH_SECONDS:
+            return
+        self.touched_at = clock
+        try:
+            self.heartbeat.touch()
+        except OSError as error:
+            print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
+
+    def save_cursors(self) -> None:
+        """Write the cursors if they changed."""
+        text = self.printer.dump()
+        if text == self.saved:
+            return
+        with contextlib.suppress(OSError):
+            with atomic_write(self.cursors) as file:
+                file.write(text.encode())
+            self.saved = text

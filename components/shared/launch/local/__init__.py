@@ -1,1 +1,0 @@
-"""Ranks as processes of this machine."""

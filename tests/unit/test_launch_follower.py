@@ -1,0 +1,188 @@
+"""The loop that follows a job: what it makes of what its watches hold, without a cluster."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.base.errors import InputError, JobError, RunCancelledError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared.cluster.api import Api, Object
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow import follower as following
+from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look
+from kfp_ddp.components.shared.launch.follow.follower import Follower
+from kfp_ddp.components.shared.launch.follow.logs import to_follow
+from kfp_ddp.components.shared.launch.follow.narrator import Narrator
+from kfp_ddp.components.shared.launch.follow.pods import Pods
+from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
+from kfp_ddp.components.shared.launch.identity import Owner
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+
+MADE = "2026-01-01T00:00:00Z"
+JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}
+
+
+def nowhere() -> Api:
+    return Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+
+
+class Ends(Ending):
+    """Counts what it deletes, and asks nobody."""
+
+    def __init__(self, owner: Owner | None = None) -> None:
+        super().__init__(nowhere(), owner, threading.Event())
+        self.deleted = 0
+
+    def delete_job(self) -> None:
+        self.deleted += 1
+
+    def warm(self) -> None:
+        pass
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    monkeypatch.setattr(following, "DRAIN_SECONDS", 0)
+    monkeypatch.setattr(following, "TURN_SECONDS", 0)
+    return Ends(Owner("step", "workflow", "uid"))
+
+
+def follower(ending: Ending, *jobs: Object, kind: str = "pytorchjob") -> Follower:
+    """One whose watches hold these jobs and no pods; none of them is started."""
+    made = Follower(nowhere(), KINDS[kind], JOB, ending, None)
+    made.watches.jobs.objects = {job["metadata"]["uid"]: job for job in jobs}
+    for watch in made.watches.all:
+        watch.synced.set()
+    made.watches.start = lambda: None  # type: ignore[method-assign]
+    return made
+
+
+def with_condition(kind: str, **more: str) -> Object:
+    return {**JOB, "status": {"conditions": [{"type": kind, "status": "True", **more}]}}
+
+
+def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) -> None:
+    outcome = follower(ending, with_condition("Failed", message="why")).run(Limits())
+    assert (outcome.state.phase, outcome.state.message) == ("failed", "why")
+    assert not outcome.given_up
+    assert ending.deleted == 0
+
+
+def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> None:
+    one = follower(ending, with_condition("Running"))
+    crash: Object = {
+        "metadata": {"name": "worker", "uid": "a", "labels": {}, "creationTimestamp": MADE},
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "pytorch", "state": {"terminated": {"exitCode": 1}}}],
+        },
+    }
+    one.pods = Pods.of(JOB).look(JOB, {"a": crash}, {}, 1)
+    outcome = one.run(Limits(crashes=1))
+    assert outcome.given_up
+    assert outcome.pods == [crash]
+
+
+def test_a_job_that_takes_too_long_is_deleted(ending: Ends) -> None:
+    with pytest.raises(JobError, match="x took longer than deadline_minutes=1 and was deleted"):
+        follower(ending, with_condition("Running")).run(Limits(deadline=60))
+    assert ending.deleted == 1
+
+
+def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
+    with pytest.raises(JobError, match="TrainJob x has lost its runtimePatches"):
+        follower(ending, {**JOB, "spec": {}}, kind="trainjob").run(Limits())
+    assert ending.deleted == 1
+
+
+def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> None:
+    leaving = {**JOB, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
+    for there in ((), (leaving,)):
+        with pytest.raises(JobError, match="PyTorchJob x was deleted by somebody else"):
+            follower(ending, *there).run(Limits())
+    assert ending.deleted == 0
+
+
+def test_a_job_that_may_not_be_watched_is_told(ending: Ends) -> None:
+    one = follower(ending)
+    one.watches.jobs.forbidden = "no right"
+    with pytest.raises(InputError, match="cannot watch PyTorchJob x: no right"):
+        one.run(Limits())
+
+
+def test_a_cancelled_run_deletes_its_job_and_is_an_error_of_its_own(ending: Ends) -> None:
+    workflow = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
+    ending.watches[0].objects = {"w": workflow}
+    with pytest.raises(RunCancelledError, match="the run was terminated; PyTorchJob x is deleted"):
+        follower(ending, with_condition("Running")).run(Limits())
+    assert ending.deleted == 1
+
+
+def test_every_container_that_has_a_log_is_followed() -> None:
+    def pod(**states: Any) -> Object:
+        containers = [{"name": name, "state": state} for name, state in states.items()]
+        return {"metadata": {"name": "x"}, "status": {"containerStatuses": containers}}
+
+    pods = {
+        "a": pod(pytorch={"running": {}}, istio={"running": {}}),
+        "b": pod(pytorch={"waiting": {}}),
+        "c": pod(pytorch={"terminated": {}}),
+        "d": {"metadata": {"name": "x"}},
+    }
+    assert list(to_follow(pods, ["pytorch"])) == [("a", "pytorch"), ("c", "pytorch")]
+
+
+def test_what_a_queue_says_is_asked_for_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[float] = []
+    queued = {**JOB, "spec": {"suspend": True}}
+    narrator = Narrator(Printer(), nowhere())
+
+    def tell(clock: float, job: Object, reason: str) -> None:
+        def explain(*given: Any) -> str:
+            asked.append(clock)
+            return reason
+
+        monkeypatch.setattr("kfp_ddp.components.shared.launch.follow.narrator.explain", explain)
+        narrator.tell(Look(job, Pods.of(job), True, now=0, clock=clock), [])
+
+    for clock in range(100, 200):
+        tell(clock, queued, "third in line")
+    assert asked == [100, 102, 106, 114, 130, 160, 190]
+    tell(220, queued, "second in line")
+    asked.clear()
+    for clock in range(221, 228):
+        tell(clock, JOB, "worker: no node")
+    assert asked == [222, 224, 226]
+    assert capsys.readouterr().out.splitlines() == [
+        "x is queued: third in line",
+        "x is queued: second in line",
+        "x is created: worker: no node",
+    ]
+    tell(300, with_condition("Failed"), "")
+    assert asked == [222, 224, 226]
+
+
+def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, printer = RunFolder(tmp_path), Printer()
+    files = StepFiles(folder, "x", printer)
+    files.keep(100)
+    assert folder.heartbeat.exists()
+    folder.heartbeat.unlink()
+    printer.cursors["a/pytorch"] = LogCursor(0, Stamp(1, 0), 1)
+    files.keep(109)
+    assert not folder.heartbeat.exists()
+    assert folder.log_positions("x").read_text() == '{"a/pytorch": [0, 1, 0, 1]}'
+    files.keep(110)
+    assert folder.heartbeat.exists()
+    gone = StepFiles(RunFolder(tmp_path / "gone"), "x", printer)
+    gone.keep(time.monotonic())
+    assert "warning: cannot touch" in capsys.readouterr().out
