@@ -23,7 +23,8 @@ import uuid
 
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, state
+from kfp_ddp.components.shared.launch.job_state import state
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.run import launch
 

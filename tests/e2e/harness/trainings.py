@@ -8,7 +8,8 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, state
+from kfp_ddp.components.shared.launch.job_state import state
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene

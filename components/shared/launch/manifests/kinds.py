@@ -1,42 +1,17 @@
-"""The kinds of jobs: where each lives, what it has no place for, its pods and its state."""
+"""The kinds of jobs: where each lives, what it has no place for, and what its pods are called."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.components.shared.cluster.api import Object, custom
 from kfp_ddp.components.shared.launch.manifests.runtime_patches import lost_patches
 
 KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
-Phase = Literal["created", "queued", "running", "succeeded", "failed"]
 V1_JOB = "training.kubeflow.org/job-name"
 V1_TYPE, V1_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 V2_JOB = "jobset.sigs.k8s.io/jobset-name"
 V2_INDEX = "batch.kubernetes.io/job-completion-index"
-# The Training Operator has one reason for all failures.
-V1_DEADLINE = "active longer than specified deadline"
-
-
-@dataclass(frozen=True)
-class State:
-    """Where a job is, and what its controller says about it."""
-
-    phase: Phase
-    message: str = ""
-    reason: str = ""
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing will change any more."""
-        return self.phase in ("succeeded", "failed")
-
-    @property
-    def past_deadline(self) -> bool:
-        """Whether its controller ended it for the time that it took."""
-        return self.phase == "failed" and (
-            self.reason == "DeadlineExceeded" or V1_DEADLINE in self.message
-        )
 
 
 class Unsupported(NamedTuple):
@@ -68,6 +43,8 @@ class Kind:
     """What the job has lost of its specification since it was made, and who takes it away."""
     restarts_in_place: bool = False
     """Whether a failed container is started again in its pod, which no setting of ours prevents."""
+    waits_in_silence: bool = False
+    """Whether ranks wait without a word for a lost one that was about to meet them, as torch's do."""
 
     def path(self, namespace: str, name: str = "") -> str:
         """Path of the collection, or of one job, on the API server."""
@@ -102,6 +79,7 @@ KINDS: dict[str, Kind] = {
         containers=("pytorch",),
         script_starter="torchrun",
         unsupported=(NO_RUNTIME,),
+        waits_in_silence=True,
     ),
     "tfjob": Kind(
         **TRAINING_OPERATOR,
@@ -157,6 +135,7 @@ KINDS: dict[str, Kind] = {
         environment=UNBUFFERED,
         stripped_fields=lost_patches,
         restarts_in_place=True,
+        waits_in_silence=True,
     ),
 }
 
@@ -169,44 +148,3 @@ def pod_title(pod: Object) -> str:
     if V2_INDEX in labels:
         return f"node-{labels[V2_INDEX]}"
     return str(pod["metadata"]["name"])
-
-
-def state(job: Object) -> State:
-    """The state of a job of any kind, from its conditions."""
-    status: dict[str, Any] = job.get("status") or {}
-    conditions = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
-    for kind, phase in (
-        ("Failed", "failed"),
-        ("Succeeded", "succeeded"),
-        ("Complete", "succeeded"),
-    ):
-        if found := conditions.get(kind):
-            said, why = found.get("message", ""), found.get("reason", "")
-            return State(phase, said, why)  # type: ignore[arg-type]
-    if "Suspended" in conditions or suspended(job):
-        return State("queued", conditions.get("Suspended", {}).get("message", ""))
-    if "Running" in conditions:
-        return State("running")
-    # A TrainJob has no such condition, and counts pods that wait for a node as active too.
-    jobs = status.get("jobsStatus") or []
-    if any(each.get("ready") or each.get("succeeded") for each in jobs):
-        return State("running")
-    return State("created")
-
-
-def started(job: Object) -> float:
-    """When a job may last have begun to run, in seconds since 1970.
-
-    That is when it was made, or when its queue let it go: what it waited there, or ran before it
-    was preempted, counts for no deadline of its own, and for none of its operator's.
-    """
-    conditions = (job.get("status") or {}).get("conditions") or []
-    resumed = [c for c in conditions if c["type"] == "Suspended" and c["status"] == "False"]
-    at = resumed[0].get("lastTransitionTime") if resumed else None
-    return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
-
-
-def suspended(job: Object) -> bool:
-    """Whether its specification holds the job back, as a queue does."""
-    spec = job.get("spec") or {}
-    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
