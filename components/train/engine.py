@@ -11,15 +11,15 @@ from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.components.shared.launch.manifests.task_config import (
+from kfp_ddp.components.shared.launch.manifests.claims import (
     claim_of,
     covering,
-    overlaid,
     own_claims,
     read_only,
     with_claims,
 )
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.task_config import overlaid
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_job, write_outputs

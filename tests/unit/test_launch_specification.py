@@ -11,15 +11,15 @@ from kfp import dsl
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS, job_manifest
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.components.shared.launch.manifests.task_config import (
+from kfp_ddp.components.shared.launch.manifests.claims import (
     claim_of,
-    overlaid,
     read_only,
     with_claims,
 )
+from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS, job_manifest
+from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.manifests.task_config import overlaid
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 

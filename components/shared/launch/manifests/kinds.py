@@ -44,7 +44,7 @@ class Kind:
     restarts_in_place: bool = False
     """Whether a failed container is started again in its pod, which no setting of ours prevents."""
     waits_in_silence: bool = False
-    """Whether ranks wait without a word for a lost one that was about to meet them, as torch's do."""
+    """Whether ranks wait without a word for one that was lost before they met, as torch's do."""
 
     def path(self, namespace: str, name: str = "") -> str:
         """Path of the collection, or of one job, on the API server."""
