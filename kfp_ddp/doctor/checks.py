@@ -9,7 +9,7 @@ from typing import Literal
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
-from kfp_ddp.components.shared.launch.check_job import review
+from kfp_ddp.components.shared.cluster.rights import review
 from kfp_ddp.components.shared.launch.manifests import kueue
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.manifests.specification import is_gpu

@@ -1,7 +1,8 @@
 """What can be known before a job is created: rights, claims, queues, GPUs."""
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
+from kfp_ddp.components.shared.cluster.rights import allowed
 from kfp_ddp.components.shared.launch.manifests import kueue
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
 from kfp_ddp.components.shared.launch.manifests.pod import resources
@@ -38,34 +39,6 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
                 "use one of `kubectl get clustertrainingruntimes`"
             )
     return warnings + _warnings(api, spec)
-
-
-def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
-    """Whether this account may do so; true where it cannot be told."""
-    try:
-        return api.patient(lambda: review(api, verb, group, resource))
-    except ApiError:
-        return True
-
-
-def review(
-    api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
-) -> bool:
-    """Ask the server by SelfSubjectAccessReview, or SubjectAccessReview for another `user`."""
-    attributes = {
-        "namespace": api.namespace,
-        "verb": verb,
-        "group": group,
-        "resource": resource,
-        "subresource": subresource,
-    }
-    kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
-    spec: Object = {"resourceAttributes": attributes}
-    if user:
-        spec["user"] = user
-    body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
-    answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
-    return bool(answer["status"]["allowed"])
 
 
 def _claims(spec: LaunchSpec) -> set[str]:
