@@ -9,19 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.data_sync.context import Context
+from kfp_ddp.components.data_sync.context import Watch
 from kfp_ddp.components.data_sync.disk import unwritable
 
 
 @contextlib.contextmanager
-def locked(root: Path, context: Context) -> Iterator[bool]:
+def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     """Hold the target against other runs; the kernel frees it if this one dies.
+
+    Args:
+        root: The target.
+        wait: The most seconds to wait for another run.
+        what: What this one syncs, for those that wait for it.
+        watch: Called with who holds it, when this one has to wait.
 
     Yields:
         Whether it had to wait.
 
     Raises:
-        StorageError: another run held it for more than `lock_wait` seconds.
+        StorageError: another run held it for more than `wait` seconds.
     """
     path = root / ".kfsync" / "lock"
     try:
@@ -29,19 +35,16 @@ def locked(root: Path, context: Context) -> Iterator[bool]:
     except OSError as error:
         raise unwritable(path, error) from error
     try:
-        waited = _acquire(descriptor, root, context)
+        waited = _acquire(descriptor, root, wait, watch)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        _write_holder(
-            descriptor, f"{socket.gethostname()} syncs {context.source.url} since {since}"
-        )
+        _write_holder(descriptor, f"{socket.gethostname()} syncs {what} since {since}")
         yield waited
     finally:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, root: Path, context: Context) -> bool:
+def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
     """Whether it had to wait."""
-    wait = context.options.lock_wait
     deadline = time.monotonic() + wait
     reported = None
     while True:
@@ -55,7 +58,7 @@ def _acquire(descriptor: int, root: Path, context: Context) -> bool:
                     f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
                 ) from None
             if holder != reported:
-                context.phase(f"waiting for another sync of {root}: {holder}")
+                watch(f"waiting for another sync of {root}: {holder}", None, 0, 0)
                 reported = holder
             time.sleep(0.2)
         except OSError as error:

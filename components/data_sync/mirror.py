@@ -39,11 +39,12 @@ def update(context: Context, root: Path, result: Result) -> Result:
         StorageError: no rights or room, or a link or file is in the way.
         InputError: too much to delete.
     """
-    if context.options.dry_run:
+    options = context.options
+    if options.dry_run:
         return _plan(context, root, result)
     store = Store(root)
     store.prepare(versions=False)
-    with locked(root, context), writing(root):
+    with locked(root, options.lock_wait, context.source.url, context.watch), writing(root):
         return _update(context, store, result)
 
 

@@ -69,7 +69,8 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
         return result
     _check_deletion(store, result, options)
     store.prepare()
-    with locked(target, context) as waited, writing(target):
+    lock = locked(target, options.lock_wait, context.source.url, context.watch)
+    with lock as waited, writing(target):
         if waited:  # for hours, perhaps: what was listed then is not to follow what came since
             result = _wanted(context, store, dataset, _listed(context, target))
             _check_deletion(store, result, options)

@@ -13,12 +13,12 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket
 from tests.serving import serving
+from tests.sync_runs import RETRY
 
 BODIES = {
     "small": random.Random(2).randbytes(20_000),
@@ -28,8 +28,7 @@ BODIES = {
 
 
 def options(concurrency: int = 2) -> Options:
-    retry = Retry(attempts=3, pause=0.01, longest=0.05)
-    return Options(concurrency=concurrency, timeout=2, retry=retry)
+    return Options(concurrency=concurrency, timeout=2)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -42,7 +41,7 @@ def test_odd_answers_give_the_right_bytes(
         bucket.fault(f"ds/{name}", fault)
     for number in range(9):
         bucket.put(f"ds/{number}", bytes([number]) * 50)
-    version = sync("gs://bucket/ds", tmp_path, options(concurrency)).path
+    version = sync("gs://bucket/ds", tmp_path, options(concurrency), retry=RETRY).path
     assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
     assert [(version / str(n)).read_bytes() for n in range(9)] == [
         bytes([n]) * 50 for n in range(9)
@@ -55,7 +54,7 @@ def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_
     for number in range(4):
         bucket.put(f"ds/large-{number}", bytes([number]) * (SMALL + 1))
     bucket.delay = 0.01
-    sync("gs://bucket/ds", tmp_path, options(concurrency=4))
+    sync("gs://bucket/ds", tmp_path, options(concurrency=4), retry=RETRY)
     assert bucket.most_at_once == 4
     assert bucket.connections <= 1 + 4, "one for the listing"
 
@@ -106,7 +105,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def test_proxy_of_the_environment_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     for name, body in BODIES.items():
         bucket.put(f"ds/{name}", body)
-    version = sync("gs://bucket/ds", tmp_path, options()).path
+    version = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
     assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
     assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
 
@@ -118,7 +117,7 @@ def test_proxy_that_is_not_there_is_one_line(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr("kfp_ddp.components.data_sync.sources.gcs.LIST_ATTEMPTS", 1)
     with pytest.raises(InputError, match=r"^cannot list .*refused[^\n]*$"):
-        sync("gs://bucket/ds", tmp_path, options())
+        sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
 
 
 def test_writes_to_a_slow_disk_overlap(
@@ -140,6 +139,6 @@ def test_writes_to_a_slow_disk_overlap(
             writing[0] -= 1
 
     monkeypatch.setattr(FileStage, "put", slow)
-    version = sync("gs://bucket/ds", tmp_path, options(concurrency=8)).path
+    version = sync("gs://bucket/ds", tmp_path, options(concurrency=8), retry=RETRY).path
     assert most[0] > 2
     assert {name: (version / name).read_bytes() for name in bodies} == bodies

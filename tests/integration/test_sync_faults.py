@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.options import Options, Result
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket
 from tests.sync_runs import content
 
-QUICK = Options(concurrency=4, timeout=1, retry=Retry(attempts=4, pause=0.01, longest=0.05))
+QUICK = Options(concurrency=4, timeout=1)
+RETRY = Retry(attempts=4, pause=0.01, longest=0.05)
 LARGE = random.Random(1).randbytes(3 * SMALL + 500_000)
 SMALL_BODY = random.Random(2).randbytes(20_000)
 MENDABLE = (
@@ -31,7 +33,7 @@ def fill(bucket: Bucket, body: bytes = SMALL_BODY) -> dict[str, bytes]:
 
 
 def run(target: Path, options: Options = QUICK) -> Result:
-    return sync("gs://bucket/ds", target, options)
+    return sync("gs://bucket/ds", target, options, retry=RETRY)
 
 
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE], ids=["small", "large"])
@@ -108,7 +110,7 @@ def test_object_replaced_while_syncing_gives_the_new_listing(
 def test_object_that_keeps_changing_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     bucket.fault("ds/train/b/x", *["replaced"] * 10)
-    with pytest.raises(InputError, match="kept changing"):
+    with pytest.raises(StorageError, match="kept changing"):
         run(tmp_path)
     assert not (tmp_path / "current").exists()
 

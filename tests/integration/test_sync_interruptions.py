@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import stage
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync import journal
+from kfp_ddp.components.data_sync.lock import locked
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.versions import Store
@@ -77,7 +78,7 @@ def test_file_written_on_another_machine_is_read_again(
     objects = fill(bucket)
 
     def interrupted(machine: str, at: str) -> set[Path]:
-        monkeypatch.setattr(stage, "_boot", lambda: machine)  # there is but one machine here
+        monkeypatch.setattr(journal, "_boot", lambda: machine)  # there is but one machine here
         bucket.fault(f"ds/{at}", "403")
         with pytest.raises(InputError):
             run(tmp_path)
@@ -86,7 +87,7 @@ def test_file_written_on_another_machine_is_read_again(
     first = interrupted("one", "train/c0/0000.png")
     second = interrupted("another", "train/c3/0039.png") - first
     damage(second.pop())
-    monkeypatch.setattr(stage, "_boot", lambda: "one")
+    monkeypatch.setattr(journal, "_boot", lambda: "one")
     assert content(run(tmp_path).path) == objects
 
 
@@ -103,12 +104,11 @@ def test_two_runs_at_once_both_succeed(bucket: Bucket, tmp_path: Path, versions:
 
 def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
-    store = Store(tmp_path)
-    store.prepare()
+    Store(tmp_path).prepare()
     who = rf"{socket.gethostname()} syncs gs://bucket/other since \d{{4}}-.* UTC"
     with (
-        store.lock(0, "gs://bucket/other", lambda *_: None),
-        pytest.raises(InputError, match=rf"another sync is writing .* \({who}\) .* lock_wait"),
+        locked(tmp_path, 0, "gs://bucket/other", lambda *_: None),
+        pytest.raises(StorageError, match=rf"another sync is writing .* \({who}\) .* lock_wait"),
     ):
         run(tmp_path, lock_wait=0)
 
@@ -117,11 +117,10 @@ def test_second_run_says_for_whom_it_waits_and_then_lists_anew(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     objects = fill(bucket)
-    store = Store(tmp_path)
-    store.prepare()
+    Store(tmp_path).prepare()
     told: list[str] = []
     holding = contextlib.ExitStack()
-    holding.enter_context(store.lock(0, "gs://bucket/other", lambda *_: None))
+    holding.enter_context(locked(tmp_path, 0, "gs://bucket/other", lambda *_: None))
 
     def watch(phase: str, *_: object) -> None:
         told.append(phase)
@@ -140,7 +139,7 @@ def test_version_that_is_there_waits_for_nobody(bucket: Bucket, tmp_path: Path) 
     first = run(tmp_path).path
     bucket.put("other/x", b"x")
     sync("gs://bucket/other", tmp_path, Options())
-    with Store(tmp_path).lock(0, "gs://bucket/third", lambda *_: None):
+    with locked(tmp_path, 0, "gs://bucket/third", lambda *_: None):
         assert run(tmp_path, lock_wait=0).unchanged
         assert (tmp_path / "current").resolve() == first
 
