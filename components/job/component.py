@@ -38,16 +38,20 @@ def job(
         image: Container image of the workers.
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
-        kind: pytorchjob, trainjob, tfjob or mpijob.
+        kind: Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of
+            Kubeflow Trainer.
         task_name: Name of this task in the pipeline.
         task_id: The pipeline's task id, which tells iterations of a loop apart.
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
-        command: Command of each worker as a list of words, which no shell reads.
+        command: Command of each worker as a list of words, which no shell reads; empty for the
+            image's own. In an MPIJob the launcher alone runs it.
         args: Arguments that follow the command.
-        script: Text of a Python file that the workers run instead of a command, plain or packed.
-        nodes: Number of worker pods.
-        gpus_per_node: GPUs of each pod; 0 for those that are set on this task, or none.
-        settings: Further settings of the job by name, as the README lists them.
+        script: Text of a Python file that the workers run instead of a command, plain or packed
+            into one line.
+        nodes: Number of worker pods. An MPIJob has its launcher besides.
+        gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none.
+        settings: Further settings of the job by name, such as {"shm_size": "16Gi"}; the README
+            lists them.
 
     Returns:
         Name of the job that succeeded.

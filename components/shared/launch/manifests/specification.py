@@ -31,8 +31,8 @@ class LaunchSpec(Settings):
 
     kind: KindName = Field(
         "pytorchjob",
-        description="Kind of job: PyTorchJob, TFJob and MPIJob are of the Training Operator, "
-        "TrainJob of Kubeflow Trainer.",
+        description="Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, "
+        "trainjob of Kubeflow Trainer.",
     )
     image: str = Field(pattern=IMAGE, description="Container image of the workers.")
     command: tuple[str, ...] = Field(
