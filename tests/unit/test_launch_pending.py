@@ -6,8 +6,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import ApiError
 from kfp_ddp.components.shared.launch.follow.pending import explain
 from kfp_ddp.components.shared.launch.job_state import State, started, state
+from kfp_ddp.components.shared.launch.kueue import check_queue
 from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.kueue import check_queue
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
-from kfp_ddp.components.shared.launch.manifests.kueue import QUEUE_LABEL
+from kfp_ddp.components.shared.launch.kueue import QUEUE_LABEL
 from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
