@@ -9,7 +9,6 @@ made from the models of settings and the signatures of components: text between
 
 import ast
 import importlib
-import inspect
 import json
 import re
 import sys
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.settings import Settings
+from kfp_ddp.components.preflight.parameters import choices, description
 
 ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
 PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
 NOT_CHECKED = ("bucket_secret",)
 BLOCK = re.compile(r"(<!-- (settings|inputs): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
-TYPES = {"LIST": "list", "STRUCT": "dict", "BOOLEAN": "bool", "STRING": "str"}
+TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 
 
 def main(arguments: list[str]) -> int:
@@ -53,8 +53,6 @@ def _documents() -> Iterator[tuple[Path, str]]:
 
 def preflight(pipeline: str, component: str) -> str:
     """The component's file with the form of the pipeline as its inputs."""
-    from kfp_ddp.components.preflight.parameters import description
-
     module = ast.parse(pipeline)
     form = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == FORM.stem)
     inputs, texts = [], []
@@ -93,36 +91,37 @@ def _block(found: re.Match[str]) -> str:
 
 def settings_table(path: str) -> list[str]:
     """The fields of a model, with what they may be and mean."""
-    module, _, name = path.rpartition(".")
-    model: type[Settings] = getattr(importlib.import_module(f"kfp_ddp.{module}"), name)
+    model: type[Settings] = _named(path)
     lines = ["| Setting | Is | Default | Meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if name not in model.own:
             kind = ", ".join(f"`{one}`" for one in model.choices(name) if one) or _range(field)
-            default = field.get_default(call_default_factory=True)
-            lines.append(f"| `{name}` | {kind} | {_value(default)} | {_cell(field.description)} |")
+            default = "required"
+            if not field.is_required():
+                default = _value(field.get_default(call_default_factory=True))
+            lines.append(f"| `{name}` | {kind} | {default} | {_cell(field.description)} |")
     return lines
 
 
 def inputs_table(name: str) -> list[str]:
-    """The inputs and outputs of a component."""
-    module = importlib.import_module(f"kfp_ddp.components.{name}.component")
-    spec = getattr(module, name).component_spec
-    texts = _arguments(getattr(module, name).python_func)
+    """The inputs of a component, or the boxes of a pipeline's form: a name with a dot in it."""
+    path = name if "." in name else f"components.{name}.component.{name}"
+    inputs = _named(path).component_spec.inputs
     lines = ["| Input | Type | Default | What |", "|---|---|---|---|"]
-    for one, given in (spec.inputs or {}).items():
-        if given.type != "TaskConfig":
-            default = _value(given.default) if given.optional else "required"
-            kind = given.type.removeprefix("system.").partition("@")[0]
-            lines.append(f"| `{one}` | {TYPES.get(kind, kind)} | {default} | {texts[one]} |")
+    for one, given in inputs.items():
+        if given.type == "TaskConfig":
+            continue  # KFP fills it in
+        kind = given.type.removeprefix("system.").partition("@")[0]
+        default = _value(given.default) if given.optional else "required"
+        text = _cell(given.description)
+        closed = ", ".join(f"`{choice}`" for choice in choices(one))
+        lines.append(f"| `{one}` | {closed or TYPES.get(kind, kind.lower())} | {default} | {text} |")
     return lines
 
 
-def _arguments(function: Any) -> dict[str, str]:
-    """The text of each argument in a docstring in Google's style."""
-    section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.M)
-    return {name: _cell(text) for name, text in found}
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(f"kfp_ddp.{module}"), name)
 
 
 def _range(field: Any) -> str:
@@ -140,11 +139,13 @@ def _range(field: Any) -> str:
 
 
 def _value(default: object) -> str:
-    return "" if default in (None, "", (), [], {}) else f"`{json.dumps(default, default=str)}`"
+    text = default if isinstance(default, str) else json.dumps(default)
+    text = f"{default:g}" if isinstance(default, float) else text
+    return "" if default in (None, "", (), [], {}) else f"`{text}`"
 
 
 def _cell(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("|", "\\|")
+    return re.sub(r"([|<])", r"\\\1", " ".join((text or "").split()))
 
 
 if __name__ == "__main__":

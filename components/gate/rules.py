@@ -8,7 +8,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.shared.evaluation import Evaluation
 
-_SHARE = "a share, 0.97 for 97 %"
+_SHARE = "as a share: 0.97 for 97 %"
 
 
 class Rules(Settings):

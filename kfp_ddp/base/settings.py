@@ -50,7 +50,8 @@ class Settings(BaseModel):
         name = path[0] if path else ""
         if problem["type"] == "extra_forbidden":
             return f"there is no setting {name!r}{_hint(name, list(cls.model_fields))}"
-        what = cls.model_fields[name].description if name in cls.model_fields else ""
+        field = cls.model_fields.get(name)
+        what = ((field and field.description) or "").rstrip(".")
         if problem["type"] == "missing":
             return f"{name} is missing: {what}"
         if problem["type"] == "literal_error" and len(path) == 1:

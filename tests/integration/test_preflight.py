@@ -85,7 +85,7 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"nodes": 2}, "nodes=2: backend local has one node"),
         ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
         ({"job": {"nodes": 2}}, "job sets nodes, which has a box of its own"),
-        ({"job": {"gpus": 2}}, "job has no setting 'gpus'; did you mean"),
+        ({"job": {"memroy": "2Gi"}}, "job has no setting 'memroy'; did you mean 'memory'?"),
         ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
         ({"job": {"keep_runs": -1}}, "keep_runs=-1 cannot be used"),
         ({"model": "resnet51"}, "did you mean 'resnet50'"),

@@ -71,6 +71,6 @@ def test_the_form_is_short_and_its_closed_choices_are_menus(committed: Path) -> 
     assert menus == {
         "backend": ["pytorchjob", "trainjob", "local"],
         "model": ["auto", *MODELS],
-        "recipe": ["none", *RECIPES],
+        "recipe": [*RECIPES],
     }
     assert all(form[name]["defaultValue"] in choices for name, choices in menus.items())

@@ -313,7 +313,7 @@ def test_bad_input_is_one_line(tmp_path: Path, rules: dict[str, Any], says: str)
 
 def test_a_percentage_is_told_how_shares_are_written(tmp_path: Path) -> None:
     with pytest.raises(
-        SystemExit, match=r"\(accuracy to have, written as a share, 97 % as 0\.97\)"
+        SystemExit, match=r"\(Accuracy that the model must have, as a share: 0\.97 for 97 %\)"
     ):
         judged(tmp_path, 0.97, min_accuracy=97)
 

@@ -119,5 +119,5 @@ def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
         raise InputError("the recipe finetune needs init_from: the step directory of another run")
     recipe, epochs = dict(RECIPES[name]), given.get("epochs")
     if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
-        del recipe["warmup_epochs"]
+        recipe.pop("warmup_epochs", None)
     return TrainConfig.create(**{**recipe, **given})
