@@ -130,7 +130,7 @@ def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Lau
     told = failure.read(tmp_path / "run" / "logs")
     assert told is not None
     assert "has one class only" in told.error
-    assert not told.retryable
+    assert (told.rank, told.retryable, told.consequence) == (0, False, False)
 
 
 def test_sigterm_and_a_lost_rank_end_as_they_should(
@@ -185,7 +185,7 @@ def test_a_stop_without_a_save_does_not_claim_one(
     failing.wait_for("epoch 1/5000")
     (tmp_path / "run" / "checkpoints").touch()  # a file is where the folder would be
     failing.process.terminate()
-    assert failing.process.wait(60) == 2, failing.output()
+    assert failing.process.wait(60) == 1, failing.output()
     told = failure.read(logs)
     assert told is not None
     assert "cannot save a checkpoint" in told.error
