@@ -3,7 +3,7 @@
 from typing import Any
 
 from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED
-from kfp_ddp.components.shared.launch.run import _where_to_start
+from kfp_ddp.components.shared.launch.run import Attempts
 
 
 def job(ended: str = "", *notes: str) -> dict[str, Any]:
@@ -12,17 +12,31 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
     return {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
 
 
+def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
+    attempts = Attempts.of(jobs)
+    return attempts.current, attempts.first
+
+
 def test_the_first_one_is_made_and_a_running_one_is_followed() -> None:
-    assert _where_to_start({}) == (0, 0)
-    assert _where_to_start({0: job()}) == (0, 0)
-    assert _where_to_start({0: job("Failed"), 1: job()}) == (1, 0)
+    assert where_to_start({}) == (0, 0)
+    assert where_to_start({0: job()}) == (0, 0)
+    assert where_to_start({0: job("Failed"), 1: job()}) == (1, 0)
 
 
 def test_a_failure_that_was_told_begins_a_new_series() -> None:
-    assert _where_to_start({0: job("Failed", REPORTED)}) == (1, 1)
-    assert _where_to_start({0: job("Failed", REPORTED), 1: job()}) == (1, 1)
+    assert where_to_start({0: job("Failed", REPORTED)}) == (1, 1)
+    assert where_to_start({0: job("Failed", REPORTED), 1: job()}) == (1, 1)
 
 
 def test_one_that_failed_of_its_preemption_is_made_anew_in_its_series() -> None:
-    assert _where_to_start({0: job("Failed", PREEMPTED)}) == (1, 0)
-    assert _where_to_start({0: job("Failed"), 1: job("Failed", PREEMPTED)}) == (2, 0)
+    assert where_to_start({0: job("Failed", PREEMPTED)}) == (1, 0)
+    assert where_to_start({0: job("Failed"), 1: job("Failed", PREEMPTED)}) == (2, 0)
+
+
+def test_one_that_failed_of_its_preemption_uses_up_no_retry() -> None:
+    attempts = Attempts.of({0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")})
+    assert (attempts.current, attempts.made) == (2, 3)
+    assert attempts.retries_left(3) == 2
+    assert Attempts.of({}).retries_left(3) == 3
+    attempts = Attempts.of({0: job("Failed", REPORTED), 1: job("Failed"), 2: job()})
+    assert (attempts.made, attempts.retries_left(1)) == (2, 0)

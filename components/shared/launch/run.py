@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp_ddp.base.errors import JobError
@@ -56,64 +56,90 @@ def launch(
         JobError: a job that failed, with its root cause, or took too long.
         RunCancelledError: the run was terminated; the job is deleted.
     """
-    identity = identify(run_id, task_name, task_id, spec)
     owner = find_owner(api)
-    jobs = Jobs(api, spec, identity, owner)
-    attempts = jobs.attempts()
-    attempt, first = _where_to_start(attempts)
-    if attempt not in attempts:
-        for warning in check_job.check(api, spec):
-            print(f"warning: {warning}", flush=True)
-        if spec.scheduler == "kueue" and spec.queue:
-            jobs.check_queued(attempt)
-    preempted = {number for number, job in attempts.items() if was_preempted(job)}
+    jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), owner)
+    there = jobs.attempts()
+    attempts = Attempts.of(there)
+    if attempts.current not in there:
+        _check(jobs, attempts.current)
     ending = Ending(api, owner, threading.Event())
     with ending.watching():
         while True:
-            ending.job_path = jobs.path(attempt)
-            outcome = _follow(jobs, attempt, ending, run_dir, progress)
+            ending.job_path = jobs.path(attempts.current)
+            outcome = _follow(jobs, attempts.current, ending, run_dir, progress)
             if outcome.state.phase == "succeeded":
-                return Finished(outcome.job, attempt - first + 1)
-            if outcome.preempted:
-                jobs.mark_preempted(attempt)
-                preempted.add(attempt)
-                name = jobs.identity.job_name(attempt)
-                print(f"{name} could not go on after its preemption; making a new job", flush=True)
-                _wait_for_pods(jobs, attempt, ending)
-                attempt += 1
-                continue
-            failure = _cause(outcome, spec)
-            used = [number for number in range(first, attempt) if number not in preempted]
-            left = spec.retries - len(used)
+                return Finished(outcome.job, attempts.made)
             if outcome.given_up:
                 ending.delete_job()
-            if not failure.retryable or left <= 0:
-                jobs.mark_reported(attempt)
-                pods_kept = not outcome.given_up
-                raise JobError(_report(jobs, attempt, first, failure, pods_kept))
-            print(
-                f"{failure.error}; trying again, {left} of {spec.retries} retries left", flush=True
-            )
-            _wait_for_pods(jobs, attempt, ending)
-            attempt += 1
+            if outcome.preempted:
+                _count_no_attempt(jobs, attempts)
+            else:
+                _retry_or_raise(jobs, attempts, outcome)
+            _wait_for_pods(jobs, attempts.current, ending)
+            attempts.current += 1
 
 
-def _where_to_start(attempts: dict[int, Object]) -> tuple[int, int]:
-    """The attempt to follow or make, and the first of its series.
+@dataclass
+class Attempts:
+    """The attempt that a launch is at, and the series of attempts that it is part of."""
 
-    A failed job whose failure was not told yet is ours to judge; one that was told is over, and
-    the step was run again by somebody who wants a new one.
-    """
-    if not attempts:
-        return 0, 0
-    newest = max(attempts)
-    told = [number for number, job in attempts.items() if was_reported(job)]
-    first = max(told) + 1 if told else min(attempts)
-    if was_preempted(attempts[newest]):
-        return newest + 1, first
-    if was_reported(attempts[newest]) and state(attempts[newest]).phase == "failed":
-        return newest + 1, newest + 1
-    return newest, first
+    current: int = 0
+    first: int = 0
+    preempted: set[int] = field(default_factory=set)
+    """Those that failed of their preemption alone, which use up no retry."""
+
+    @classmethod
+    def of(cls, jobs: dict[int, Object]) -> "Attempts":
+        """Where to start, by the jobs that are there.
+
+        A failed job whose failure was not told yet is ours to judge; one that was told is over, and
+        the step was run again by somebody who wants a new one.
+        """
+        if not jobs:
+            return cls()
+        newest = max(jobs)
+        told = [number for number, job in jobs.items() if was_reported(job)]
+        first = max(told) + 1 if told else min(jobs)
+        preempted = {number for number, job in jobs.items() if was_preempted(job)}
+        if was_preempted(jobs[newest]):
+            return cls(newest + 1, first, preempted)
+        if was_reported(jobs[newest]) and state(jobs[newest]).phase == "failed":
+            return cls(newest + 1, newest + 1, preempted)
+        return cls(newest, first, preempted)
+
+    @property
+    def made(self) -> int:
+        """How many there were."""
+        return self.current - self.first + 1
+
+    def retries_left(self, retries: int) -> int:
+        """How many of so many retries are left after the current attempt."""
+        return retries - len(set(range(self.first, self.current)) - self.preempted)
+
+
+def _check(jobs: Jobs, attempt: int) -> None:
+    """Find what can be found before a job is created; raises InputError."""
+    for warning in check_job.check(jobs.api, jobs.spec):
+        print(f"warning: {warning}", flush=True)
+    if jobs.spec.scheduler == "kueue" and jobs.spec.queue:
+        jobs.check_queued(attempt)
+
+
+def _count_no_attempt(jobs: Jobs, attempts: Attempts) -> None:
+    jobs.mark_preempted(attempts.current)
+    attempts.preempted.add(attempts.current)
+    name = jobs.identity.job_name(attempts.current)
+    print(f"{name} could not go on after its preemption; making a new job", flush=True)
+
+
+def _retry_or_raise(jobs: Jobs, attempts: Attempts, outcome: Outcome) -> None:
+    """Return where another attempt may help; raises JobError with the cause where none does."""
+    retries, failure = jobs.spec.retries, _cause(outcome, jobs.spec)
+    left = attempts.retries_left(retries)
+    if not failure.retryable or left <= 0:
+        jobs.mark_reported(attempts.current)
+        raise JobError(_report(jobs, attempts, failure, pods_kept=not outcome.given_up))
+    print(f"{failure.error}; trying again, {left} of {retries} retries left", flush=True)
 
 
 def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
@@ -162,10 +188,10 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
         time.sleep(0.5)
 
 
-def _report(jobs: Jobs, attempt: int, first: int, failure: Failure, pods_kept: bool) -> str:
+def _report(jobs: Jobs, attempts: Attempts, failure: Failure, pods_kept: bool) -> str:
     """The failure in one line; `pods_kept` is whether its pod may still be there to be asked."""
-    name = jobs.identity.job_name(attempt)
-    tries = f" after {attempt - first + 1} attempts" if attempt > first else ""
+    name = jobs.identity.job_name(attempts.current)
+    tries = f" after {attempts.made} attempts" if attempts.made > 1 else ""
     where = "; log above" if failure.pod else ""
     if failure.pod and pods_kept:
         where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
