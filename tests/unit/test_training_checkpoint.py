@@ -16,11 +16,14 @@ from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
+from kfp_ddp.training.distributed import World
 from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.model import build
+from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
 REPLICATED = Ddp.form
+RECORDED = Path(__file__).parent / "recorded"
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:
@@ -291,6 +294,24 @@ def test_the_form_of_older_checkpoints_is_known(tmp_path: Path, written: str, fo
     other = Fsdp.form if form == Ddp.form else Ddp.form
     with pytest.raises(InputError, match="strategy was"):
         resume.choose(path.parent, run(tmp_path), index, other)
+
+
+def test_a_manifest_that_an_earlier_version_wrote_is_read_and_resumed(tmp_path: Path) -> None:
+    """As commit 4f70e37 wrote it, beside a state of this version."""
+    about = json.loads((RECORDED / "checkpoint_manifest_4f70e37.json").read_text())
+    state = {"model": build("cifar_resnet8", 3).state_dict(), "ema": None, "optimizer": {}}
+    directory = tmp_path / "checkpoints"
+    path = checkpoint.write(directory, about.pop("step"), state, about)
+    _, info = checkpoint.load_model(path)
+    assert (info.step, info.classes) == (36, ("class0", "class1", "class2"))
+    index = Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32)
+    config = TrainConfig.create(**{**about["config"], "output_dir": str(tmp_path)})
+    assert resume.choose(directory, config, index, Ddp.form) == path
+    unset = run(tmp_path, image_size=8, epochs=3)
+    resolved = resolve(unset, World(0, 2, 0, 2, torch.device("cpu")), 96)
+    assert resume.choose(directory, resolved, index, Ddp.form) == path
+    kept = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
+    assert kept == (8, 4, 1.0)
 
 
 def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
