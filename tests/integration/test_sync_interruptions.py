@@ -57,6 +57,21 @@ def test_interrupted_run_is_continued_by_its_journal(bucket: Bucket, tmp_path: P
     assert content(result.path) == objects
 
 
+def test_what_builds_of_other_versions_left_is_removed(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    building, left = tmp_path / ".kfsync" / "building", []
+    for content_of_new in (b"1", b"2"):
+        bucket.put("ds/new", content_of_new)
+        bucket.fault("ds/new", "403")
+        with pytest.raises(InputError):
+            run(tmp_path)
+        left.append([path.name for path in building.iterdir()])
+    assert [len(names) for names in left] == [1, 1]
+    assert left[0] != left[1]
+    run(tmp_path)
+    assert list(building.iterdir()) == []
+
+
 def test_file_damaged_between_interruption_and_next_run_is_not_kept(
     bucket: Bucket, tmp_path: Path
 ) -> None:
