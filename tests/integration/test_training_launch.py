@@ -130,7 +130,7 @@ def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Lau
     told = failure.read(tmp_path / "run" / "logs")
     assert told is not None
     assert "has one class only" in told.error
-    assert (told.rank, told.retryable, told.consequence) == (0, False, False)
+    assert (told.rank, told.retryable, told.consequence) == (-1, False, False)
 
 
 def test_sigterm_and_a_lost_rank_end_as_they_should(
