@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from kfp_ddp.components.data_sync.context import Context
 from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.sources import Changed
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.transfer import Transfer
 
@@ -27,7 +26,5 @@ def download(context: Context, stage: FileStage, missing: Sequence[int], result:
     )
     context.watch("downloading", transfer.meter, len(missing), size)
     transfer.run(missing)
-    if transfer.changed:
-        raise Changed(transfer.changed[0])
     result.retries += transfer.meter.retries
     result.downloaded, result.downloaded_bytes = len(missing), size

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Retry:
         """Seconds to wait after this attempt: exponential back-off with full jitter."""
         return random.uniform(0, min(self.longest, self.pause * 2**attempt))
 
-    def exhausted(self, what: str, problem: object) -> InputError:
+    def exhausted(self, what: str, problem: object) -> StorageError:
         """The error after the last attempt."""
-        return InputError(f"cannot read {what}: {problem}, {self.attempts} times; try again later")
+        times = f"{self.attempts} times"
+        return StorageError(f"cannot read {what}: {problem}, {times}; try again later")

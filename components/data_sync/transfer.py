@@ -1,22 +1,32 @@
 """Download many objects at once, each verified over its whole body before it counts."""
 
-import os
-import threading
+import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import google_crc32c
 
+from kfp_ddp.components.data_sync import event_loop
+from kfp_ddp.components.data_sync.disk import write_all
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.meter import Meter, Throttle
 from kfp_ddp.components.data_sync.retry import Retry
-from kfp_ddp.components.data_sync.sources import Body, Changed, Reader, Source, Transient
-from kfp_ddp.components.data_sync.swarm import Swarm
+from kfp_ddp.components.data_sync.sources import Entry, Reader, Source, Transient
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
-_CHUNK = 1 << 20
+SLOW_WRITE = 1e-3
+"""Seconds for a small file above which writes overlap: a network disk takes 1 to 10 ms."""
+FIRST = 16
+"""Connections to begin with."""
+_STEP = 0.005
+_BUSY = 0.8
+
+T = TypeVar("T")
+Job = tuple[int, Entry]
 
 
 class Stage(Protocol):
@@ -36,10 +46,11 @@ class Stage(Protocol):
 
 
 class Transfer:
-    """Moves objects of a source to a stage over many connections at once.
+    """Moves objects of a source to a stage over many connections, all of them in one thread.
 
-    Large bodies, and those of a source that is asked through a library, have a thread for each
-    connection; small ones over HTTP share one thread.
+    A thread for each connection spends more on waiting for the interpreter's lock than on a file
+    of 20 KB. Only what may keep the others waiting has threads: a slow disk, large bodies on
+    their way to a disk, and sources that are read through a library.
     """
 
     def __init__(
@@ -55,191 +66,194 @@ class Transfer:
         self._source, self._listing, self._stage = source, listing, stage
         self._connections = max(1, min(concurrency, source.max_workers))
         self._retry, self._throttle = retry or Retry(), Throttle(bandwidth)
-        self._stop = threading.Event()
-        self._errors: list[BaseException] = []
-        self.changed: list[str] = []
+        self._feed = deque[int]()
+        self._write_seconds = 0.0
         self.meter = Meter()
 
     def run(self, indices: Sequence[int]) -> None:
-        """Move these objects; those that are no longer as listed end up in `changed`.
+        """Move these objects.
 
         Raises:
-            InputError: an object could not be had, or the target not be written.
+            Changed: an object is no longer as listed; the first such one.
+            KfpDdpError: an object could not be had, or the target not be written.
         """
         # Large ones first, so that none is left for the end alone.
-        order = sorted(indices, key=self._listing.sizes.__getitem__, reverse=True)
-        alone, together = order, list[int]()
-        if self._source.objects is not None and self._connections > 1:
-            alone = [index for index in order if self._listing.sizes[index] > SMALL]
-            together = order[len(alone) :]
-        threads = self._threads(deque(alone), deque(together))
-        for thread in threads:
-            thread.start()
+        self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
+        with ThreadPoolExecutor(self._connections) as self._threads:
+            event_loop.run(self._run())
+
+    async def _run(self) -> None:
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.5)
-        finally:
-            self._stop.set()
-        if self._errors:
-            raise self._errors[0]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._employ(group))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
-    def _threads(self, alone: deque[int], together: deque[int]) -> list[threading.Thread]:
-        """Threads for both kinds, which share the connections when there are both."""
-        share = self._connections // 2 if together else self._connections
-        count = min(share, len(alone))
-        work = [(self._work, worker, alone) for worker in range(count)]
-        if together:
-            work.append((self._swarm, count, together))
-        return [
-            threading.Thread(target=self._guard, args=arguments, daemon=True) for arguments in work
-        ]
+    async def _employ(self, group: asyncio.TaskGroup) -> None:
+        """Add connections while they leave the processor idle; more would only wait for it."""
+        workers = 0
+        while self._feed and workers < self._connections:
+            more = min(max(workers, FIRST), self._connections - workers, len(self._feed))
+            for _ in range(more):
+                group.create_task(self._work())
+            workers += more
+            busy = 1.0
+            while busy > _BUSY and self._feed:
+                began, used = time.perf_counter(), time.thread_time()
+                await asyncio.sleep(_STEP)
+                busy = (time.thread_time() - used) / (time.perf_counter() - began)
 
-    def _guard(
-        self, work: Callable[[int, deque[int]], None], worker: int, feed: deque[int]
-    ) -> None:
+    async def _work(self) -> None:
+        reader = self._source.reader(self._threads)
         try:
-            work(worker, feed)
-        except BaseException as error:  # noqa: BLE001 (handed to the caller's thread)
-            self._errors.append(error)
-            self._stop.set()
-
-    def _swarm(self, worker: int, feed: deque[int]) -> None:
-        assert self._source.objects is not None
-        Swarm(
-            self._source.objects,
-            self._source.url,
-            self._listing,
-            self._accept,
-            self._retry,
-            self._throttle,
-            self.meter,
-            worker,
-            self._connections - worker,
-            self.changed,
-            self._stop,
-        ).run(feed)
-
-    def _work(self, worker: int, feed: deque[int]) -> None:
-        reader = self._source.reader()
-        try:
-            while not self._stop.is_set():
-                try:
-                    index = feed.popleft()
-                except IndexError:
-                    break
-                try:
-                    self._fetch(worker, reader, index)
-                except Changed:
-                    self.changed.append(self._listing.origin(index))
+            job = self._next()
+            while job is not None:
+                job = await self._bring(reader, job)
         finally:
             reader.close()
 
-    def _fetch(self, worker: int, reader: Reader, index: int) -> None:
-        move = self._small if self._listing.sizes[index] <= SMALL else self._large
+    def _next(self, reader: Reader | None = None) -> Job | None:
+        """Take an object from the feed; the reader is told, to ask for it at once."""
+        if not self._feed:
+            return None
+        index, listing = self._feed.popleft(), self._listing
+        tag = listing.tags[index] if listing.tags else ""
+        entry = Entry(listing.origin(index), listing.generations[index], tag, listing.sizes[index])
+        if reader is not None:
+            reader.ask(entry)
+        return index, entry
+
+    async def _bring(self, reader: Reader, job: Job) -> Job | None:
+        """Move one object, stubbornly; what comes next, which was asked for meanwhile."""
+        index, entry = job
         for attempt in range(self._retry.attempts):
+            following = None
             try:
-                move(worker, reader, index)
+                if entry.size > SMALL:
+                    await self._large(reader, index, entry)
+                    following = self._next(reader)
+                else:
+                    data = await self._body(reader, entry)
+                    following = self._next(reader)
+                    await self._put(index, data)
+                    self.meter.bytes += entry.size
             except Transient as error:
                 problem = error
             else:
                 self.meter.files += 1
-                return
+                return following
+            reader.close()
+            if following is not None:
+                self._feed.appendleft(following[0])
             self.meter.retries += 1
-            if self._stop.wait(self._retry.delay(attempt)):
-                return
-        origin = self._listing.origin(index)
-        raise self._retry.exhausted(f"{origin!r} of {self._source.url}", problem)
+            await asyncio.sleep(self._retry.delay(attempt))
+        raise self._retry.exhausted(f"{entry.name!r} of {self._source.url}", problem)
 
-    def _open(self, reader: Reader, index: int, offset: int) -> Body:
-        listing = self._listing
-        return reader.open(
-            listing.origin(index),
-            listing.generations[index],
-            listing.tags[index] if listing.tags else "",
-            listing.sizes[index],
-            offset,
-        )
+    async def _body(self, reader: Reader, entry: Entry) -> bytes:
+        """A small body; never more of it than was listed."""
+        if pause := self._throttle.delay(entry.size):
+            await asyncio.sleep(pause)
+        body = await reader.open(entry, 0)
+        blocks, size = list[bytes](), 0
+        while more := await body.read():
+            blocks += more
+            size += sum(map(len, more))
+            if size > entry.size:
+                break
+        if size != entry.size:
+            raise Transient(f"{size} bytes instead of {entry.size}")
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
-    def _small(self, worker: int, reader: Reader, index: int) -> None:
-        size = self._listing.sizes[index]
-        self._pause(size)
-        body = self._open(reader, index, 0)
-        try:
-            data = body.read() if size else b""
-        finally:
-            body.close()
+    async def _put(self, index: int, data: bytes) -> None:
+        """Check a small body and store it: at once, or in a thread where the disk is slow."""
+        if self._write_seconds > SLOW_WRITE:
+            await self._in_thread(self._accept, index, data)
+            return
+        began = time.perf_counter()
         self._accept(index, data)
-        self.meter.bytes += size
-
-    def _pause(self, size: int) -> None:
-        if pause := self._throttle.delay(size):
-            self._stop.wait(pause)
+        took = min(time.perf_counter() - began, 4 * SLOW_WRITE)  # one hiccup is no slow disk
+        self._write_seconds += (took - self._write_seconds) / 16
 
     def _accept(self, index: int, data: bytes) -> None:
-        """Check a whole body and hand it to the stage."""
         crc = google_crc32c.value(data)
-        self._check(index, len(data), crc)
+        self._check(index, crc)
         self._stage.put(index, data, crc)
 
-    def _large(self, worker: int, reader: Reader, index: int) -> None:
-        """Stream to the stage; a broken body is continued, a wrong one starts again from 0."""
-        descriptor, start = self._stage.begin(index)
-        try:
-            crc = self._stream(worker, reader, index, descriptor, start)
-        except BaseException:
-            self._stage.drop(index, descriptor)
-            raise
-        self._stage.finish(index, descriptor, crc)
-
-    def _stream(self, worker: int, reader: Reader, index: int, descriptor: int, start: int) -> int:
-        size, offset, crc, breaks = self._listing.sizes[index], 0, 0, 0
-        while offset < size:
-            try:
-                body = self._open(reader, index, offset)
-                try:
-                    while offset < size and (data := body.read(min(_CHUNK, size - offset))):
-                        self._pause(len(data))
-                        write_all(descriptor, data, start + offset)
-                        crc, offset = google_crc32c.extend(crc, data), offset + len(data)
-                        self.meter.bytes += len(data)
-                        breaks = 0
-                        if self._stop.is_set():
-                            raise Transient("stopped")
-                finally:
-                    body.close()
-                if offset < size:
-                    raise Transient(f"the body ended {size - offset} bytes early")
-            except Transient:
-                breaks += 1
-                if (
-                    self._stop.is_set()
-                    or not self._source.resumes
-                    or breaks >= self._retry.attempts
-                ):
-                    raise
-                self.meter.retries += 1
-                self._stop.wait(self._retry.delay(breaks))
-        self._check(index, offset, crc)
-        return crc
-
-    def _check(self, index: int, size: int, crc: int) -> None:
-        """The one rule: size and crc32c of the whole body are those of the listing."""
+    def _check(self, index: int, crc: int) -> None:
+        """The one rule: the crc32c of the whole body is that of the listing."""
         listing = self._listing
-        if size != listing.sizes[index]:
-            raise Transient(f"{size} bytes instead of {listing.sizes[index]}")
         if not listing.tags and crc != listing.crcs[index]:
             raise Transient(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
         listing.crcs[index] = crc
 
+    async def _large(self, reader: Reader, index: int, entry: Entry) -> None:
+        """Stream to the stage; a broken body is continued, a wrong one starts again from 0."""
+        descriptor, start = await self._in_thread(self._stage.begin, index)
+        target = _Target(descriptor, start)
+        try:
+            await self._stream(reader, entry, target)
+            self._check(index, target.crc)
+        except BaseException:
+            self._stage.drop(index, descriptor)
+            raise
+        await self._in_thread(self._stage.finish, index, descriptor, target.crc)
 
-def write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write the bytes at an offset, however many calls it takes.
+    async def _stream(self, reader: Reader, entry: Entry, target: "_Target") -> None:
+        breaks = 0
+        while target.size < entry.size:
+            before = target.size
+            try:
+                await self._continue(reader, entry, target)
+                if target.size < entry.size:
+                    raise Transient(f"the body ended {entry.size - target.size} bytes early")
+            except Transient:
+                breaks = breaks + 1 if target.size == before else 1
+                if not self._source.resumes or breaks >= self._retry.attempts:
+                    raise
+                reader.close()
+                self.meter.retries += 1
+                await asyncio.sleep(self._retry.delay(breaks))
 
-    Raises:
-        OSError: the disk is full, or failing.
-    """
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
+    async def _continue(self, reader: Reader, entry: Entry, target: "_Target") -> None:
+        """Write what comes of a body while the next block arrives."""
+        body = await reader.open(entry, target.size)
+        writing: asyncio.Future[None] | None = None
+        received = target.size
+        try:
+            while blocks := await body.read():
+                size = sum(map(len, blocks))
+                received += size
+                if received > entry.size:
+                    raise Transient(f"more than {entry.size} bytes")
+                if pause := self._throttle.delay(size):
+                    await asyncio.sleep(pause)
+                if writing is not None:
+                    await writing
+                writing = asyncio.get_running_loop().run_in_executor(
+                    self._threads, target.write, blocks
+                )
+                self.meter.bytes += size
+        finally:
+            if writing is not None:
+                await asyncio.wait({writing})  # the file may be closed only after that
+        if writing is not None:
+            await writing
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, call, *arguments)
+
+
+class _Target:
+    """Where a large body is written: so many bytes of it yet, with this crc32c."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._descriptor, self._start = descriptor, start
+        self.size = self.crc = 0
+
+    def write(self, blocks: list[bytes]) -> None:
+        """Append to the body."""
+        for block in blocks:
+            write_all(self._descriptor, block, self._start + self.size)
+            self.crc = google_crc32c.extend(self.crc, block)
+            self.size += len(block)

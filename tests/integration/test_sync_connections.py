@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
@@ -116,7 +116,7 @@ def test_proxy_that_is_not_there_is_one_line(
     bucket.put("ds/a", b"x" * 100)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr("kfp_ddp.components.data_sync.sources.gcs.LIST_ATTEMPTS", 1)
-    with pytest.raises(InputError, match=r"^cannot list .*refused[^\n]*$"):
+    with pytest.raises(StorageError, match=r"^cannot list .*refused[^\n]*$"):
         sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run
 
@@ -38,6 +38,6 @@ def test_failed_mirror_changes_nothing(bucket: Bucket, tmp_path: Path) -> None:
     for at in range(5):
         bucket.put(f"ds/train/c0/{at * 4:04}.png", b"changed")
     bucket.fault("ds/train/c0/0000.png", *["503"] * 50)
-    with pytest.raises(InputError):
+    with pytest.raises(StorageError):
         run(tmp_path, mirror=True, verify="full")
     assert content(tmp_path) == objects

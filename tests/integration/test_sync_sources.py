@@ -12,7 +12,7 @@ import pytest
 import requests
 from google.cloud import storage
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
@@ -178,7 +178,7 @@ def test_s3_body_that_is_wrong_is_refused(
     read = StreamingBody.read
     # A store that sends wrong bytes and no checksum cannot be had from the server on demand.
     monkeypatch.setattr(StreamingBody, "read", lambda self, amt=None: b"y" * len(read(self, amt)))
-    with pytest.raises(InputError, match=rf"cannot read 'x' of s3://bucket/ds: {found_by}"):
+    with pytest.raises(StorageError, match=rf"cannot read 'x' of s3://bucket/ds: {found_by}"):
         sync("s3://bucket/ds", tmp_path, QUICK)
     assert not (tmp_path / "current").exists()
 
@@ -253,7 +253,7 @@ def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
         folder.chmod(0o755)
     os.seteuid(65534)
     try:
-        with pytest.raises(InputError, match=r"cannot read source .*/secret: Permission denied"):
+        with pytest.raises(StorageError, match=r"cannot read source .*/secret: Permission denied"):
             sync(str(source), tmp_path / "target", QUICK)
     finally:
         os.seteuid(0)
@@ -270,7 +270,7 @@ def test_source_disk_that_fails_while_read_is_one_line(tmp_path: Path, size: int
             (source / "x").unlink()
             (source / "x").symlink_to("/proc/self/mem")  # whose first bytes cannot be read
 
-    with pytest.raises(InputError, match=r"cannot read source .*/x: Input/output error"):
+    with pytest.raises(StorageError, match=r"cannot read source .*/x: Input/output error"):
         sync(str(source), tmp_path / "target", QUICK, fail)
 
 
@@ -320,7 +320,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
         assert content(second.path) == objects
         assert second.path.name == version.name
         (version / "a/x y%.png").write_bytes(b"y")
-        with pytest.raises(InputError, match=r"crc32c .* instead of"):
+        with pytest.raises(StorageError, match=r"crc32c .* instead of"):
             sync(f"{base}/_MANIFEST.jsonl", tmp_path / "third", QUICK)
         with pytest.raises(InputError, match="HTTP 404; check the address"):
             sync(f"{base}/none.jsonl", tmp_path / "third", QUICK)

@@ -4,14 +4,21 @@ Every object has a size and a content token in the listing, a download is pinned
 listed, and its whole body is checked before the file counts.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from concurrent.futures import Executor
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
 
-if TYPE_CHECKING:
-    from kfp_ddp.components.data_sync.sources.over_http import HttpObjects
+
+class Entry(NamedTuple):
+    """One object of a listing: its name below the source's prefix, what pins it, its bytes."""
+
+    name: str
+    generation: int
+    tag: str
+    size: int
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
@@ -23,24 +30,24 @@ class Changed(Exception):  # noqa: N818
 
 
 class Body(Protocol):
-    """The bytes of one object."""
+    """The bytes of one object, as they arrive."""
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes, all when negative; b'' at the end.
+    async def read(self) -> list[bytes]:
+        """The next blocks, which are all of a small body; none at its end.
 
         Raises:
             Transient: the body ended early, or failed the store's own checksum.
         """
 
-    def close(self) -> None:
-        """Give the body up, read or not."""
-
 
 class Reader(Protocol):
-    """Downloads for one thread, over a connection that it keeps."""
+    """The objects of a source, for one worker of a transfer: one after the other."""
 
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
-        """Start reading an object at `offset`; `name` is relative to the source's prefix.
+    def ask(self, entry: Entry) -> None:
+        """What `open` will be called for next, from its start: a hint, so that it can be sent."""
+
+    async def open(self, entry: Entry, offset: int) -> Body:
+        """Start reading an object at `offset`; the body before is given up.
 
         Raises:
             Transient: worth another attempt.
@@ -49,7 +56,7 @@ class Reader(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection."""
+        """Give up the body and the connection; `open` makes another."""
 
 
 class Source(Protocol):
@@ -61,10 +68,6 @@ class Source(Protocol):
     max_workers: int
     """The most connections the peer bears; known after `listing`."""
 
-    @property
-    def objects(self) -> "HttpObjects | None":
-        """Of a source that speaks HTTP: its small objects share one thread, see `Swarm`."""
-
     def listing(self) -> Listing:
         """Every object below the prefix.
 
@@ -72,15 +75,18 @@ class Source(Protocol):
             InputError: no such place, no rights, or nothing in it.
         """
 
-    def reader(self) -> Reader:
-        """A reader for one thread."""
+    def reader(self, threads: Executor) -> Reader:
+        """A reader for one worker; what would keep it waiting may run in `threads`."""
 
 
-def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> Source:
+def open_source(
+    url: str, *, timeout: float = 30.0, symlinks: str = "error", ahead: int = 0
+) -> Source:
     """The source that a URL names.
 
     gs:// or s3://bucket/prefix, file:///folder, a path, or a manifest's https:// address.
-    `timeout` is the longest silence of a peer in seconds.
+    `timeout` is the longest silence of a peer in seconds, `ahead` how many connections to open
+    while the listing runs, for a transfer that is sure to follow.
 
     Raises:
         InputError: unknown scheme, or no bucket in the URL.
@@ -89,7 +95,7 @@ def open_source(url: str, *, timeout: float = 30.0, symlinks: str = "error") -> 
     if scheme == "gs":
         from kfp_ddp.components.data_sync.sources.gcs import GcsSource
 
-        return GcsSource(url, *bucket_and_prefix(url), timeout=timeout)
+        return GcsSource(url, *bucket_and_prefix(url), timeout=timeout, ahead=ahead)
     if scheme == "s3":
         from kfp_ddp.components.data_sync.sources.s3 import S3Source
 

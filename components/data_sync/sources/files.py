@@ -3,15 +3,16 @@
 import io
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import google_crc32c
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Body, Changed
+from kfp_ddp.components.data_sync.sources import Changed, Entry
+from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
 
 _CHUNK = 1 << 20
 _READERS = 8
@@ -22,7 +23,6 @@ class FolderSource:
 
     resumes = True
     max_workers = 16
-    objects = None
 
     def __init__(self, url: str, symlinks: str = "error") -> None:
         self.url = url
@@ -49,9 +49,20 @@ class FolderSource:
             found.add(name, 0, 0)
         return found
 
-    def reader(self) -> "FolderReader":
+    def reader(self, threads: Executor) -> BlockingReader:
         """A reader of the folder."""
-        return FolderReader(self.root)
+        return BlockingReader(self._open, threads)
+
+    def _open(self, entry: Entry, offset: int) -> Stream:
+        path = self.root / entry.name
+        try:
+            file = path.open("rb", buffering=0)
+        except FileNotFoundError as error:
+            raise Changed(entry.name) from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        file.seek(offset)
+        return _FileStream(path, file)
 
     def _walk(self) -> tuple[list[str], list[str]]:
         """Relative names of files, and of empty folders with a trailing slash."""
@@ -107,43 +118,22 @@ class FolderSource:
         return size, crc
 
 
-class FolderReader:
-    """Opens files of the folder; see `Reader`."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
-        """Open the file at an offset; see `Reader.open`."""
-        try:
-            file = (self._root / name).open("rb", buffering=0)
-        except FileNotFoundError as error:
-            raise Changed(name) from error
-        except OSError as error:
-            raise _unreadable(self._root / name, error) from error
-        file.seek(offset)
-        return _FileBody(self._root / name, file)
-
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-
-class _FileBody:
-    """An open file; see `Body`."""
+class _FileStream:
+    """An open file; see `Stream`."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self._path, self._file = path, file
         self.close = file.close
 
     def read(self, size: int = -1, /) -> bytes:
-        """See `Body.read`; a disk that fails is an `InputError`."""
+        """See `Stream.read`; a disk that fails is a `StorageError`."""
         try:
             return self._file.read(size)
         except OSError as error:
             raise _unreadable(self._path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
         f"cannot read source {path}: {error.strerror}; check its permissions, and the disk it is on"
     )

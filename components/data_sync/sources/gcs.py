@@ -1,25 +1,30 @@
-"""Google Cloud Storage: google-auth's credentials, the JSON API over our own connections."""
+"""Google Cloud Storage: google-auth's credentials, the JSON API over our own HTTP client."""
 
+import asyncio
 import binascii
-import http.client
 import json
 import os
 import re
 import threading
 import time
+from concurrent.futures import Executor
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.connection import Connection
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync import event_loop
+from kfp_ddp.components.data_sync.http.client import HttpClient, HttpPool
+from kfp_ddp.components.data_sync.http.origin import Origin, Request, credentials
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Changed, Transient
+from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient
 from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 LIST_ATTEMPTS = 8
 EMULATOR_WORKERS = 4
+_MAX_PAGE = 1 << 26
 _PLAIN = re.compile(r"[A-Za-z0-9._~/-]*")
 
 
@@ -28,26 +33,17 @@ class GcsSource:
 
     resumes = True
 
-    def __init__(self, url: str, bucket: str, prefix: str, timeout: float) -> None:
+    def __init__(self, url: str, bucket: str, prefix: str, timeout: float, ahead: int = 0) -> None:
         self.url = url
         self.max_workers = 1 << 16
-        self._bucket, self._prefix, self._timeout = bucket, prefix, timeout
+        self._bucket, self._prefix, self._ahead = bucket, prefix, ahead
         self._access = _Access()
-        self.objects = GcsObjects(self._access, bucket, prefix, timeout)
+        self._objects = GcsObjects(self._access, bucket, prefix)
+        self._pool = HttpPool(self._access.origin, timeout)
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
-        connection = Connection(self._access.endpoint, self._timeout)
-        found, token = Listing(), ""
-        try:
-            while True:
-                page = self._page(connection, token)
-                self._add(found, page.get("items", []))
-                token = page.get("nextPageToken", "")
-                if not token:
-                    break
-        finally:
-            connection.close()
+        found = event_loop.run(self._list())
         if not found:
             raise InputError(
                 f"{self.url} holds no objects below {self._prefix or '/'!r}; "
@@ -55,50 +51,69 @@ class GcsSource:
             )
         return found
 
-    def reader(self) -> HttpReader:
+    def reader(self, threads: Executor) -> HttpReader:
         """A reader with a connection of its own."""
-        return HttpReader(self.objects)
+        return HttpReader(self._objects, self._pool)
 
-    def _page(self, connection: Connection, token: str) -> dict[str, Any]:
+    async def _list(self) -> Listing:
+        client, found, token = HttpClient(self._pool), Listing(), ""
+        try:
+            while True:
+                page = await self._page(client, token)
+                if not token:
+                    self._pool.open(min(self._ahead, self.max_workers, len(page.get("items", []))))
+                token = page.get("nextPageToken", "")
+                if token and self._access.fresh:
+                    client.send(self._request(token))
+                self._add(found, page.get("items", []))
+                if not token:
+                    return found
+        finally:
+            client.close()
+
+    def _request(self, token: str) -> Request:
         query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS}
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
+        return Request(self._access.origin, target, b"", self._access.lines)
+
+    async def _page(self, client: HttpClient, token: str) -> dict[str, Any]:
         renewed = False
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
-                time.sleep(min(0.25 * 2**attempt, 10))
+                await asyncio.sleep(min(0.25 * 2**attempt, 10))
             try:
-                lines = self._access.lines()
-                response = connection.get(target, lines)
-                body = response.read()
-                if response.version == 10:
+                await self._access.freshen()
+                request = self._request(token)
+                answer, body = await client.whole(request, _MAX_PAGE)
+                if answer.version == 10:
                     # A server that closes after each answer is an emulator with a short queue.
                     self.max_workers = EMULATOR_WORKERS
-                if response.status == http.HTTPStatus.OK:
+                if answer.status == HTTPStatus.OK:
                     page: dict[str, Any] = json.loads(body)
                     return page
-                problem = f"HTTP {response.status} {_message(body)}"
-                if response.status == http.HTTPStatus.UNAUTHORIZED and not renewed:
-                    self._access.renew(lines)
+                problem = f"HTTP {answer.status} {_message(body)}"
+                if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
+                    await self._access.renew(request.secret)
                     renewed = True
                     continue
-            except (OSError, http.client.HTTPException, json.JSONDecodeError, Transient) as error:
-                connection.close()
+            except (OSError, json.JSONDecodeError, Transient) as error:
+                client.close()
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            if response.status not in RETRYABLE:
-                raise self._refused(response.status, _message(body))
-        raise InputError(
+            if answer.status not in RETRYABLE:
+                raise self._refused(answer.status, _message(body))
+        raise StorageError(
             f"cannot list {self.url}: {problem}, {LIST_ATTEMPTS} times; try again later"
         )
 
     def _refused(self, status: int, message: str) -> InputError:
-        if status == http.HTTPStatus.NOT_FOUND:
+        if status == HTTPStatus.NOT_FOUND:
             return InputError(
                 f"bucket {self._bucket!r} of {self.url} does not exist; check its name"
             )
-        if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return InputError(
                 f"no right to list {self.url} as {self._access.account} ({message}); "
                 "grant roles/storage.objectViewer on the bucket"
@@ -124,48 +139,69 @@ class GcsSource:
 class GcsObjects:
     """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`."""
 
-    def __init__(self, access: "_Access", bucket: str, prefix: str, timeout: float) -> None:
-        self.endpoint, self.timeout = access.endpoint, timeout
+    def __init__(self, access: "_Access", bucket: str, prefix: str) -> None:
         self._access, self._bucket = access, bucket
         self._base = f"/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(prefix, safe='')}"
 
-    def request(self, name: str, generation: int, offset: int) -> tuple[str, bytes]:
+    @property
+    def authorised(self) -> bool:
+        """See `HttpObjects.authorised`."""
+        return self._access.fresh
+
+    async def authorise(self) -> None:
+        """See `HttpObjects.authorise`."""
+        await self._access.freshen()
+
+    def request(self, entry: Entry, offset: int) -> Request:
         """Pinned to the generation; see `HttpObjects.request`."""
+        name = entry.name
         plain = _PLAIN.fullmatch(name)  # most names; quote() is slow
         path = name.replace("/", "%2F") if plain else quote(name, "", errors="surrogateescape")
         target = f"{self._base}{path}?alt=media"
-        if generation:
-            target += f"&generation={generation}"
-        headers = self._access.lines() + b"Accept-Encoding: gzip\r\n"
-        return target, headers + b"Range: bytes=%d-\r\n" % offset if offset else headers
+        if entry.generation:
+            target += f"&generation={entry.generation}"
+        headers = b"Accept-Encoding: gzip\r\n"
+        if offset:
+            headers += b"Range: bytes=%d-\r\n" % offset
+        return Request(self._access.origin, target, headers, self._access.lines)
 
-    def refusal(self, name: str, status: int, body: bytes, headers: bytes) -> Exception:
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`; a token that is refused is renewed."""
         message = _message(body)
-        if status == http.HTTPStatus.UNAUTHORIZED:
-            self._access.renew(headers)
+        if status == HTTPStatus.UNAUTHORIZED:
+            await self._access.renew(secret)
             return Transient(f"HTTP 401 {message}")
-        if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.PRECONDITION_FAILED):
-            return Changed(name)
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED):
+            return Changed(entry.name)
         if status in RETRYABLE:
             return Transient(f"HTTP {status} {message}")
         return InputError(
-            f"cannot read gs://{self._bucket}/…/{name} as {self._access.account}: HTTP {status} "
-            f"{message}; grant roles/storage.objectViewer on the bucket"
+            f"cannot read gs://{self._bucket}/…/{entry.name} as {self._access.account}: "
+            f"HTTP {status} {message}; grant roles/storage.objectViewer on the bucket"
         )
 
 
 class _Access:
-    """Endpoint and credentials: STORAGE_EMULATOR_HOST, application default, or anonymous."""
+    """Endpoint and credentials: STORAGE_EMULATOR_HOST, application default, or anonymous.
+
+    `lines` are the header lines that authorise a request, good for as long as they are `fresh`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines, self._fresh_until = b"", 0.0
+        self.lines, self._fresh_until = b"", 0.0
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator:
-            self.endpoint = emulator if "://" in emulator else f"http://{emulator}"
-            return
+            endpoint = emulator if "://" in emulator else f"http://{emulator}"
+        else:
+            endpoint = self._find_credentials()
+        self.origin = Origin.of(endpoint)
+        if self._credentials is None:
+            self.lines = credentials(urlsplit(endpoint))
+
+    def _find_credentials(self) -> str:
+        """Take the application's default credentials, if any; the endpoint that goes with them."""
         import google.auth
         from google.cloud import storage
 
@@ -175,7 +211,7 @@ class _Access:
             client = storage.Client.create_anonymous_client()  # public buckets need none
         else:
             client = storage.Client(project="none", credentials=self._credentials)
-        self.endpoint = str(client.api_endpoint)
+        return str(client.api_endpoint)
 
     @property
     def account(self) -> str:
@@ -186,21 +222,38 @@ class _Access:
             getattr(self._credentials, "service_account_email", None) or "the default credentials"
         )
 
-    def lines(self) -> bytes:
-        """The header lines that authorise a request."""
-        if self._credentials is None or time.monotonic() < self._fresh_until:
-            return self._lines
-        with self._lock:
-            if time.monotonic() >= self._fresh_until:
-                self._build()
-            return self._lines
+    @property
+    def fresh(self) -> bool:
+        """Whether the lines can be used as they are."""
+        return self._credentials is None or time.monotonic() < self._fresh_until
 
-    def renew(self, stale: bytes) -> None:
-        """Get a new token, unless another thread replaced that of the `stale` lines already."""
+    async def freshen(self) -> None:
+        """Make the lines fresh.
+
+        Raises:
+            Transient, InputError: the credentials give no token.
+        """
+        if not self.fresh:
+            await asyncio.to_thread(self._renew, None)
+
+    async def renew(self, stale: bytes) -> None:
+        """Get a new token, unless that of the `stale` lines was replaced already.
+
+        Raises:
+            Transient, InputError: the credentials give none.
+        """
+        if self._credentials is not None:
+            await asyncio.to_thread(self._renew, stale)
+
+    def _renew(self, stale: bytes | None) -> None:
         with self._lock:
-            if self._credentials is not None and stale.startswith(self._lines):
+            if stale is None and self.fresh:
+                return
+            if stale is not None and stale != self.lines:
+                return
+            if stale is not None:
                 self._refresh()
-                self._build()
+            self._build()
 
     def _build(self) -> None:
         """Write the lines from a valid token, and trust them for ten seconds."""
@@ -208,7 +261,7 @@ class _Access:
             self._refresh()
         headers: dict[str, str] = {}
         self._credentials.apply(headers)
-        self._lines = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
+        self.lines = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
         self._fresh_until = time.monotonic() + 10
 
     def _refresh(self) -> None:

@@ -1,87 +1,109 @@
 """What the sources that speak HTTP share: how an object is asked for, and an answer is taken."""
 
-import http.client
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
-from kfp_ddp.components.data_sync.connection import Connection, Response
-from kfp_ddp.components.data_sync.sources import Body, Transient
+from kfp_ddp.components.data_sync.http.answer import Answer
+from kfp_ddp.components.data_sync.http.client import HttpClient, HttpPool
+from kfp_ddp.components.data_sync.http.origin import Request
+from kfp_ddp.components.data_sync.sources import Entry, Transient
 
 RETRYABLE = frozenset({408, 416, 429, 500, 502, 503, 504})
 """Statuses that another attempt can mend."""
-_CHUNK = 1 << 20
+MAX_ERROR = 1 << 16
+"""Bytes of an error's text that are read."""
+_GOOD = frozenset({200, 206})
 
 
 class HttpObjects(Protocol):
-    """The objects of a source, as a server is asked for them; used by many threads."""
+    """The objects of a source, as a server is asked for them."""
 
-    endpoint: str
-    timeout: float
-    """The longest silence of the server, in seconds."""
+    @property
+    def authorised(self) -> bool:
+        """Whether `request` can be called without `authorise`."""
 
-    def request(self, name: str, generation: int, offset: int) -> tuple[str, bytes]:
-        """The target to GET, and header lines, for an object's bytes from `offset` on.
+    async def authorise(self) -> None:
+        """Get a token that lasts.
 
         Raises:
-            Transient, InputError: the credentials give no token.
+            Transient, InputError: the credentials give none.
         """
 
-    def refusal(self, name: str, status: int, body: bytes, headers: bytes) -> Exception:
-        """What an answer other than the bytes means, to be raised; `headers` were sent.
+    def request(self, entry: Entry, offset: int) -> Request:
+        """The request for an object's bytes from `offset` on."""
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """What an answer other than the bytes means, to be raised; `secret` was sent.
 
         That is Transient, Changed or InputError.
         """
 
 
-class HttpBody:
-    """The body of an HTTP answer; `abandon` closes its connection."""
-
-    def __init__(self, response: Response, abandon: Callable[[], None]) -> None:
-        self._response, self._abandon = response, abandon
-
-    def read(self, size: int = -1, /) -> bytes:
-        """See `Body.read`."""
-        try:
-            return self._response.read(size)
-        except (OSError, http.client.HTTPException) as error:
-            self._abandon()
-            raise Transient(f"{type(error).__name__}: {error}") from error
-
-    def close(self) -> None:
-        """See `Body.close`."""
-        # Cut short by the peer, or not read to the end: this connection cannot go on.
-        if self._response.length != 0:
-            self._abandon()
-
-
 class HttpReader:
     """Objects over one connection; see `Reader`."""
 
-    def __init__(self, objects: HttpObjects) -> None:
-        self._objects = objects
-        self._connection = Connection(objects.endpoint, objects.timeout)
+    def __init__(self, objects: HttpObjects, pool: HttpPool) -> None:
+        self._objects, self._client = objects, HttpClient(pool)
+        self._ahead: tuple[Entry, Request] | None = None
 
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
+    def ask(self, entry: Entry) -> None:
+        """See `Reader.ask`."""
+        if self._objects.authorised:
+            request = self._objects.request(entry, 0)
+            self._ahead = entry, request
+            self._client.send(request)
+
+    async def open(self, entry: Entry, offset: int) -> "HttpBody":
         """Start a download of what was listed; see `Reader.open`."""
-        target, headers = self._objects.request(name, generation, offset)
+        objects, client = self._objects, self._client
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is entry and not offset:
+            request = ahead[1]
+        else:
+            if not objects.authorised:
+                await objects.authorise()
+            request = objects.request(entry, offset)
         try:
-            response = self._connection.get(target, headers)
-            if response.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-                raise self._objects.refusal(name, response.status, response.read(), headers)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
+            answer = await client.get(request)
+            if answer.status not in _GOOD:
+                text = b"".join(answer.take())[:MAX_ERROR]
+                raise await objects.refusal(entry, answer.status, text, request.secret)
+        except OSError as error:
             raise Transient(f"{type(error).__name__}: {error}") from error
-        body = HttpBody(response, self.close)
-        skip = offset if response.status == HTTPStatus.OK else 0  # a server without ranges
-        while skip and (data := body.read(min(skip, _CHUNK))):
-            skip -= len(data)
-        expected = size - offset
-        if response.length is not None and response.length != expected and expected:
-            self.close()
-            raise Transient(f"length {response.length} instead of {expected}")
-        return body
+        skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
+        expected = entry.size - offset + skip
+        if answer.length is not None and answer.length != expected:
+            client.close()
+            raise Transient(f"length {answer.length} instead of {expected}")
+        return HttpBody(client, answer, skip)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """See `Reader.close`."""
+        self._client.close()
+
+
+class HttpBody:
+    """The body of an answer, without its first `skip` bytes; see `Body`."""
+
+    __slots__ = ("_answer", "_client", "_skip")
+
+    def __init__(self, client: HttpClient, answer: Answer, skip: int) -> None:
+        self._client, self._answer, self._skip = client, answer, skip
+
+    async def read(self) -> list[bytes]:
+        """See `Body.read`."""
+        answer = self._answer
+        while True:
+            if not answer.size and not answer.complete:
+                try:
+                    await self._client.more()
+                except OSError as error:
+                    raise Transient(f"{type(error).__name__}: {error}") from error
+            blocks = answer.take()
+            while self._skip and blocks:
+                self._skip -= len(first := blocks.pop(0))
+                if self._skip < 0:
+                    blocks.insert(0, first[self._skip :])
+                    self._skip = 0
+            if blocks or answer.complete:
+                return blocks

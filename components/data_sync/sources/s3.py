@@ -9,11 +9,13 @@ manifest, so later checks of the files are as strict as for any source.
 
 import hashlib
 import re
+from concurrent.futures import Executor
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Body, Changed, Transient
+from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient
+from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
 
 _MD5 = re.compile("[0-9a-f]{32}")
 _FORBIDDEN = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
@@ -24,7 +26,6 @@ _ATTEMPTS = 8
 class S3Source:
     """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
-    objects = None
     resumes = False
     """A part cannot be checked, so a broken body starts again."""
 
@@ -76,9 +77,9 @@ class S3Source:
             )
         return found
 
-    def reader(self) -> "S3Reader":
+    def reader(self, threads: Executor) -> BlockingReader:
         """A reader; all share the client's pool of connections."""
-        return S3Reader(self._client, self._bucket, self._prefix)
+        return BlockingReader(self._open, threads)
 
     def _refused(self, code: str) -> InputError:
         if code == "NoSuchBucket":
@@ -89,44 +90,35 @@ class S3Source:
             return InputError(f"no right to list {self.url} ({code}); grant s3:ListBucket")
         return InputError(f"cannot list {self.url}: {code}")
 
-
-class S3Reader:
-    """Bodies of one bucket; see `Reader`."""
-
-    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
-        self._client, self._bucket, self._prefix = client, bucket, prefix
-
-    def open(self, name: str, generation: int, tag: str, size: int, offset: int) -> Body:
-        """Start a download of the listed content; see `Reader.open`."""
+    def _open(self, entry: Entry, offset: int) -> Stream:
+        """Start a download of the listed content."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             answer = self._client.get_object(
                 Bucket=self._bucket,
-                Key=f"{self._prefix}{name}",
-                IfMatch=f'"{tag}"',
+                Key=f"{self._prefix}{entry.name}",
+                IfMatch=f'"{entry.tag}"',
                 ChecksumMode="ENABLED",
             )
         except ClientError as error:
             code = str(error.response["Error"]["Code"])
             if code in _GONE:
-                raise Changed(name) from error
+                raise Changed(entry.name) from error
             if code in _FORBIDDEN:
                 raise InputError(
-                    f"cannot read s3://{self._bucket}/{self._prefix}{name} ({code}); "
+                    f"cannot read s3://{self._bucket}/{self._prefix}{entry.name} ({code}); "
                     "grant s3:GetObject"
                 ) from error
             raise Transient(code) from error
         except BotoCoreError as error:
             raise Transient(str(error)) from error
         kms = "kms" in str(answer.get("ServerSideEncryption", ""))
-        return _S3Body(answer["Body"], tag if _MD5.fullmatch(tag) and not kms else "", size)
-
-    def close(self) -> None:
-        """The pool belongs to the source."""
+        md5 = entry.tag if _MD5.fullmatch(entry.tag) and not kms else ""
+        return _S3Stream(answer["Body"], md5, entry.size)
 
 
-class _S3Body:
+class _S3Stream:
     """A stream that ends with the check of its MD5, where the ETag is one."""
 
     def __init__(self, stream: Any, md5: str, size: int) -> None:

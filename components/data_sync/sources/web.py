@@ -3,19 +3,28 @@
 That is what a version looks like when its folder is served, so one sync can feed another.
 """
 
-import http.client
+import asyncio
 import json
-import time
+from concurrent.futures import Executor
 from http import HTTPStatus
 from urllib.parse import quote, urlsplit
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.connection import Connection
+from kfp_ddp.components.data_sync import event_loop, manifest
+from kfp_ddp.components.data_sync.http.client import HttpClient, HttpPool
+from kfp_ddp.components.data_sync.http.origin import (
+    Origin,
+    Request,
+    credentials,
+    redacted,
+    target_of,
+)
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.retry import Retry
-from kfp_ddp.components.data_sync.sources import Changed, Transient
+from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient
 from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
+
+_MAX_MANIFEST = 1 << 31
 
 
 class WebSource:
@@ -27,20 +36,17 @@ class WebSource:
         parts = urlsplit(url)
         if not parts.netloc or not parts.path.endswith(".jsonl"):
             raise InputError(
-                f"source {url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
+                f"source {redacted(url)!r} is not a manifest; give https://host/folder/{manifest.NAME}"
             )
-        self.url = url
+        self.url = redacted(url)
         self.max_workers = 256
-        self._endpoint, self._timeout = f"{parts.scheme}://{parts.netloc}", timeout
-        self._path = parts.path
-        self._query = f"?{parts.query}" if parts.query else ""
-        folder = parts.path.rpartition("/")[0]
-        self.objects = WebObjects(self._endpoint, folder, self._query, timeout)
+        self._manifest = Request(Origin.of(url), target_of(parts), b"", credentials(parts))
+        self._pool = HttpPool(self._manifest.origin, timeout)
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
         found = Listing()
-        lines = self._manifest().decode("utf-8", "surrogateescape").strip().split("\n")
+        lines = event_loop.run(self._read()).decode("utf-8", "surrogateescape").strip().split("\n")
         try:
             packed = json.loads(lines[0]).get("pack", "none") != "none"
             for line in lines[1:]:
@@ -54,52 +60,58 @@ class WebSource:
             raise InputError(f"{self.url} names no files; check that its sync is done")
         return found
 
-    def reader(self) -> HttpReader:
+    def reader(self, threads: Executor) -> HttpReader:
         """A reader with a connection of its own."""
-        return HttpReader(self.objects)
+        return HttpReader(WebObjects(self._manifest), self._pool)
 
-    def _manifest(self) -> bytes:
-        connection = Connection(self._endpoint, self._timeout)
-        retry, problem = Retry(), ""
+    async def _read(self) -> bytes:
+        """The manifest."""
+        client, retry, problem = HttpClient(self._pool), Retry(), ""
         try:
             for attempt in range(retry.attempts):
                 try:
-                    response = connection.get(quote(self._path, safe="/%") + self._query)
-                    body = response.read()
-                except (OSError, http.client.HTTPException) as error:
-                    connection.close()
+                    answer, body = await client.whole(self._manifest, _MAX_MANIFEST)
+                except OSError as error:
                     problem = f"{type(error).__name__}: {error}"
                 else:
-                    if response.version == 10:
+                    if answer.version == 10:
                         self.max_workers = 4
-                    if response.status == HTTPStatus.OK:
+                    if answer.status == HTTPStatus.OK:
                         return body
-                    problem = f"HTTP {response.status}"
-                    if response.status not in RETRYABLE:
-                        break
-                time.sleep(retry.delay(attempt))
+                    problem = f"HTTP {answer.status}"
+                    if answer.status not in RETRYABLE:
+                        raise InputError(f"cannot read {self.url}: {problem}; check the address")
+                await asyncio.sleep(retry.delay(attempt))
         finally:
-            connection.close()
-        raise InputError(f"cannot read {self.url}: {problem}; check the address")
+            client.close()
+        raise retry.exhausted(self.url, problem)
 
 
 class WebObjects:
-    """Files below one folder of a web server; see `HttpObjects`."""
+    """Files in the folder of a manifest; see `HttpObjects`."""
 
-    def __init__(self, endpoint: str, folder: str, query: str, timeout: float) -> None:
-        self.endpoint, self.timeout = endpoint, timeout
-        self._folder, self._query = folder, query
+    authorised = True
 
-    def request(self, name: str, generation: int, offset: int) -> tuple[str, bytes]:
+    def __init__(self, manifest: Request) -> None:
+        self._manifest = manifest
+        path, mark, query = manifest.target.partition("?")
+        self._folder, self._query = path.rpartition("/")[0], mark + query
+
+    async def authorise(self) -> None:
+        """See `HttpObjects.authorise`; a user and password stand in the address."""
+
+    def request(self, entry: Entry, offset: int) -> Request:
         """See `HttpObjects.request`; there are no generations here."""
-        path = quote(name.encode("utf-8", "surrogateescape"), safe="/")
-        headers = b"Range: bytes=%d-\r\n" % offset if offset else b""
-        return f"{self._folder}/{path}{self._query}", headers
+        path = quote(entry.name.encode("utf-8", "surrogateescape"), safe="/")
+        return self._manifest._replace(
+            target=f"{self._folder}/{path}{self._query}",
+            headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
+        )
 
-    def refusal(self, name: str, status: int, body: bytes, headers: bytes) -> Exception:
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`."""
         if status in RETRYABLE:
             return Transient(f"HTTP {status}")
         if status == HTTPStatus.NOT_FOUND:
-            return Changed(name)
-        return InputError(f"cannot read {name!r}: HTTP {status}; check the web server")
+            return Changed(entry.name)
+        return InputError(f"cannot read {entry.name!r}: HTTP {status}; check the web server")

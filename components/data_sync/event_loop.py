@@ -1,0 +1,50 @@
+"""The event loop that all sources and transfers share, in a thread of its own.
+
+So a caller may have a loop that runs already, as a notebook has, and connections that are opened
+while a listing runs are still there for the transfer.
+"""
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="data_sync", daemon=True).start()
+    return loop
+
+
+os.register_at_fork(after_in_child=_loop.cache_clear)  # a child has no such thread
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on the loop and wait for its end; who interrupts the caller cancels it."""
+    loop, done, tasks = _loop(), Future[T](), list[asyncio.Task[T]]()
+
+    def start() -> None:
+        tasks.append(loop.create_task(work))
+        tasks[0].add_done_callback(end)
+
+    def end(task: asyncio.Task[T]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(task.result())
+
+    loop.call_soon_threadsafe(start)
+    try:
+        return done.result()
+    except BaseException:
+        if not done.done():
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            wait([done])
+        raise

@@ -1,0 +1,187 @@
+"""An answer in HTTP/1, taken apart as its bytes arrive; nothing in it may be endless."""
+
+import re
+
+MAX_HEAD = 1 << 16
+"""Bytes of a head, or of all trailers."""
+_MAX_INTERIM = 16
+_MAX_LINE = 1 << 12
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)\b")
+_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+_TINY = 1 << 12
+_UNTIL_THE_END = -1
+_BODILESS = frozenset({204, 304})
+
+
+class HttpError(OSError):
+    """The peer does not speak HTTP/1, says more than is good for us, or stopped in the middle."""
+
+
+class Answer:
+    """One answer: give it what arrives with `feed`, until it is `complete`.
+
+    `status` is 0 before the head is there; `length` is what the head says of the body, None where
+    only its end will tell. The body gathers, `size` bytes of it, until it is taken. A 1xx answer
+    before this one is passed over. `bodiless`: as to CONNECT, a body does not follow.
+    """
+
+    __slots__ = (
+        *("status", "version", "length", "keeps", "complete", "size"),
+        *("_bodiless", "_head", "_lower", "_rest", "_left", "_chunk", "_extra", "_blocks"),
+    )
+
+    def __init__(self, bodiless: bool = False) -> None:
+        self.status, self.version, self.size = 0, 11, 0
+        self.length: int | None = None
+        self.keeps = self.complete = False
+        self._bodiless, self._head, self._lower, self._rest = bodiless, b"", b"", b""
+        self._left = 0
+        self._chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
+        self._extra = 0  # interim answers, then bytes of trailers
+        self._blocks: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Take apart what has arrived.
+
+        Raises:
+            HttpError: this is no answer, or not a good one.
+        """
+        if not self.status:
+            data = self._read_head(data)
+            if not self.status:
+                return
+        if self._chunk:
+            self._read_chunks(data)
+        elif self._left == _UNTIL_THE_END:
+            self._gather(data)
+        else:
+            if len(data) > self._left:  # more than was announced: not to be trusted any further
+                data, self.keeps = data[: self._left], False
+            self._gather(data)
+            self._left -= len(data)
+            self.complete = not self._left
+
+    def finish(self) -> None:
+        """The connection has ended.
+
+        Raises:
+            HttpError: in the middle of the answer.
+        """
+        if not self.status:
+            raise HttpError("connection closed without an answer")
+        if not self.complete and (self._chunk or self._left != _UNTIL_THE_END):
+            raise HttpError("connection closed within the answer")
+        self.complete = True
+
+    def take(self) -> list[bytes]:
+        """What has gathered of the body since the last call."""
+        blocks, self._blocks, self.size = self._blocks, [], 0
+        return blocks
+
+    def field(self, name: bytes) -> bytes:
+        """The value of a header, its name in lower case; b'' if it is not there.
+
+        Raises:
+            HttpError: it is there twice.
+        """
+        start = self._lower.find(b"\n%b:" % name)
+        if start < 0:
+            return b""
+        start += len(name) + 2
+        end = self._lower.find(b"\r\n", start)
+        if self._lower.find(b"\n%b:" % name, end) >= 0:
+            raise HttpError(f"two headers {name.decode()}")
+        return self._head[start:end].strip()
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Read the head, if it is all there; what follows it."""
+        data = self._rest + data
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if len(data if end < 4 else data[:end]) > MAX_HEAD:
+                raise HttpError("endless head")
+            if end < 4:
+                self._rest = data
+                return b""
+            self._head, data = data[:end], data[end:]
+            match = _STATUS.match(self._head)
+            if match is None:
+                raise HttpError(f"not HTTP/1: {self._head[:60]!r}")
+            status = int(match[2])
+            if status >= 200:
+                break
+            self._extra += 1
+            if status == 101 or self._extra > _MAX_INTERIM:
+                raise HttpError(f"HTTP {status} without end" if status != 101 else "HTTP 101")
+        self.version, self._lower = 10 + int(match[1]), self._head.lower()
+        self._rest, self._extra = b"", 0
+        self._frame(status)
+        self.status = status
+        return data
+
+    def _frame(self, status: int) -> None:
+        """Find out how long the body is."""
+        wish = self.field(b"connection").lower()
+        self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
+        coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")
+        if self._bodiless or status in _BODILESS:
+            self.length, self.complete = 0, True
+        elif coding:
+            if coding.lower() != b"chunked":
+                raise HttpError(f"transfer-encoding {coding[:60]!r}")
+            self._chunk = "size"
+        elif length:
+            if not length.isdigit() or len(length) > 18:
+                raise HttpError(f"content-length {length[:60]!r}")
+            self.length = self._left = int(length)
+            self.complete = not self._left
+        else:
+            self._left, self.keeps = _UNTIL_THE_END, False
+
+    def _read_chunks(self, data: bytes) -> None:
+        data, self._rest = self._rest + data, b""
+        at = 0
+        while not self.complete and at < len(data):
+            if self._left:
+                block = data[at : at + self._left]
+                self._gather(block)
+                self._left -= len(block)
+                at += len(block)
+                continue
+            end = data.find(b"\r\n", at)
+            if (len(data) if end < 0 else end) - at > _MAX_LINE:
+                raise HttpError("endless line in a chunked body")
+            if end < 0:
+                self._rest = data[at:]
+                return
+            self._read_line(data[at:end])
+            at = end + 2
+        if at < len(data):
+            self.keeps = False
+
+    def _read_line(self, line: bytes) -> None:
+        """A line between the chunks, or after the last."""
+        if self._chunk == "size":
+            match = _SIZE.fullmatch(line)
+            if match is None:
+                raise HttpError(f"chunk size {line[:60]!r}")
+            self._left = int(match[1], 16)
+            self._chunk = "end" if self._left else "trailer"
+        elif self._chunk == "end":
+            if line:
+                raise HttpError("a chunk is longer than it says")
+            self._chunk = "size"
+        else:
+            self._extra += len(line)
+            if self._extra > MAX_HEAD:
+                raise HttpError("endless trailers")
+            self.complete = not line
+
+    def _gather(self, block: bytes) -> None:
+        if not block:
+            return
+        self.size += len(block)
+        if len(block) < _TINY and self._blocks and len(self._blocks[-1]) < _TINY:
+            self._blocks[-1] += block  # a million chunks of a byte are not a million objects
+        else:
+            self._blocks.append(block)
