@@ -287,3 +287,21 @@ def test_a_watchdog_that_is_given_more_time_still_ends_a_rank_as_torch_does() ->
     assert pod.environment(spec, "") == [
         {"name": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "value": "600"}
     ]
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "tfjob", "mpijob"])
+def test_labels_go_to_every_pod_and_replace_none_of_ours(kind: str) -> None:
+    given = {"team": "vision", "kfp-ddp/run-id": "another"}
+    spec = LaunchSpec.create(**SPEC, kind=kind, labels=given)
+    made = job_manifest(spec, {"name": "job", "labels": {"kfp-ddp/run-id": "run"}})["spec"]
+    found = [each for each in _values(made, "labels") if "team" in each]
+    assert len(found) == {"mpijob": 2}.get(kind, 1)
+    assert all(each["team"] == "vision" and each["kfp-ddp/run-id"] == "run" for each in found)
+
+
+def _values(tree: Any, key: str) -> list[Any]:
+    """Every value under a key, at any depth."""
+    if isinstance(tree, dict):
+        below = [found for value in tree.values() for found in _values(value, key)]
+        return [*([tree[key]] if key in tree else []), *below]
+    return [found for each in tree for found in _values(each, key)] if isinstance(tree, list) else []

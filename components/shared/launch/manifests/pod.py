@@ -46,7 +46,8 @@ def template(
     """
     annotations = {}
     # A queue's label belongs on the job alone; on a pod it would be queued a second time.
-    pod_labels = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
+    ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
+    pod_labels = {**spec.labels, **ours}
     if not spec.istio:
         pod_labels["sidecar.istio.io/inject"] = "false"
         annotations["sidecar.istio.io/inject"] = "false"

@@ -165,6 +165,10 @@ class LaunchSpec(Settings):
         description="Whether Istio adds its sidecar to the pods; with one a job may never end.",
     )
 
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        description="Further labels of the pods, such as a team or a cost center.",
+    )
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="Labels that a node must have to run a pod of the job."
     )
