@@ -24,6 +24,7 @@ from kfp_ddp.components.preflight.parameters import choices, description
 ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
 PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
+DOCUMENTS = ("README.md", "training/README.md", "components/*/README.md")
 NOT_CHECKED = ("bucket_secret",)
 BLOCK = re.compile(r"(<!-- (settings|inputs): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
 TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
@@ -46,7 +47,7 @@ def main(arguments: list[str]) -> int:
 def _documents() -> Iterator[tuple[Path, str]]:
     """Each file that is made in part, and what it should be; the component before its table."""
     yield PREFLIGHT, preflight(FORM.read_text(), PREFLIGHT.read_text())
-    for path in sorted({*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("*/*/*.md")}):
+    for path in sorted(found for pattern in DOCUMENTS for found in ROOT.glob(pattern)):
         text = path.read_text()
         yield path, BLOCK.sub(_block, text)
 
@@ -115,7 +116,8 @@ def inputs_table(name: str) -> list[str]:
         default = _value(given.default) if given.optional else "required"
         text = _cell(given.description)
         closed = ", ".join(f"`{choice}`" for choice in choices(one))
-        lines.append(f"| `{one}` | {closed or TYPES.get(kind, kind.lower())} | {default} | {text} |")
+        kind = closed or TYPES.get(kind, kind.lower())
+        lines.append(f"| `{one}` | {kind} | {default} | {text} |")
     return lines
 
 
@@ -135,7 +137,8 @@ def _range(field: Any) -> str:
     }
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     limits = ", ".join(f"{signs[name]} {bound:g}" for name, bound in bounds.items())
-    return f"{getattr(kind, '__name__', kind)}{f', {limits}' if limits else ''}"
+    name = {"tuple": "list"}.get(kind.__name__, kind.__name__)
+    return f"{name}, {limits}" if limits else name
 
 
 def _value(default: object) -> str:

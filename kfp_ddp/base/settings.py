@@ -1,6 +1,5 @@
 """Typed settings whose errors are one line, in the words of somebody who sets them."""
 
-import difflib
 import re
 import typing
 from collections.abc import Mapping
@@ -108,5 +107,7 @@ def split(
 
 
 def _hint(name: str, known: typing.Sequence[str]) -> str:
+    import difflib  # only an error needs it
+
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
