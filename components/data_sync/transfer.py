@@ -153,16 +153,13 @@ class Transfer:
         """A small body; never more of it than was listed."""
         if pause := self._throttle.delay(entry.size):
             await asyncio.sleep(pause)
-        body = await reader.open(entry, 0)
-        blocks, size = list[bytes](), 0
-        while more := await body.read():
-            blocks += more
-            size += sum(map(len, more))
-            if size > entry.size:
-                break
-        if size != entry.size:
-            raise Transient(f"{size} bytes instead of {entry.size}")
-        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+        await reader.open(entry, 0)
+        data = b"".join(await reader.read())
+        while len(data) <= entry.size and (more := await reader.read()):
+            data += b"".join(more)
+        if len(data) != entry.size:
+            raise Transient(f"{len(data)} bytes instead of {entry.size}")
+        return data
 
     async def _put(self, index: int, data: bytes) -> None:
         """Check a small body and store it: at once, or in a thread where the disk is slow."""
@@ -216,11 +213,11 @@ class Transfer:
 
     async def _continue(self, reader: Reader, entry: Entry, target: "_Target") -> None:
         """Write what comes of a body while the next block arrives."""
-        body = await reader.open(entry, target.size)
+        await reader.open(entry, target.size)
         writing: asyncio.Future[None] | None = None
         received = target.size
         try:
-            while blocks := await body.read():
+            while blocks := await reader.read():
                 size = sum(map(len, blocks))
                 received += size
                 if received > entry.size:

@@ -1,5 +1,6 @@
 """What passes over the connections of a sync: odd answers, a proxy, a disk slower than they are."""
 
+import base64
 import contextlib
 import random
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
@@ -60,12 +61,13 @@ def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_
 
 
 class Proxy(socketserver.ThreadingTCPServer):
-    """Tunnels to whatever CONNECT names, and notes it."""
+    """Tunnels to whatever CONNECT names, and notes it; for those with the `login`, if set."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.login = ""
         super().__init__(("127.0.0.1", 0), Tunnel)
 
 
@@ -74,8 +76,13 @@ class Tunnel(socketserver.StreamRequestHandler):
         assert isinstance(self.server, Proxy)
         target = self.rfile.readline().split()[1].decode()
         self.server.asked.append(target)
-        while self.rfile.readline().strip():
-            pass
+        headers = b""
+        while line := self.rfile.readline().strip():
+            headers += line + b"\n"
+        login = b"Basic " + base64.b64encode(self.server.login.encode())
+        if self.server.login and b"Proxy-Authorization: " + login not in headers:
+            self.wfile.write(b"HTTP/1.1 407 Who are you?\r\nContent-Length: 0\r\n\r\n")
+            return
         host, _, port = target.partition(":")
         with socket.create_connection((host, int(port))) as far:
             self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -108,6 +115,20 @@ def test_proxy_of_the_environment_is_used(bucket: Bucket, proxy: Proxy, tmp_path
     version = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
     assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
     assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
+
+
+def test_proxy_is_given_its_login(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, body in BODIES.items():
+        bucket.put(f"ds/{name}", body)
+    proxy.login = "me:p@ss"
+    with pytest.raises(InputError, match=r"^proxy 127.0.0.1:\d+ refuses us \(HTTP 407\)[^\n]*$"):
+        sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
+    port = proxy.server_address[1]
+    monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{port}")
+    version = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
+    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
 
 
 def test_proxy_that_is_not_there_is_one_line(

@@ -25,19 +25,18 @@ class Answer:
     before this one is passed over. `bodiless`: as to CONNECT, a body does not follow.
     """
 
-    __slots__ = (
-        *("status", "version", "length", "keeps", "complete", "size"),
-        *("_bodiless", "_head", "_lower", "_rest", "_left", "_chunk", "_extra", "_blocks"),
-    )
+    status = 0
+    version = 11
+    length: int | None = None
+    keeps = complete = False
+    size = 0
+    _head = _lower = _rest = b""
+    _left = 0
+    _chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
+    _extra = 0  # interim answers, then bytes of trailers
 
     def __init__(self, bodiless: bool = False) -> None:
-        self.status, self.version, self.size = 0, 11, 0
-        self.length: int | None = None
-        self.keeps = self.complete = False
-        self._bodiless, self._head, self._lower, self._rest = bodiless, b"", b"", b""
-        self._left = 0
-        self._chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
-        self._extra = 0  # interim answers, then bytes of trailers
+        self._bodiless = bodiless
         self._blocks: list[bytes] = []
 
     def feed(self, data: bytes) -> None:
@@ -84,12 +83,13 @@ class Answer:
         Raises:
             HttpError: it is there twice.
         """
-        start = self._lower.find(b"\n%b:" % name)
+        key = b"\n" + name + b":"
+        start = self._lower.find(key)
         if start < 0:
             return b""
-        start += len(name) + 2
+        start += len(key)
         end = self._lower.find(b"\r\n", start)
-        if self._lower.find(b"\n%b:" % name, end) >= 0:
+        if self._lower.find(key, end) >= 0:
             raise HttpError(f"two headers {name.decode()}")
         return self._head[start:end].strip()
 

@@ -78,7 +78,17 @@ class HttpClient:
             InputError: we are sent in circles, or where we do not go.
         """
         for _ in range(1 + _MAX_REDIRECTS):
-            answer = await self._exchange(request)
+            ahead, self._ahead = self._ahead, None
+            connection = self._connections.get(request.origin)
+            try:
+                if ahead != request or connection is None:
+                    connection = await self._idle(request.origin)
+                    connection.send(request.encoded())
+                self._current = connection
+                answer = await connection.answer()
+            except BaseException:
+                self.close()
+                raise
             if answer.status not in _REDIRECTS:
                 return answer
             location = answer.field(b"location").decode("utf-8", "replace")
@@ -126,19 +136,6 @@ class HttpClient:
             connection.close()
         self._connections.clear()
         self._ahead = None
-
-    async def _exchange(self, request: Request) -> Answer:
-        ahead, self._ahead = self._ahead, None
-        connection = self._connections.get(request.origin)
-        try:
-            if ahead != request or connection is None:
-                connection = await self._idle(request.origin)
-                connection.send(request.encoded())
-            self._current = connection
-            return await connection.answer()
-        except BaseException:
-            self.close()
-            raise
 
     async def _idle(self, origin: Origin) -> HttpConnection:
         """A connection to a server that can be asked."""

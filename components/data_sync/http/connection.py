@@ -7,10 +7,12 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.http.answer import Answer, HttpError
 from kfp_ddp.components.data_sync.http.origin import Origin, tls
 
-BLOCK = 1 << 19
+BLOCK = 1 << 20
 """Bytes of a body that gather before they are handed on; a connection holds about two such."""
-# All connections are of one thread, and each leaves the buffer before another fills it.
-_BUFFER = memoryview(bytearray(1 << 18))
+_CHECKS = 4
+# All connections are of one thread, and each leaves the buffer before another fills it. Under 128
+# KiB, as above that glibc maps memory anew for every copy of it.
+_BUFFER = memoryview(bytearray(120 << 10))
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -26,7 +28,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._heard = 0.0
+        self._silence = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -73,10 +75,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         """
         answer = self._answer
         assert answer is not None
-        if not answer.complete and answer.size < BLOCK and self._error is None:
-            if self._transport is not None:
-                self._transport.resume_reading()
-            await self._wait()
+        if not answer.complete and answer.size < BLOCK and self._transport is not None:
+            self._transport.resume_reading()
+            self._waiter, self._silence = self._loop.create_future(), 0
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._timeout / _CHECKS, self._check)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._error is not None and not answer.complete:
             raise self._error
         return answer
@@ -100,7 +107,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if answer is None or answer.complete:  # a peer that speaks without being asked
             self.close()
             return
-        self._heard = self._loop.time()
+        self._silence = 0
         try:
             answer.feed(bytes(_BUFFER[:nbytes]))
         except HttpError as error:
@@ -149,15 +156,6 @@ class HttpConnection(asyncio.BufferedProtocol):
                 transport, self, context, server_hostname=origin.host
             )
 
-    async def _wait(self) -> None:
-        self._waiter, self._heard = self._loop.create_future(), self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout, self._check)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -167,11 +165,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._timer = None
         if self._waiter is None:
             return
-        left = self._heard + self._timeout - self._loop.time()
-        if left <= 0:
+        self._silence += 1
+        if self._silence > _CHECKS:
             self._fail(TimeoutError("timed out"))
         else:
-            self._timer = self._loop.call_later(left, self._check)
+            self._timer = self._loop.call_later(self._timeout / _CHECKS, self._check)
 
     def _fail(self, error: OSError) -> None:
         self._error = self._error or error

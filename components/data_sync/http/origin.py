@@ -45,18 +45,15 @@ class Origin:
             parts = urlsplit(url)
             secure = parts.scheme == "https"
             port = parts.port or (443 if secure else 80)
-            host = (
-                (parts.hostname or "").encode("idna").decode()
-                if ":" not in (parts.hostname or "")
-                else parts.hostname or ""
-            )
+            host = parts.hostname or ""
+            host = host if ":" in host else host.encode("idna").decode()
         except ValueError as error:
             raise InputError(f"{redacted(url)!r} is no address: {error}; check it") from error
         if parts.scheme not in ("http", "https") or not host:
             raise InputError(f"{redacted(url)!r} is no address; give it as https://host/path")
         return cls(secure, host, port, _proxy(parts.scheme, host, port))
 
-    @property
+    @functools.cached_property
     def authority(self) -> bytes:
         """As the header Host has it: without the port that is meant anyway."""
         return _authority(self.host, 0 if self.port == (443 if self.secure else 80) else self.port)
@@ -105,7 +102,10 @@ class Request(NamedTuple):
             InputError: it is none that may be followed.
         """
         here = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
-        there = urljoin(here, location)
+        try:
+            there = urljoin(here, location)
+        except ValueError:
+            there = location
         origin = Origin.of(there)
         if self.origin.secure and not origin.secure:
             raise InputError(

@@ -29,34 +29,30 @@ class Changed(Exception):  # noqa: N818
     """The object is no longer the one that was listed."""
 
 
-class Body(Protocol):
-    """The bytes of one object, as they arrive."""
-
-    async def read(self) -> list[bytes]:
-        """The next blocks, which are all of a small body; none at its end.
-
-        Raises:
-            Transient: the body ended early, or failed the store's own checksum.
-        """
-
-
 class Reader(Protocol):
     """The objects of a source, for one worker of a transfer: one after the other."""
 
     def ask(self, entry: Entry) -> None:
         """What `open` will be called for next, from its start: a hint, so that it can be sent."""
 
-    async def open(self, entry: Entry, offset: int) -> Body:
-        """Start reading an object at `offset`; the body before is given up.
+    async def open(self, entry: Entry, offset: int) -> None:
+        """Start reading an object at `offset`; the one before is given up.
 
         Raises:
             Transient: worth another attempt.
             Changed: the pinned content is gone.
-            InputError: no right to read it.
+            KfpDdpError: it cannot be read.
+        """
+
+    async def read(self) -> list[bytes]:
+        """The next blocks of what is open, which are all of a small one; none at its end.
+
+        Raises:
+            Transient: the body ended early, or failed the store's own checksum.
         """
 
     def close(self) -> None:
-        """Give up the body and the connection; `open` makes another."""
+        """Give up what is open and the connection; `open` makes another."""
 
 
 class Source(Protocol):

@@ -17,7 +17,7 @@ class Stream(Protocol):
         """Up to `size` bytes, b'' at the end.
 
         Raises:
-            Transient: see `Body.read`.
+            Transient: see `Reader.read`.
         """
 
     def close(self) -> None:
@@ -25,7 +25,7 @@ class Stream(Protocol):
 
 
 class BlockingReader:
-    """Opens and reads in these threads; see `Reader`, and `Body` of what is open."""
+    """Opens and reads in these threads; see `Reader`."""
 
     def __init__(self, open_stream: Callable[[Entry, int], Stream], threads: Executor) -> None:
         self._open_stream, self._threads = open_stream, threads
@@ -35,15 +35,14 @@ class BlockingReader:
     def ask(self, entry: Entry) -> None:
         """See `Reader.ask`; a library cannot be asked ahead."""
 
-    async def open(self, entry: Entry, offset: int) -> "BlockingReader":
+    async def open(self, entry: Entry, offset: int) -> None:
         """See `Reader.open`; the first block is read in the same go."""
         self.close()
         loop = asyncio.get_running_loop()
         self._first = await loop.run_in_executor(self._threads, self._start, entry, offset)
-        return self
 
     async def read(self) -> list[bytes]:
-        """See `Body.read`."""
+        """See `Reader.read`."""
         data, self._first = self._first, b""
         if not data and not self._ended and self._stream is not None:
             loop = asyncio.get_running_loop()

@@ -45,6 +45,8 @@ class HttpReader:
     def __init__(self, objects: HttpObjects, pool: HttpPool) -> None:
         self._objects, self._client = objects, HttpClient(pool)
         self._ahead: tuple[Entry, Request] | None = None
+        self._answer = Answer()
+        self._skip = 0
 
     def ask(self, entry: Entry) -> None:
         """See `Reader.ask`."""
@@ -53,7 +55,7 @@ class HttpReader:
             self._ahead = entry, request
             self._client.send(request)
 
-    async def open(self, entry: Entry, offset: int) -> "HttpBody":
+    async def open(self, entry: Entry, offset: int) -> None:
         """Start a download of what was listed; see `Reader.open`."""
         objects, client = self._objects, self._client
         ahead, self._ahead = self._ahead, None
@@ -75,35 +77,29 @@ class HttpReader:
         if answer.length is not None and answer.length != expected:
             client.close()
             raise Transient(f"length {answer.length} instead of {expected}")
-        return HttpBody(client, answer, skip)
+        self._answer, self._skip = answer, skip
+
+    async def read(self) -> list[bytes]:
+        """See `Reader.read`."""
+        answer = self._answer
+        blocks = self._taken()
+        while not answer.complete and not blocks:
+            try:
+                await self._client.more()
+            except OSError as error:
+                raise Transient(f"{type(error).__name__}: {error}") from error
+            blocks = self._taken()
+        return blocks
 
     def close(self) -> None:
         """See `Reader.close`."""
         self._client.close()
 
-
-class HttpBody:
-    """The body of an answer, without its first `skip` bytes; see `Body`."""
-
-    __slots__ = ("_answer", "_client", "_skip")
-
-    def __init__(self, client: HttpClient, answer: Answer, skip: int) -> None:
-        self._client, self._answer, self._skip = client, answer, skip
-
-    async def read(self) -> list[bytes]:
-        """See `Body.read`."""
-        answer = self._answer
-        while True:
-            if not answer.size and not answer.complete:
-                try:
-                    await self._client.more()
-                except OSError as error:
-                    raise Transient(f"{type(error).__name__}: {error}") from error
-            blocks = answer.take()
-            while self._skip and blocks:
-                self._skip -= len(first := blocks.pop(0))
-                if self._skip < 0:
-                    blocks.insert(0, first[self._skip :])
-                    self._skip = 0
-            if blocks or answer.complete:
-                return blocks
+    def _taken(self) -> list[bytes]:
+        """What has come, without what was not asked for."""
+        blocks = self._answer.take()
+        if not self._skip:
+            return blocks
+        data = b"".join(blocks)
+        left, self._skip = data[self._skip :], max(0, self._skip - len(data))
+        return [left] if left else []

@@ -1,0 +1,202 @@
+"""What web servers and proxies do that a sync has to bear: chunks, logins, redirects, and worse."""
+
+import base64
+import json
+import socketserver
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.http.origin import Origin, Request
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from tests.serving import serving
+from tests.sync_runs import RETRY, content
+
+QUICK = Options(concurrency=2, timeout=5)
+FILES = {"a/x": b"x" * 3000, "b": b"y" * 20}
+
+
+def sized(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def chunked(body: bytes, trailers: bytes = b"", size: int = 1000) -> bytes:
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x;name=value\r\n%b\r\n" % (len(part), part) for part in parts)
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + chunks + b"0\r\n" + trailers + b"\r\n"
+
+
+def manifest(files: dict[str, bytes]) -> bytes:
+    rows = [[n, len(b), 0, f"{google_crc32c.value(b):08x}"] for n, b in files.items()]
+    return "\n".join(json.dumps(row) for row in ({"format": 1, "pack": "none"}, *rows)).encode()
+
+
+class Web(socketserver.ThreadingTCPServer):
+    """Sends the bytes that are set for a path, and notes each request."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes] = {}
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        super().__init__(("127.0.0.1", 0), Visit)
+
+    def fill(self, answer: Callable[[bytes], bytes] = sized) -> None:
+        """Serve the files and their manifest, each as `answer` makes an answer of it."""
+        self.answers = {f"/v/{name}": answer(body) for name, body in FILES.items()}
+        self.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES))
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that gives up is the point of some tests."""
+
+
+class Visit(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Web)
+        while line := self.rfile.readline():
+            path = line.split()[1].decode()
+            headers = {}
+            while field := self.rfile.readline().decode().strip():
+                name, _, value = field.partition(": ")
+                headers[name.lower()] = value
+            self.server.seen.append((path, headers))
+            self.connection.sendall(self.server.answers.get(path, sized(b"", "404 Not Found")))
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    server = Web()
+    server.fill()
+    with serving(server):
+        yield server
+
+
+def address(web: Web, login: str = "") -> str:
+    return f"http://{login}127.0.0.1:{web.server_address[1]}/v/_MANIFEST.jsonl"
+
+
+def bring(url: str, target: Path) -> dict[str, bytes]:
+    return content(sync(url, target, QUICK, retry=RETRY).path)
+
+
+def interim(body: bytes) -> bytes:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </x>; rel=preload\r\nContent-Length: 7\r\n\r\n"
+    return b"HTTP/1.1 100 Continue\r\n\r\n" + hints + sized(body)
+
+
+def trailed(body: bytes) -> bytes:
+    return chunked(body, b"Digest: x\r\nServer-Timing: 0\r\n")
+
+
+@pytest.mark.parametrize("answer", [sized, chunked, interim, trailed])
+def test_answers_of_every_form_are_taken(
+    web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]
+) -> None:
+    web.fill(answer)
+    assert bring(address(web), tmp_path) == FILES
+    assert len(web.seen) == 3, "each asked for once"
+
+
+def test_chunked_body_needs_no_more_memory_than_some_blocks(web: Web, tmp_path: Path) -> None:
+    body = bytes(32 << 20)
+    web.answers["/v/_MANIFEST.jsonl"] = sized(manifest({"big": body}))
+    web.answers["/v/big"] = chunked(body, size=8 << 20)
+    tracemalloc.start()
+    try:
+        version = sync(address(web), tmp_path, QUICK, retry=RETRY).path
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
+    assert (version / "big").read_bytes() == body
+
+
+def test_user_and_password_of_the_address_are_sent_as_such(web: Web, tmp_path: Path) -> None:
+    assert bring(address(web, "me:p%40ss@"), tmp_path) == FILES
+    login = "Basic " + base64.b64encode(b"me:p@ss").decode()
+    host = f"127.0.0.1:{web.server_address[1]}"
+    assert {(h["host"], h["authorization"]) for _, h in web.seen} == {(host, login)}
+    assert "ss" not in next(tmp_path.glob("current/_MANIFEST.jsonl")).read_text().split("\n")[0]
+    web.answers.clear()
+    with pytest.raises(InputError, match="HTTP 404; check the address") as caught:
+        bring(address(web, "me:secret@"), tmp_path / "none")
+    assert "secret" not in str(caught.value)
+
+
+def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) -> None:
+    with serving(far := Web()) as elsewhere:
+        for path in list(web.answers):
+            far.answers[f"/cdn{path}"] = web.answers[path]
+            web.answers[path] = sized(b"moved", "302 Found", f"Location: {elsewhere}/cdn{path}")
+        web.answers["/v/b"] = sized(b"", "307 Temporary Redirect", "Location: c?signed=1%2F2")
+        web.answers["/v/c?signed=1%2F2"] = sized(FILES["b"])
+        assert bring(address(web, "me:secret@"), tmp_path) == FILES
+        assert all("authorization" in headers for _, headers in web.seen)
+        assert len(far.seen) == 2
+        assert not any("authorization" in headers for _, headers in far.seen)
+
+
+@pytest.mark.parametrize("path", ["/v/_MANIFEST.jsonl", "/v/b"])
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("#", "redirects more than 5 times"),
+        ("ftp://127.0.0.1/x", "is no address"),
+        ("http://[/x", "is no address"),
+    ],
+)
+def test_redirects_that_lead_nowhere_are_one_line(
+    web: Web, tmp_path: Path, path: str, location: str, message: str
+) -> None:
+    web.answers[path] = sized(b"", "301 Moved Permanently", f"Location: {location}")
+    with pytest.raises(InputError, match=f"^[^\n]*({message})[^\n]*$"):
+        bring(address(web), tmp_path)
+    assert len([seen for seen, _ in web.seen if seen == path]) <= 6
+
+
+def test_redirect_from_https_to_http_is_refused() -> None:
+    request = Request(Origin.of("https://host/a"), "/a", b"", b"Authorization: x\r\n")
+    with pytest.raises(InputError, match="redirects from https to http"):
+        request.redirected("http://host/a")
+    assert request.redirected("/b").secret == request.secret
+    for elsewhere in ("https://other/b", "https://host:444/b"):
+        assert request.redirected(elsewhere).secret == b""
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000, "endless head"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 20, "without end"),
+        (sized(b"", "200 OK", "Content-Length: 5"), "two headers content-length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "content-length"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer-encoding"),
+        (chunked(b"")[:-5] + b"0x5\r\nhello\r\n0\r\n\r\n", "chunk size"),
+        (chunked(b"")[:-5] + b"5\r\nhello, world\r\n0\r\n\r\n", "a chunk is longer"),
+        (chunked(b"")[:-5] + b"1" * 5000, "endless line"),
+        (chunked(b"", b"X: y\r\n" * 20_000), "endless trailers"),
+    ],
+)
+def test_answers_without_measure_are_one_line(
+    web: Web, tmp_path: Path, answer: bytes, message: str
+) -> None:
+    web.answers["/v/b"] = answer
+    with pytest.raises(StorageError, match=f"^cannot read 'b' of [^\n]*{message}[^\n]*$"):
+        bring(address(web), tmp_path)
+
+
+@pytest.mark.parametrize("answer", [chunked, lambda body: b"HTTP/1.1 200 OK\r\n\r\n" + body])
+def test_body_longer_than_listed_is_given_up(
+    web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]
+) -> None:
+    web.answers["/v/b"] = answer(bytes(30 << 20))
+    with pytest.raises(StorageError, match="bytes instead of 20"):
+        bring(address(web), tmp_path)
