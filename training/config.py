@@ -76,6 +76,9 @@ class TrainConfig(Settings):
         description="Batch size that learning_rate is meant for: with another one it is scaled in "
         "proportion; 0: never.",
     )
+    clip_norm: float = Field(
+        0.0, ge=0, description="Largest norm of a step's gradient, which is scaled down; 0: any."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of SGD.")
     weight_decay: float = Field(
         5e-5,

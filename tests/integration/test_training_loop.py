@@ -373,3 +373,22 @@ def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) ->
         time.sleep(0.1)
     ranks.kill(0, 15)  # type: ignore[arg-type]
     assert ranks.wait() == [143, 143]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_gradient_is_clipped_to_its_norm_over_all_ranks(strategy: str, tmp_path: Path) -> None:
+    """One step of two ranks: at momentum 0.9 Nesterov's first step is 1.9 times the gradient."""
+    root = dataset(tmp_path / "data", train=8, val=4, classes=2)
+    plain = {"epochs": 1, "warmup_epochs": 0, "weight_decay": 0, "ema_decay": 0, "learning_rate": 1}
+
+    def weights(name: str, **fields: Any) -> torch.Tensor:
+        run = config(root, tmp_path / name, **{**plain, "strategy": strategy, **fields})
+        assert train(run, 2) == [0, 0]
+        network, _ = checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000001")
+        return torch.cat([each.detach().flatten() for each in network.parameters()])
+
+    still = weights("still", learning_rate=1e-30)
+    assert (weights("clipped", clip_norm=0.01) - still).norm() == pytest.approx(0.019, rel=1e-3)
+    free = weights("free")
+    assert (free - still).norm() > 0.1
+    assert torch.equal(weights("high", clip_norm=1e9), free)
