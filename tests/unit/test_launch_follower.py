@@ -73,6 +73,13 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
     assert ending.deleted == 0
 
 
+def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
+    one = follower(ending, with_condition("Failed"))
+    gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
+    one.pods = Pods.of(JOB).look(JOB, {"a": gone}, {}, 1)
+    assert one.run(Limits()).pods == [gone]
+
+
 def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> None:
     one = follower(ending, with_condition("Running"))
     crash: Object = {
@@ -119,7 +126,7 @@ def test_a_cancelled_run_deletes_its_job_and_is_an_error_of_its_own(ending: Ends
     workflow = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
     ending.watches[0].objects = {"w": workflow}
     with pytest.raises(RunCancelledError, match="the run was terminated; PyTorchJob x is deleted"):
-        follower(ending, with_condition("Running")).run(Limits())
+        follower(ending, with_condition("Running")).run(Limits(deadline=1))
     assert ending.deleted == 1
 
 
