@@ -24,9 +24,9 @@ import uuid
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from kfp_ddp.base.errors import JobError
 from kfp_ddp.base.run_folder import RunFolder
@@ -168,7 +167,7 @@ class Trainer:
                 torch.autograd.backward(loss * weight)
             total += loss.detach()
         if self.config.clip_norm:
-            clip_grad_norm_(self.strategy.network.parameters(), self.config.clip_norm)
+            nn.utils.clip_grad_norm_(self.strategy.network.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema:

@@ -5,12 +5,11 @@ from typing import Any
 from kfp_ddp.base.run_folder import open_run_dir
 from kfp_ddp.base.settings import check_given
 from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.manifests.script import unpacked
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.components.shared.launch.manifests.task_config import overlaid
 from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.outputs import write_job
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.script import unpacked
+from kfp_ddp.components.shared.launch.specification.task_config import overlaid
+from kfp_ddp.components.shared.step import step, write_job
 
 
 @step

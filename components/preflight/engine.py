@@ -27,7 +27,7 @@ from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.destination import Bucket, open_destination
 from kfp_ddp.components.shared.launch import check_job
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.config import TrainConfig

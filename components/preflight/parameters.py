@@ -13,7 +13,7 @@ from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName

@@ -1,9 +1,11 @@
 """What every engine's entry point has in common when it runs as a step of a pipeline."""
 
 import functools
+import json
 import os
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from kfp_ddp.base.errors import KfpDdpError
 
@@ -36,3 +38,13 @@ def _adopt_key() -> None:
     """Use the mounted key, unless credentials were named otherwise."""
     if os.path.exists(KEY):
         os.environ.setdefault("GOOGLE_APPLICATION_CREDENTIALS", KEY)
+
+
+def write_job(artifact: Any, job: dict[str, Any]) -> None:
+    """Write the job as it ended, without the server's bookkeeping, to an output artifact."""
+    found = {key: value for key, value in job.items() if key != "metadata"}
+    if "metadata" in job:
+        found["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
+    path = Path(artifact.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")

@@ -16,8 +16,8 @@ from kfp_ddp.components.shared.launch.ending import DELETE
 from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision
 

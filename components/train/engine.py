@@ -11,18 +11,18 @@ from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
-from kfp_ddp.components.shared.launch.manifests.claims import (
+from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.claims import (
     claim_of,
     covering,
     own_claims,
     read_only,
     with_claims,
 )
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.components.shared.launch.manifests.task_config import overlaid
-from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.outputs import newest_checkpoint, write_job, write_outputs
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.task_config import overlaid
+from kfp_ddp.components.shared.step import step, write_job
+from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.config import TrainConfig
 

@@ -75,14 +75,6 @@ def write_outputs(
     return newest
 
 
-def write_job(artifact: Any, job: dict[str, Any]) -> None:
-    """Write the job as it ended, without the server's bookkeeping."""
-    found = {key: value for key, value in job.items() if key != "metadata"}
-    if "metadata" in job:
-        found["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
-    _write(artifact.path, json.dumps(found, indent=2, sort_keys=True) + "\n")
-
-
 def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
     """Finite numbers worth a table: last loss, accuracy, speed, and the step they belong to."""
     events = pictures.read_events(RunFolder(run_dir).metrics)

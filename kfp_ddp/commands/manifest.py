@@ -2,14 +2,14 @@
 
 import click
 
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 
 def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
     """Print every setting with its default and what it means, and exit."""
     if not asked or context.resilient_parsing:
         return
-    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
     for name, field in LaunchSpec.model_fields.items():
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
@@ -52,8 +52,8 @@ def command(
     from kfp_ddp.components.shared.launch.identity import identify, metadata
     from kfp_ddp.components.shared.launch.jobs import script_map
     from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-    from kfp_ddp.components.shared.launch.manifests.script import unpacked
-    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+    from kfp_ddp.components.shared.launch.specification.script import unpacked
 
     fields = dict(_setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
@@ -75,7 +75,7 @@ def _setting(text: str) -> tuple[str, object]:
     import yaml
 
     from kfp_ddp.base.errors import InputError
-    from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
     name, equals, value = text.partition("=")
     if not equals:

@@ -2,8 +2,8 @@
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
 from kfp_ddp.components.shared.launch import kueue
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
-from kfp_ddp.components.shared.launch.manifests.specification import is_gpu
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
+from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
 from kfp_ddp.doctor.finding import ASK_ADMIN, Finding
 
 

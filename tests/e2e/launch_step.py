@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
 
 @step

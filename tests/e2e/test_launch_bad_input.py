@@ -16,9 +16,9 @@ from kubernetes import client
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.check_job import check
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.scene import namespace

@@ -9,8 +9,8 @@ from kubernetes import client
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
 

@@ -18,7 +18,7 @@ LIBRARIES = {
         *(
             "kfp_ddp.cli",
             "kfp_ddp.components.shared.launch.run",
-            "kfp_ddp.components.shared.launch.manifests.task_config",
+            "kfp_ddp.components.shared.launch.specification.task_config",
         ),
         *("kfp_ddp.components.data_sync.sources.gcs", "kubernetes.client", "kubeflow.training"),
         *("google.cloud.storage", "google_crc32c", "boto3", "kubeflow_trainer_api.models"),

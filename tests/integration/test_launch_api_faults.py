@@ -17,7 +17,7 @@ from kfp_ddp.components.shared.launch.follow.logs import PodLog
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import Jobs
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 Answer = Callable[["Server", dict[str, str]], None]
 

@@ -47,8 +47,11 @@ def test_what_is_handed_on_is_what_was_set_and_nothing_else(summary: SimpleNames
     assert (plan.dataset, plan.data_claim, plan.publish) == ("flowers", "mine", "clone")
     image = "ghcr.io/kfp-ddp/trainer:0.1.0"
     assert plan.job == {
-        **{"image": image, "nodes": 1, "nproc_per_node": 2, "memory": "32Gi"},
-        **{"keep_runs": 7.0},
+        "image": image,
+        "nodes": 1,
+        "nproc_per_node": 2,
+        "memory": "32Gi",
+        "keep_runs": 7.0,
     }
 
 

@@ -135,7 +135,8 @@ def test_bad_input_is_one_line_before_any_rank(
 ) -> None:
     from kfp_ddp.components.train.component import train
 
-    artifacts = dict.fromkeys(["trained_model", "metrics", "loss_curve", "job_object", "task_config"])
+    names = ("trained_model", "metrics", "loss_curve", "job_object", "task_config")
+    artifacts = dict.fromkeys(names)
     given = {**arguments(dataset, tmp_path / "work"), **change}
     with pytest.raises(SystemExit) as error:
         train.python_func(**artifacts, **given)

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import COMMANDS, app
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
 

@@ -12,9 +12,9 @@ from kfp import dsl
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.job import engine
 from kfp_ddp.components.job.component import job
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.manifests.script import packed
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.script import packed
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()

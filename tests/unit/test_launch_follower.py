@@ -21,7 +21,7 @@ from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.identity import Owner
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}

@@ -15,8 +15,8 @@ from kfp_ddp.components.shared.launch.follow.follower import Follower
 from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import Jobs
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 class Store:

@@ -8,8 +8,8 @@ import pytest
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.launch.manifests import pod
 from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 

@@ -14,8 +14,8 @@ from kfp_ddp.components.shared.launch.follow.follower import Outcome
 from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.job_state import State, state
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)

@@ -13,7 +13,7 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
 )
 from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: dict[str, Any] = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": MADE}}

@@ -7,7 +7,7 @@ from kfp_ddp.components.shared.cluster.api import ApiError
 from kfp_ddp.components.shared.launch.follow.pending import explain
 from kfp_ddp.components.shared.launch.job_state import State, started, state
 from kfp_ddp.components.shared.launch.kueue import check_queue
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 

@@ -10,14 +10,14 @@ from kfp import dsl
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.claims import (
+from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
+from kfp_ddp.components.shared.launch.specification.claims import (
     claim_of,
     read_only,
     with_claims,
 )
-from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
-from kfp_ddp.components.shared.launch.manifests.task_config import overlaid
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 
@@ -304,4 +304,5 @@ def _values(tree: Any, key: str) -> list[Any]:
     if isinstance(tree, dict):
         below = [found for value in tree.values() for found in _values(value, key)]
         return [*([tree[key]] if key in tree else []), *below]
-    return [found for each in tree for found in _values(each, key)] if isinstance(tree, list) else []
+    parts = tree if isinstance(tree, list) else []
+    return [found for part in parts for found in _values(part, key)]

@@ -4,9 +4,9 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
 from kfp_ddp.components.shared.cluster.rights import allowed
 from kfp_ddp.components.shared.launch import kueue
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
 from kfp_ddp.components.shared.launch.manifests.pod import resources
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:

@@ -16,9 +16,9 @@ from kfp_ddp.components.shared.launch.identity import (
 )
 from kfp_ddp.components.shared.launch.job_state import suspended
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 REPORTED, PREEMPTED = "kfp-ddp/reported", "kfp-ddp/preempted"
 # An environment variable may hold 128 KiB; a ConfigMap 1 MiB.

@@ -17,8 +17,8 @@ from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.identity import find_owner, identify
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.jobs import Jobs, was_preempted, was_reported
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 SILENCE_SECONDS = 120.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.follow.pods import Pods, created, waits, was_restarted
 from kfp_ddp.components.shared.launch.job_state import State, started, state
-from kfp_ddp.components.shared.launch.manifests.kinds import Kind, pod_title
+from kfp_ddp.components.shared.launch.specification.kinds import Kind, pod_title
 
 # The pods that failed with a container that was started again are waited for so long.
 SETTLE_SECONDS = 2.0

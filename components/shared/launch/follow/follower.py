@@ -23,7 +23,7 @@ from kfp_ddp.components.shared.launch.follow.pods import Pods, writes_no_more
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.job_state import State, state
-from kfp_ddp.components.shared.launch.manifests.kinds import Kind
+from kfp_ddp.components.shared.launch.specification.kinds import Kind
 from kfp_ddp.components.shared.launch.training_progress import ProgressTeller
 
 TURN_SECONDS = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
 from kfp_ddp.components.shared.launch.follow.pods import has_started
 from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
-from kfp_ddp.components.shared.launch.manifests.kinds import pod_title
+from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
 QUIET_SECONDS = 60.0

@@ -5,7 +5,7 @@ import re
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.job_state import State
-from kfp_ddp.components.shared.launch.manifests.kinds import pod_title
+from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 MOUNT = {

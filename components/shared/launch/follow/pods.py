@@ -6,7 +6,7 @@ from datetime import datetime
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.job_state import started, state
-from kfp_ddp.components.shared.launch.manifests.kinds import pod_title
+from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 from kfp_ddp.base.failure import Failure, first_cause, lost_peer
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.follow.last_words import ROOT, last_words
-from kfp_ddp.components.shared.launch.manifests.kinds import pod_title
+from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
 

@@ -1,1 +1,1 @@
-"""What a job is to be, and the manifest of each kind of job."""
+"""The manifest of each kind of job."""

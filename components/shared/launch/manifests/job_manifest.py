@@ -2,7 +2,7 @@
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import mpijob, pytorchjob, tfjob, trainjob
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 WRITERS = {
     "pytorchjob": pytorchjob.manifest,

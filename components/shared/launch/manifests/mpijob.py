@@ -4,12 +4,12 @@ from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.manifests.training_operator import (
     replica,
     run_policy,
     serialise,
 )
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 WORKERS = "training.kubeflow.org/replica-type=worker"
 # A worker waits to be given ranks by `kubectl exec`. The operator's own `sleep 365d` is deaf to

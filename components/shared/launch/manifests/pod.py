@@ -4,8 +4,8 @@ import hashlib
 from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 SHM = "shm"
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it

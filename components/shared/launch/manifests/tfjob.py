@@ -4,12 +4,12 @@ from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
 from kfp_ddp.components.shared.launch.manifests.training_operator import (
     replica,
     run_policy,
     serialise,
 )
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:

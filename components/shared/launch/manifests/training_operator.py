@@ -3,7 +3,7 @@
 from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 def replica(spec: LaunchSpec, count: int, template: Object) -> Any:

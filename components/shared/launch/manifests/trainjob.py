@@ -2,8 +2,8 @@
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.runtime_patches import MANAGER
-from kfp_ddp.components.shared.launch.manifests.specification import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.runtime_patches import MANAGER
 
 CONTAINER = "node"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.components.shared.cluster.api import Object, custom
-from kfp_ddp.components.shared.launch.manifests.runtime_patches import lost_patches
+from kfp_ddp.components.shared.launch.specification.runtime_patches import lost_patches
 
 KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 V1_JOB = "training.kubeflow.org/job-name"

@@ -34,5 +34,5 @@ def unpacked(script: str) -> str:
     except (ValueError, binascii.Error) as error:
         raise InputError(
             f"script={script[:40]!r}... is not a packed Python file in UTF-8 ({error}); "
-            "make it with kfp_ddp.components.shared.launch.manifests.script.packed"
+            "make it with kfp_ddp.components.shared.launch.specification.script.packed"
         ) from None

@@ -5,8 +5,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.shared.launch.manifests.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.manifests.patterns import (
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.specification.patterns import (
     IMAGE,
     IN_WORDS,
     LABEL,
