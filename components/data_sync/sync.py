@@ -1,5 +1,6 @@
 """The protocol: list, judge names, digest, compare, check, lock, download, publish."""
 
+import os
 import time
 from pathlib import Path
 
@@ -36,7 +37,13 @@ def sync(
         StorageError: the source cannot be read, or the target not be written.
     """
     began = time.monotonic()
-    source = open_source(source_url, timeout=options.timeout, symlinks=options.symlinks)
+    new = not options.dry_run and not os.path.exists(target / ".kfsync")
+    source = open_source(
+        source_url,
+        timeout=options.timeout,
+        symlinks=options.symlinks,
+        ahead=options.concurrency if new else 0,
+    )
     dataset = dataset_name(options.dataset, source_url)
     context = Context(source, options, retry or Retry(), watch)
     for _ in range(LISTINGS):
@@ -47,7 +54,7 @@ def sync(
         result.seconds = time.monotonic() - began
         return result
     raise StorageError(
-        f"{source_url} kept changing during two attempts; sync when its writer is done"
+        f"{source.url} kept changing during two attempts; sync when its writer is done"
     )
 
 

@@ -89,7 +89,7 @@ class GcsSource:
                 answer, body = await client.whole(request, _MAX_PAGE)
                 if answer.version == 10:
                     # A server that closes after each answer is an emulator with a short queue.
-                    self.max_workers = EMULATOR_WORKERS
+                    self.max_workers, self._ahead = EMULATOR_WORKERS, 0
                 if answer.status == HTTPStatus.OK:
                     page: dict[str, Any] = json.loads(body)
                     return page
