@@ -76,7 +76,7 @@ class GcsSource:
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
-        return Request(self._access.origin, target, b"", self._access.lines)
+        return Request(self._access.origin, target, b"", self._access.headers)
 
     async def _page(self, client: HttpClient, token: str) -> dict[str, Any]:
         renewed = False
@@ -163,7 +163,7 @@ class GcsObjects:
         headers = b"Accept-Encoding: gzip\r\n"
         if offset:
             headers += b"Range: bytes=%d-\r\n" % offset
-        return Request(self._access.origin, target, headers, self._access.lines)
+        return Request(self._access.origin, target, headers, self._access.headers)
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`; a token that is refused is renewed."""
@@ -184,12 +184,12 @@ class GcsObjects:
 class _Access:
     """Endpoint and credentials: STORAGE_EMULATOR_HOST, application default, or anonymous.
 
-    `lines` are the header lines that authorise a request, good for as long as they are `fresh`.
+    `headers` are complete lines that authorise a request, good for as long as they are `fresh`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.lines, self._fresh_until = b"", 0.0
+        self.headers, self._fresh_until = b"", 0.0
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator:
@@ -198,7 +198,7 @@ class _Access:
             endpoint = self._find_credentials()
         self.origin = Origin.of(endpoint)
         if self._credentials is None:
-            self.lines = credentials(urlsplit(endpoint))
+            self.headers = credentials(urlsplit(endpoint))
 
     def _find_credentials(self) -> str:
         """Take the application's default credentials, if any; the endpoint that goes with them."""
@@ -224,11 +224,11 @@ class _Access:
 
     @property
     def fresh(self) -> bool:
-        """Whether the lines can be used as they are."""
+        """Whether the headers can be used as they are."""
         return self._credentials is None or time.monotonic() < self._fresh_until
 
     async def freshen(self) -> None:
-        """Make the lines fresh.
+        """Make the headers fresh.
 
         Raises:
             Transient, InputError: the credentials give no token.
@@ -237,7 +237,7 @@ class _Access:
             await asyncio.to_thread(self._renew, None)
 
     async def renew(self, stale: bytes) -> None:
-        """Get a new token, unless that of the `stale` lines was replaced already.
+        """Get a new token, unless that of the `stale` ones was replaced already.
 
         Raises:
             Transient, InputError: the credentials give none.
@@ -249,19 +249,19 @@ class _Access:
         with self._lock:
             if stale is None and self.fresh:
                 return
-            if stale is not None and stale != self.lines:
+            if stale is not None and stale != self.headers:
                 return
             if stale is not None:
                 self._refresh()
             self._build()
 
     def _build(self) -> None:
-        """Write the lines from a valid token, and trust them for ten seconds."""
+        """Write the headers from a valid token, and trust them for ten seconds."""
         if not self._credentials.valid:
             self._refresh()
         headers: dict[str, str] = {}
         self._credentials.apply(headers)
-        self.lines = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
+        self.headers = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
         self._fresh_until = time.monotonic() + 10
 
     def _refresh(self) -> None:
