@@ -9,7 +9,6 @@ from typing import Any
 from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.ending import DELETE
@@ -17,9 +16,8 @@ from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.settings import JOB_OWN, Supervision
+from kfp_ddp.components.train.settings import Supervision
 
 QUIET_SECONDS = 86400.0
 """A run whose folder nobody wrote to for a day is over: heartbeats come each minute."""
@@ -36,13 +34,13 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str
         InputError: for a setting that cannot be used.
         JobError: when something is left that could not be ended.
     """
-    _, supervision = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
-    keep_runs = Supervision.create(**supervision).keep_runs
     runs = Path(folders.work_dir(work_dir))
     ended = _processes(runs / run_id)
     if backend != "local":
         ended += _jobs(run_id)
-    if keep_runs:
+    # Last, and these alone: what else of the job cannot be used, train tells.
+    supervision = {name: job[name] for name in Supervision.model_fields if name in job}
+    if keep_runs := Supervision.create(**supervision).keep_runs:
         ended += _old_runs(runs, run_id, keep_runs)
     said = "; ".join(ended) or "nothing was left to end"
     print(said, flush=True)

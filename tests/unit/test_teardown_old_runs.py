@@ -48,3 +48,10 @@ def test_by_default_no_run_is_deleted(tmp_path: Path) -> None:
 def test_a_number_that_means_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="keep_runs=-1 cannot be used: it should be greater"):
         run("own", "local", {"keep_runs": -1}, str(tmp_path))
+
+
+def test_a_job_that_train_refuses_keeps_nothing_from_being_ended(tmp_path: Path) -> None:
+    for name, days in (("own", 0.0), ("old", 400.0)):
+        folder(tmp_path, name, days)
+    said = run("own", "local", {"no_such_setting": 1, "keep_runs": 1}, str(tmp_path))
+    assert said == "deleted 1 older run(s)"
