@@ -85,7 +85,7 @@ def gpus(api: Api) -> Finding:
     try:
         nodes = api.call("GET", "/api/v1/nodes")["items"]
     except ApiError:
-        return Finding("warn", "GPUs", "nodes may not be listed", ASK_ADMIN)
+        return Finding("warn", "GPUs", "nodes may not be listed", "apply deploy/rbac/nodes")
     counts: dict[str, int] = {}
     for node in nodes:
         for name, count in (node["status"].get("allocatable") or {}).items():
