@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ RETRY = Retry(attempts=3, pause=0.01, longest=0.05)
 OWN = {"_SUCCESS", "_MANIFEST.jsonl"}
 
 
-def run(target: Path, **options: object) -> Result:
+def run(target: Path, **options: Any) -> Result:
     """Sync the bucket's prefix `ds`."""
-    checked = Options.create(**{"concurrency": 4} | options)
+    checked = Options(**{"concurrency": 4} | options)
     return sync("gs://bucket/ds", target, checked, retry=RETRY)
 
 

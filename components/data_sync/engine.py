@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from kfp_ddp.base.folders import data_dir as folder_of_data
 from kfp_ddp.components.data_sync import report as reports
-from kfp_ddp.components.data_sync.options import options_of
 from kfp_ddp.components.data_sync.progress import Progress
+from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.step import step
 

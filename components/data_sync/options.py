@@ -1,117 +1,83 @@
-"""What a person can choose about a sync."""
+"""What a person can choose about a sync.
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+No model of pydantic, whose import is 0.2 s of every start; `settings` makes one from these fields.
+"""
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
 
-from kfp_ddp.base.settings import Settings, split
+from kfp_ddp.base.errors import InputError
 
-Policy = Literal["error", "skip", "encode"]
-Links = Literal["error", "skip", "follow"]
-Verify = Literal["list", "quick", "full"]
-Pack = Literal["none", "tar"]
+T = TypeVar("T")
 
 
-def _globs(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
+def _option(default: T, description: str, **bounds: float) -> T:
+    """A field, with what pydantic and the command line are to know of it; bounds are ge and le."""
+    return field(default=default, metadata={"description": description, **bounds})
 
 
-Globs = Annotated[tuple[str, ...], BeforeValidator(_globs)]
-"""Patterns, also as one comma-separated text."""
-
-
-class Options(Settings):
+@dataclass(frozen=True)
+class Options:
     """Options of a sync; the component and the command line are made from it."""
 
-    own: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
-
-    dataset: str = Field(
+    dataset: str = _option(
         "",
-        description="Name of the dataset, at most 40 lower-case letters, digits and dashes; empty "
-        "for the last part of the source with a hash of it.",
+        "Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for the last "
+        "part of the source with a hash of it.",
     )
-    mirror: bool = Field(
+    mirror: bool = _option(
         False,
-        description="Write the files themselves to the target, as people expect of a command "
-        "line, and no versions.",
+        "Write the files themselves to the target, as people expect of a command line, and no "
+        "versions.",
     )
-    include: Globs = Field(
+    include: tuple[str, ...] = _option(
         (),
-        description="Globs of the names to take, all without a value. * stops at a slash, ** does "
-        "not; a pattern without a slash is matched with the last segment.",
+        "Globs of the names to take, all without a value. * stops at a slash, ** does not; a "
+        "pattern without a slash is matched with the last segment.",
     )
-    exclude: Globs = Field((), description="Globs of the names to leave out.")
-    hostile_names: Policy = Field(
-        "error", description="What to do with names that cannot be files."
+    exclude: tuple[str, ...] = _option((), "Globs of the names to leave out.")
+    hostile_names: Literal["error", "skip", "encode"] = _option(
+        "error", "What to do with names that cannot be files."
     )
-    symlinks: Links = Field(
-        "error", description="What to do with symbolic links in a source folder."
+    symlinks: Literal["error", "skip", "follow"] = _option(
+        "error", "What to do with symbolic links in a source folder."
     )
-    verify: Verify = Field(
+    verify: Literal["list", "quick", "full"] = _option(
         "list",
-        description="How to check what is there already: list trusts it, quick compares sizes and "
-        "times, full reads every byte, also of what a new version takes over. What is damaged is "
-        "brought anew.",
+        "How to check what is there already: list trusts it, quick compares sizes and times, full "
+        "reads every byte, also of what a new version takes over. What is damaged is brought anew.",
     )
-    pack: Pack = Field(
+    pack: Literal["none", "tar"] = _option(
         "none",
-        description="tar packs a version into archives of about 256 MB, members sorted by name, "
-        "for readers that stream. The training step reads image folders, not archives.",
+        "tar packs a version into archives of about 256 MB, members sorted by name, for readers "
+        "that stream. The training step reads image folders, not archives.",
     )
-    delete: bool = Field(True, description="Whether what the source lost is lost in the target.")
-    max_delete: float = Field(
-        0.5, ge=0, le=1, description="Refuse to lose more than this share of the files."
+    delete: bool = _option(True, "Whether what the source lost is lost in the target.")
+    max_delete: float = _option(
+        0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
     )
-    dry_run: bool = Field(
-        False, description="Only report what a run would do, or be refused for; write nothing."
+    dry_run: bool = _option(
+        False, "Only report what a run would do, or be refused for; write nothing."
     )
-    concurrency: int = Field(64, ge=1, le=1024, description="Connections at once.")
-    bandwidth_mb: float = Field(
-        0.0, ge=0, description="The most megabytes a second; 0 for no limit."
+    concurrency: int = _option(64, "Connections at once.", ge=1, le=1024)
+    bandwidth_mb: float = _option(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
+    keep_versions: int = _option(
+        3, "Versions of this dataset to keep, the new one included; 0 for all.", ge=0
     )
-    keep_versions: int = Field(
-        3, ge=0, description="Versions of this dataset to keep, the new one included; 0 for all."
-    )
-    keep_hours: float = Field(
+    keep_hours: float = _option(
         168.0,
+        "Keep versions too that a sync gave to a run in the last so many hours, as the run may "
+        "still read them: more than the longest run takes.",
         ge=0,
-        description="Keep versions too that a sync gave to a run in the last so many hours, as "
-        "the run may still read them: more than the longest run takes.",
     )
-    lock_wait: int = Field(
+    lock_wait: int = _option(
         86400,
+        "Seconds to wait for another sync of the same folder, which may be the first of a large "
+        "dataset. A version that is there already waits for nobody.",
         ge=0,
-        description="Seconds to wait for another sync of the same folder, which may be the first "
-        "of a large dataset. A version that is there already waits for nobody.",
     )
-    timeout: float = Field(30.0, ge=0.01, description="Longest silence of a peer in seconds.")
+    timeout: float = _option(30.0, "Longest silence of a peer in seconds.", ge=0.01)
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _as_json_means_it(cls, value: object, info: ValidationInfo) -> object:
-        """In a pipeline's dict true is no number, and 0 or a text is neither."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if kind is bool and not isinstance(value, bool):
-            raise ValueError("it should be true or false")
-        if kind in (int, float) and isinstance(value, bool | str):
-            raise ValueError("it should be a number")
-        return value
-
-    @model_validator(mode="after")
-    def _versions_are_packed(self) -> Self:
+    def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":
-            raise ValueError("pack=tar makes versions; leave mirroring off to use it")
-        return self
-
-
-def options_of(dataset: str, given: Mapping[str, Any]) -> Options:
-    """The options that a pipeline's mapping gives, checked.
-
-    Raises:
-        InputError: one line that names the first setting that is unknown or cannot be used.
-    """
-    (mine,) = split("sync", given, Options, own={})
-    return Options.create(dataset=dataset, **mine)
+            raise InputError("pack=tar makes versions; leave mirroring off to use it")

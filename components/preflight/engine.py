@@ -10,7 +10,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.folders import data_dir, work_dir
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.data_sync.dataset import dataset_name
-from kfp_ddp.components.data_sync.options import options_of
+from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.request import check_strategy
 from kfp_ddp.components.gate.rules import Rules

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -101,7 +101,7 @@ MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)
 SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
     "job": (LaunchSpec, Supervision),
-    "sync": (Dataset, Options),
+    "sync": (Dataset, SyncSettings),
     "gate": (Rules,),
 }
 """The models behind each of the mappings."""

@@ -1,6 +1,9 @@
 """`kfp-ddp sync`: a bucket prefix to a folder, without Kubeflow."""
 
+import dataclasses
+import math
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +16,39 @@ OF_A_FOLDER: dict[str, Any] = {"verify": "quick", "delete": False}
 """Other defaults for a plain folder, which people and other programs write to as well."""
 
 
-def _option(name: str) -> click.Option:
+class _Number(click.FloatRange):
+    """Neither NaN, which is in every range of click's, nor infinite."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def _option(field: "dataclasses.Field[Any]") -> click.Option:
     """The option of the command line for a field of `Options`."""
-    field = Options.model_fields[name]
-    flag = f"--{name.replace('_', '-')}"
-    more: dict[str, Any] = {"help": field.description, "default": field.default}
-    if name in OF_A_FOLDER:
-        shown = f"{OF_A_FOLDER[name]}, with --versions {field.default}".lower()
+    flag = f"--{field.name.replace('_', '-')}"
+    text, bounds = field.metadata["description"], (field.metadata.get(k) for k in ("ge", "le"))
+    more: dict[str, Any] = {"help": text, "default": field.default}
+    if field.name in OF_A_FOLDER:
+        shown = f"{OF_A_FOLDER[field.name]}, with --versions {field.default}".lower()
         more |= {"default": None, "show_default": shown}
-    if field.annotation is bool:
+    if field.type is bool:
         flag += f"/--no-{flag[2:]}" if field.default else ""
         more["is_flag"] = True
     elif isinstance(field.default, tuple):
-        more |= {"multiple": True, "help": f"{field.description} May be repeated."}
-    else:
-        known = Options.choices(name)
-        more["type"] = click.Choice(known) if known else field.annotation
-    return click.Option([flag, *SHORT.get(name, ())], **more)
+        more |= {"multiple": True, "help": f"{text} May be repeated."}
+    elif field.type in (int, float):
+        more["type"] = (click.IntRange if field.type is int else _Number)(*bounds)
+    elif known := typing.get_args(field.type):
+        more["type"] = click.Choice(known)
+    return click.Option([flag, *SHORT.get(field.name, ())], **more)
 
 
-OPTIONS = [_option(name) for name in Options.model_fields if name != "mirror"]
+OPTIONS = [_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"]
 
 
 @click.command("sync", context_settings={"show_default": True})
@@ -52,7 +68,7 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
 
     given = {name: value for name, value in options.items() if value is not None}
     defaults = {} if versions else OF_A_FOLDER
-    checked = Options.create(mirror=not versions, **(defaults | given))
+    checked = Options(mirror=not versions, **(defaults | given))
     with Progress(sys.stderr, quiet=quiet) as progress:
         result = sync(source, target, checked, progress.watch)
     if checked.dry_run:

@@ -32,7 +32,7 @@ def test_a_box_that_no_model_tells_of_is_refused() -> None:
 
 
 def test_a_row_tells_bounds_choices_and_default() -> None:
-    rows = reference.settings_table("components.data_sync.options.Options")
+    rows = reference.settings_table("components.data_sync.settings.SyncSettings")
     told = {row.split("`")[1]: row for row in rows[2:]}
     assert told["max_delete"].startswith("| `max_delete` | float, ≥ 0, ≤ 1 | `0.5` | ")
     assert "| `list`, `quick`, `full` | `list` |" in told["verify"]

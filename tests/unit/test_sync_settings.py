@@ -1,4 +1,6 @@
 import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
 from kfp_ddp.commands import sync as command_line
 from kfp_ddp.components.data_sync.component import data_sync
-from kfp_ddp.components.data_sync.options import Options, options_of
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.settings import options_of
 
 
 def test_the_step_takes_the_options_as_one_mapping() -> None:
@@ -18,23 +21,46 @@ def test_the_step_takes_the_options_as_one_mapping() -> None:
 
 
 def test_every_option_says_what_it_is() -> None:
-    assert all(field.description for field in Options.model_fields.values())
+    assert all(field.metadata["description"] for field in fields(Options))
 
 
 def test_the_command_line_offers_every_option_with_its_default_and_text() -> None:
     offered = {option.name: option for option in command_line.OPTIONS}
-    assert offered.keys() == Options.model_fields.keys() - {"mirror"}
-    for name, option in offered.items():
-        field = Options.model_fields[name]
-        assert (option.help or "").startswith(str(field.description))
-        if name not in command_line.OF_A_FOLDER:
-            assert option.default == field.default
+    assert offered.keys() == {field.name for field in fields(Options)} - {"mirror"}
+    for field in fields(Options):
+        if option := offered.get(field.name):
+            assert (option.help or "").startswith(field.metadata["description"])
+            if field.name not in command_line.OF_A_FOLDER:
+                assert option.default == field.default
     answer = CliRunner().invoke(app, ["sync", "--help"])
     text = re.sub(r"\s+", " ", answer.output)
-    assert "-j, --concurrency INTEGER Connections at once. [default: 64]" in text
+    assert "-j, --concurrency INTEGER RANGE Connections at once. [default: 64; 1<=x<=1024]" in text
     assert "--delete / --no-delete" in text
     assert "--pack [none|tar]" in text
     assert "[default: (quick, with --versions list)]" in text
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-delete", "1.1"],
+        ["--max-delete", "nan"],
+        ["--keep-hours", "inf"],
+        ["--timeout", "0"],
+        ["-j", "0"],
+        ["-j", "1025"],
+        ["-j", "1.5"],
+        ["--verify", "ful"],
+        ["--hostile-names", "x"],
+    ],
+)
+def test_the_command_line_refuses_what_an_option_cannot_be(
+    flags: list[str], tmp_path: Path
+) -> None:
+    answer = CliRunner().invoke(app, ["sync", "/no/source", str(tmp_path / "new"), *flags])
+    assert answer.exit_code == 2
+    assert f"'{flags[0]}'" in answer.output.replace("'-j' / '--concurrency'", "'-j'")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +96,7 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     given = {"lock_wait": 60.0, "concurrency": 8, "max_delete": 1, "include": "*.png, *.jpg"}
     found = options_of("photos", given)
     wanted = {"lock_wait": 60, "concurrency": 8, "max_delete": 1.0, "include": ("*.png", "*.jpg")}
-    assert found == Options.create(dataset="photos", **wanted)
+    assert found == Options(dataset="photos", **wanted)
     assert [type(found.lock_wait), type(found.max_delete)] == [int, float]
     assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")
 
@@ -105,4 +131,4 @@ def test_what_the_sync_cannot_use_is_named(given: dict[str, Any], why: str) -> N
 
 def test_what_a_plain_folder_cannot_be_is_named() -> None:
     with pytest.raises(InputError, match=r"^pack=tar makes versions; leave mirroring off"):
-        Options.create(mirror=True, pack="tar")
+        Options(mirror=True, pack="tar")
