@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
@@ -18,202 +18,140 @@ ModelName = Literal[
 MODELS: tuple[str, ...] = typing.get_args(ModelName)
 
 
-class TrainConfig(Settings):
+class _Described(Settings):
+    """Settings that are described by the text below each field."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+
+class TrainConfig(_Described):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
 
     own: ClassVar[frozenset[str]] = frozenset(
         {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
     )
 
-    data: str = Field(description="Folder with the images, as train/<class>/ and val/<class>/.")
-    output_dir: str = Field(description="Folder for checkpoints, metrics and logs.")
+    data: str
+    """Folder with the images, as train/<class>/ and val/<class>/."""
+    output_dir: str
+    """Folder for checkpoints, metrics and logs."""
 
-    model: ModelName = Field("resnet50", description="Network to train.")
-    blur_pool: bool = Field(
-        False, description="Put a low-pass filter before convolutions with a stride (Zhang 2019)."
-    )
-    init_from: str = Field(
-        "",
-        description="Begin with the weights of this checkpoint, a step-<number> folder of another "
-        "run; '' for random weights.",
-    )
-    image_size: int = Field(
-        224, ge=4, le=2048, description="Height and width in pixels, in evaluation and serving."
-    )
-    train_image_size: int = Field(
-        0, ge=0, le=2048, description="Height and width in training; 0 for image_size."
-    )
-    start_image_size: int = Field(
-        0,
-        ge=0,
-        le=2048,
-        description="Height and width in the first epoch, which grow to those of training over "
-        "three quarters of the run; 0 for one size throughout.",
-    )
+    model: ModelName = "resnet50"
+    """Network to train."""
+    blur_pool: bool = False
+    """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
+    init_from: str = ""
+    """Begin with the weights of this checkpoint, a step-<number> folder of another run; '' for
+    random weights."""
+    image_size: int = Field(224, ge=4, le=2048)
+    """Height and width in pixels, in evaluation and serving."""
+    train_image_size: int = Field(0, ge=0, le=2048)
+    """Height and width in training; 0 for image_size."""
+    start_image_size: int = Field(0, ge=0, le=2048)
+    """Height and width in the first epoch, which grow to those of training over three quarters of
+    the run; 0 for one size throughout."""
 
-    epochs: int = Field(90, ge=1, description="Passes over the training images.")
-    batch_size: int = Field(
-        256,
-        ge=1,
-        description="Images in a step, on all ranks together; unless it is set, fewer where the "
-        "dataset or the number of ranks asks for it.",
-    )
-    batch_size_per_rank: int = Field(
-        0, ge=0, description="Images in a step on each rank, in place of batch_size; 0: not used."
-    )
-    micro_batch_size: int = Field(
-        0,
-        ge=0,
-        description="Images in one forward pass of a rank, several of which make a step; 0 for "
-        "all of its images at once.",
-    )
-    learning_rate: float = Field(
-        0.1, gt=0, description="Highest learning rate, reached after the warm-up."
-    )
-    lr_reference_batch: int = Field(
-        0,
-        ge=0,
-        description="Batch size that learning_rate is meant for: with another one it is scaled in "
-        "proportion; 0: never.",
-    )
-    clip_norm: float = Field(
-        0.0, ge=0, description="Largest norm of a step's gradient, which is scaled down; 0: any."
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of SGD.")
-    weight_decay: float = Field(
-        5e-5,
-        ge=0,
-        description="L2 penalty on the weights of convolutions and linear layers.",
-    )
-    warmup_epochs: float = Field(
-        5.0,
-        ge=0,
-        description="Epochs in which the learning rate rises linearly, before it falls as a "
-        "cosine; unless it is set, at most a tenth of epochs.",
-    )
-    label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="Share of a target that is spread over all classes."
-    )
-    ema_decay: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Evaluate and export a moving average of the weights, with this decay for "
-        "each step; 0 for the weights themselves.",
-    )
+    epochs: int = Field(90, ge=1)
+    """Passes over the training images."""
+    batch_size: int = Field(256, ge=1)
+    """Images in a step, on all ranks together; unless it is set, fewer where the dataset or the
+    number of ranks asks for it."""
+    batch_size_per_rank: int = Field(0, ge=0)
+    """Images in a step on each rank, in place of batch_size; 0: not used."""
+    micro_batch_size: int = Field(0, ge=0)
+    """Images in one forward pass of a rank, several of which make a step; 0 for all of its images
+    at once."""
+    learning_rate: float = Field(0.1, gt=0)
+    """Highest learning rate, reached after the warm-up."""
+    lr_reference_batch: int = Field(0, ge=0)
+    """Batch size that learning_rate is meant for: with another one it is scaled in proportion; 0:
+    never."""
+    clip_norm: float = Field(0.0, ge=0)
+    """Largest norm of a step's gradient, which is scaled down; 0: any."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Nesterov momentum of SGD."""
+    weight_decay: float = Field(5e-5, ge=0)
+    """L2 penalty on the weights of convolutions and linear layers."""
+    warmup_epochs: float = Field(5.0, ge=0)
+    """Epochs in which the learning rate rises linearly, before it falls as a cosine; unless it is
+    set, at most a tenth of epochs."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Share of a target that is spread over all classes."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Evaluate and export a moving average of the weights, with this decay for each step; 0 for the
+    weights themselves."""
 
-    augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = Field(
-        "auto",
-        description="Random shift or resized crop of training images, with or without a "
-        "horizontal flip; auto is shift for cifar models and crop-flip for the others.",
-    )
-    crop_min_area: float = Field(
-        0.08, gt=0, le=1, description="Smallest share of an image that a resized crop takes."
-    )
-    images: Literal["convert", "strict"] = Field(
-        "convert",
-        description="Images that are not RGB or not square: convert them with a warning, or "
-        "refuse them (strict).",
-    )
-    on_bad_image: Literal["fail", "skip"] = Field(
-        "fail",
-        description="An image that cannot be read: fail with its name, or skip and count it.",
-    )
-    verify_images: int = Field(
-        10_000,
-        ge=0,
-        description="Decode up to this many images before the first epoch, to find broken ones; "
-        "0: none.",
-    )
-    workers: int = Field(
-        4, ge=0, description="Processes that load images for each rank; 0: the rank itself."
-    )
-    cache_gb: float = Field(
-        0.25,
-        ge=0,
-        description="Keep decoded images on disk if they take at most this many gigabytes; "
-        "0: never.",
-    )
-    cache_dir: str = Field(
-        "", description="Folder for the decoded images; '' for the temporary folder."
-    )
+    augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = "auto"
+    """Random shift or resized crop of training images, with or without a horizontal flip; auto is
+    shift for cifar models and crop-flip for the others."""
+    crop_min_area: float = Field(0.08, gt=0, le=1)
+    """Smallest share of an image that a resized crop takes."""
+    images: Literal["convert", "strict"] = "convert"
+    """Images that are not RGB or not square: convert them with a warning, or refuse them
+    (strict)."""
+    on_bad_image: Literal["fail", "skip"] = "fail"
+    """An image that cannot be read: fail with its name, or skip and count it."""
+    verify_images: int = Field(10_000, ge=0)
+    """Decode up to this many images before the first epoch, to find broken ones; 0: none."""
+    workers: int = Field(4, ge=0)
+    """Processes that load images for each rank; 0: the rank itself."""
+    cache_gb: float = Field(0.25, ge=0)
+    """Keep decoded images on disk if they take at most this many gigabytes; 0: never."""
+    cache_dir: str = ""
+    """Folder for the decoded images; '' for the temporary folder."""
 
-    seed: int = Field(
-        0, ge=0, description="Seed of the initial weights, the order and the augmentation."
-    )
-    eval_epochs: int = Field(
-        1, ge=1, description="Evaluate every this many epochs, and after the last one."
-    )
-    checkpoint_epochs: int = Field(
-        1,
-        ge=0,
-        description="Save a checkpoint every this many epochs, and after the last one; 0: only "
-        "then.",
-    )
-    checkpoint_minutes: float = Field(
-        15.0, ge=0, description="Save a checkpoint every this many minutes, too; 0: never."
-    )
-    checkpoint_steps: int = Field(
-        0, ge=0, description="Save a checkpoint every this many steps, too; 0: never."
-    )
-    keep_checkpoints: int = Field(2, ge=2, description="How many of the newest checkpoints stay.")
-    resume: Literal["auto", "never"] = Field(
-        "auto", description="Continue from the newest checkpoint that verifies, or begin anew."
-    )
+    seed: int = Field(0, ge=0)
+    """Seed of the initial weights, the order and the augmentation."""
+    eval_epochs: int = Field(1, ge=1)
+    """Evaluate every this many epochs, and after the last one."""
+    checkpoint_epochs: int = Field(1, ge=0)
+    """Save a checkpoint every this many epochs, and after the last one; 0: only then."""
+    checkpoint_minutes: float = Field(15.0, ge=0)
+    """Save a checkpoint every this many minutes, too; 0: never."""
+    checkpoint_steps: int = Field(0, ge=0)
+    """Save a checkpoint every this many steps, too; 0: never."""
+    keep_checkpoints: int = Field(2, ge=2)
+    """How many of the newest checkpoints stay."""
+    resume: Literal["auto", "never"] = "auto"
+    """Continue from the newest checkpoint that verifies, or begin anew."""
 
-    run_id: str = Field(
-        "",
-        description="Name of this run: with resume=never a later attempt of the same run still "
-        "continues it; '' where each start is a run of its own.",
-    )
+    run_id: str = ""
+    """Name of this run: with resume=never a later attempt of the same run still continues it; ''
+    where each start is a run of its own."""
 
-    strategy: Literal["ddp", "single", "fsdp"] = Field(
-        "ddp",
-        description="A copy of the network on every rank, one rank alone, or a share of the "
-        "weights on every rank.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Compute on GPUs (cuda), on CPUs, or on GPUs where there are any."
-    )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto",
-        description="Number format; auto is bf16 autocast on a GPU that has it, and fp32 else.",
-    )
-    compile: bool = Field(False, description="Compile the network with torch.compile.")
-    deterministic: bool = Field(
-        False, description="Compute the same bits each time, and refuse what cannot."
-    )
-    timeout_minutes: float = Field(
-        10.0, gt=0, description="Minutes that ranks wait for each other before the run fails."
-    )
+    strategy: Literal["ddp", "single", "fsdp"] = "ddp"
+    """A copy of the network on every rank, one rank alone, or a share of the weights on every
+    rank."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Compute on GPUs (cuda), on CPUs, or on GPUs where there are any."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format; auto is bf16 autocast on a GPU that has it, and fp32 else."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    deterministic: bool = False
+    """Compute the same bits each time, and refuse what cannot."""
+    timeout_minutes: float = Field(10.0, gt=0)
+    """Minutes that ranks wait for each other before the run fails."""
 
-    log_steps: int = Field(50, ge=1, description="Write metrics every this many steps.")
-    tensorboard: bool = Field(
-        False, description="Write TensorBoard events too, to tensorboard/ in the output folder."
-    )
-    prometheus_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="Serve the metrics to Prometheus on this port of rank 0; 0: no.",
-    )
-    profile_steps: int = Field(
-        0,
-        ge=0,
-        description="Profile this many steps of rank 0, to profile/ in the output folder; 0: none.",
-    )
-    peak_tflops: float = Field(
-        0.0,
-        ge=0,
-        description="Peak TFLOP/s of one device, for its utilisation (MFU); 0 for what is known "
-        "of the GPU.",
-    )
-    stop_when_stale: str = Field(
-        "", description="Save and stop when this file no longer changes; '' for none."
-    )
-    stale_seconds: float = Field(
-        120.0, gt=0, description="Seconds without a change of that file before the run stops."
-    )
+    log_steps: int = Field(50, ge=1)
+    """Write metrics every this many steps."""
+    tensorboard: bool = False
+    """Write TensorBoard events too, to tensorboard/ in the output folder."""
+    prometheus_port: int = Field(0, ge=0, le=65535)
+    """Serve the metrics to Prometheus on this port of rank 0; 0: no."""
+    profile_steps: int = Field(0, ge=0)
+    """Profile this many steps of rank 0, to profile/ in the output folder; 0: none."""
+    peak_tflops: float = Field(0.0, ge=0)
+    """Peak TFLOP/s of one device, for its utilisation (MFU); 0 for what is known of the GPU."""
+    stop_when_stale: str = ""
+    """Save and stop when this file no longer changes; '' for none."""
+    stale_seconds: float = Field(120.0, gt=0)
+    """Seconds without a change of that file before the run stops."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -294,15 +232,8 @@ def flags_given(
 ) -> dict[str, Any]:
     """What command line flags set, by field, unchecked; a flag that is not there sets nothing.
 
-    tyro reads a plain dataclass here, as its message for a model that refuses a value is no line.
-
-    Args:
-        argv: The flags; `sys.argv` without a value.
-        prog: How the usage names the program.
-        defaults: What the help shows as defaults, over the fields' own.
-
-    Raises:
-        SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
+    The help shows `defaults` over the fields' own; the rest is as in `parse`. tyro reads a plain
+    dataclass here, as its message for a model that refuses a value is no line.
     """
     import tyro
 
