@@ -25,15 +25,7 @@ def run(
 ) -> str:
     """Run a job to its end; returns its name.
 
-    Args:
-        run_id: Id of the pipeline run.
-        task_name: Name of the task in the pipeline.
-        task_id: Tells iterations of a loop apart.
-        work_dir: Folder on a claim, for what must outlive the step's pod; '' for none.
-        settings: Fields of LaunchSpec that are no inputs of their own.
-        task_config: What was set on the KFP task.
-        job_object: Where the job goes, as it ended.
-        inputs: The other fields of LaunchSpec.
+    `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
 
     Raises:
         InputError: for input that cannot be used.

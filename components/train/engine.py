@@ -51,23 +51,9 @@ def run(
     task_id: str,
     work_dir: str,
 ) -> Trained:
-    """Train to the end or say in one line why not.
+    """Train to the end or say in one line why not; the inputs are those of the component.
 
-    Args:
-        run_id: Id of the pipeline run.
-        dataset_path: Folder of the images.
-        trained_model: Output[Model].
-        metrics: Output[Metrics].
-        loss_curve: Output[HTML].
-        job_object: Output[Artifact].
-        task_config: What was set on the KFP task.
-        training: Fields of TrainConfig.
-        backend: pytorchjob, trainjob or local.
-        job: Fields of LaunchSpec and Supervision.
-        image: Image of the workers, where `job` names none.
-        task_name: Name of the task in the pipeline.
-        task_id: Tells iterations of a loop apart.
-        work_dir: Folder that holds the folder of the run; empty for the usual one.
+    `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision.
 
     Raises:
         InputError: for input that cannot be used, before any rank starts.
@@ -128,12 +114,7 @@ def _train_on_cluster(
 ) -> tuple[dict[str, Any], str]:
     """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
 
-    Args:
-        config: What the ranks get.
-        fields: Of LaunchSpec.
-        task_config: What was set on the KFP task.
-        run_dir: Folder of the run.
-        ids: Run id, task name and task id.
+    `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
     """
     api = Api.connect()
     fields = _with_folders(api, overlaid(task_config, fields), config.data, str(run_dir))

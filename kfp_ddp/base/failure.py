@@ -62,11 +62,6 @@ class Failure:
     pod: str = ""
     """The pod whose log tells more; known to the step alone, so it is not written."""
 
-    @property
-    def order(self) -> tuple[bool, float]:
-        """Sorts causes before consequences, and the earliest first."""
-        return self.consequence, self.time
-
     def to_json(self) -> str:
         """One line, short enough for Kubernetes; `parse` reads it."""
         fields = {**dataclasses.asdict(self), "error": _shortened(self.error)}
@@ -95,7 +90,11 @@ class Failure:
 
 def first_cause(failures: Iterable[Failure]) -> Failure | None:
     """The first failure that is no consequence of another one; None of none."""
-    return min(failures, key=lambda failure: failure.order, default=None)
+    return min(failures, key=_order, default=None)
+
+
+def _order(failure: Failure) -> tuple[bool, float]:
+    return failure.consequence, failure.time
 
 
 def report(failure: Failure, file: Path | None) -> int:
@@ -137,13 +136,9 @@ def write_record(failure: Failure, final: bool) -> None:
         return
     told = {"py_callstack": traceback.format_exc(), "timestamp": str(int(failure.time))}
     record = {
+        **dataclasses.asdict(failure),
         "message": {"message": failure.error, "extraInfo": told},
-        "exact_time": failure.time,
-        "exit_code": failure.exit_code,
-        "rank": failure.rank,
         "final": final,
-        "retryable": failure.retryable,
-        "consequence": failure.consequence,
     }
     Path(path).write_text(json.dumps(record))
 
@@ -156,13 +151,14 @@ def root_cause(error: Any, kept: str) -> Failure:
         kept: What to say of the checkpoint where the ranks were preempted.
     """
     found = [_of_rank(rank, failure, kept) for rank, failure in error.failures.items()]
-    return min(found, key=lambda failure: failure.order)
+    return min(found, key=_order)
 
 
 def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
     data = failure.error_file_data
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    line = _line(data)
+    message = data.get("message")
+    line = str(message.get("message", "")) if isinstance(message, dict) else ""
     if code == 143:
         line = f"{line or 'preempted'}; {kept}"
     elif not line:
@@ -172,7 +168,7 @@ def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
         rank=rank,
         error=line,
         retryable=code >= 128 or bool(data.get("retryable")),
-        time=float(data.get("exact_time", failure.timestamp)),
+        time=float(data.get("time", failure.timestamp)),
         consequence=bool(data.get("consequence")) or code == 143,
     )
 
@@ -185,26 +181,14 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
     found = []
     for path in files:
         try:
-            data = json.loads(path.read_text())
+            text = path.read_text()
+            final = bool(json.loads(text).get("final"))
         except (OSError, ValueError):
             continue
-        if data.get("final"):
-            code, line = int(data["exit_code"]), _line(data)
-            failure = Failure(
-                exit_code=code,
-                rank=data["rank"],
-                error=f"{line}; {kept}" if code == 143 else line,
-                retryable=data["retryable"],
-                time=data["exact_time"],
-                consequence=data["consequence"],
-            )
-            found.append(failure)
+        if final and (failure := Failure.parse(text)):
+            said = f"{failure.error}; {kept}" if failure.exit_code == 143 else failure.error
+            found.append(dataclasses.replace(failure, error=said))
     return first_cause(found)
-
-
-def _line(data: dict[str, Any]) -> str:
-    message = data.get("message", {})
-    return str(message.get("message", "")) if isinstance(message, dict) else ""
 
 
 def _shortened(text: str) -> str:

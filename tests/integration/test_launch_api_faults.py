@@ -16,7 +16,7 @@ from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.follow.logs import PodLog
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.jobs import Jobs
+from kfp_ddp.components.shared.launch.jobs import REPORTED, Jobs
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 Answer = Callable[["Server", dict[str, str]], None]
@@ -219,7 +219,7 @@ def test_a_job_is_marked_as_told_though_the_server_has_a_bad_time(
 
     spec = LaunchSpec.create(image="a:1", command=["true"])
     with serving(script()) as api:
-        Jobs(api, spec, identify("run", "train", "", spec), None).mark_reported(0)
+        Jobs(api, spec, identify("run", "train", "", spec), None).mark(0, REPORTED)
     assert marked == ["PATCH"]
     assert capsys.readouterr().out == ""
 

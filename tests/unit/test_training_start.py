@@ -238,7 +238,7 @@ class _Failure:
         self.error_file_data: dict[str, Any] = {}
         if text:
             message = {"message": text, "extraInfo": {}}
-            self.error_file_data = {"message": message, "exact_time": at}
+            self.error_file_data = {"message": message, "time": at}
             self.error_file_data["consequence"] = consequence
 
     def signal_name(self) -> str:

@@ -20,7 +20,10 @@ from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
-REPORTED, PREEMPTED = "kfp-ddp/reported", "kfp-ddp/preempted"
+REPORTED = "kfp-ddp/reported"
+"""The mark of a failed job whose failure ended a step: whoever comes later wants a new one."""
+PREEMPTED = "kfp-ddp/preempted"
+"""The mark of a failed job that failed of its preemption alone, which counts as no attempt."""
 # An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
 ENV_SCRIPT_BYTES = 100_000
 DELETION_SECONDS = 300
@@ -46,10 +49,8 @@ class Jobs:
 
     def attempts(self) -> dict[int, Object]:
         """The jobs that exist, by attempt."""
-        path, query = (
-            self.kind.path(self.api.namespace),
-            {"labelSelector": self.identity.selector()},
-        )
+        path = self.kind.path(self.api.namespace)
+        query = {"labelSelector": self.identity.selector()}
         try:
             found = self.api.patient(lambda: self.api.call("GET", path, query=query))
         except ApiError as error:
@@ -171,22 +172,14 @@ class Jobs:
             return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
         return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
 
-    def mark_reported(self, attempt: int) -> None:
-        """Note on a failed job that its failure was told: whoever comes later wants a new one."""
-        self._mark(attempt, REPORTED)
-
-    def mark_preempted(self, attempt: int) -> None:
-        """Note on a failed job that it failed of its preemption, which counts as no attempt."""
-        self._mark(attempt, PREEMPTED)
-
-    def _mark(self, attempt: int, annotation: str) -> None:
-        body = {"metadata": {"annotations": {annotation: "true"}}}
+    def mark(self, attempt: int, mark: str) -> None:
+        """Note on a failed job what it is to those who come later: REPORTED or PREEMPTED."""
+        body = {"metadata": {"annotations": {mark: "true"}}}
         try:
             self.api.patient(lambda: self.api.call("PATCH", self.path(attempt), body))
         except ApiError as error:
-            if error.status == 404:
-                return
-            print(f"warning: cannot mark the failed job ({error.message})", flush=True)
+            if error.status != 404:
+                print(f"warning: cannot mark the failed job ({error.message})", flush=True)
 
 
 def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
@@ -203,11 +196,6 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
     return {**kind, "metadata": meta, "data": data, "immutable": True}
 
 
-def was_reported(job: Object) -> bool:
-    """Whether the job's failure already ended a step."""
-    return REPORTED in (job["metadata"].get("annotations") or {})
-
-
-def was_preempted(job: Object) -> bool:
-    """Whether the job failed of its preemption alone."""
-    return PREEMPTED in (job["metadata"].get("annotations") or {})
+def marked(job: Object, mark: str) -> bool:
+    """Whether a job bears the mark REPORTED or PREEMPTED."""
+    return mark in (job["metadata"].get("annotations") or {})

@@ -16,7 +16,7 @@ from kfp_ddp.components.shared.launch.follow.pods import writes_no_more
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.identity import find_owner, identify
 from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.jobs import Jobs, was_preempted, was_reported
+from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED, Jobs, marked
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
@@ -98,12 +98,12 @@ class Attempts:
         if not jobs:
             return cls()
         newest = max(jobs)
-        told = [number for number, job in jobs.items() if was_reported(job)]
+        told = [number for number, job in jobs.items() if marked(job, REPORTED)]
         first = max(told) + 1 if told else min(jobs)
-        preempted = {number for number, job in jobs.items() if was_preempted(job)}
-        if was_preempted(jobs[newest]):
+        preempted = {number for number, job in jobs.items() if marked(job, PREEMPTED)}
+        if newest in preempted:
             return cls(newest + 1, first, preempted)
-        if was_reported(jobs[newest]) and state(jobs[newest]).phase == "failed":
+        if newest in told and state(jobs[newest]).phase == "failed":
             return cls(newest + 1, newest + 1, preempted)
         return cls(newest, first, preempted)
 
@@ -126,7 +126,7 @@ def _check(jobs: Jobs, attempt: int) -> None:
 
 
 def _count_no_attempt(jobs: Jobs, attempts: Attempts) -> None:
-    jobs.mark_preempted(attempts.current)
+    jobs.mark(attempts.current, PREEMPTED)
     attempts.preempted.add(attempts.current)
     name = jobs.identity.job_name(attempts.current)
     print(f"{name} could not go on after its preemption; making a new job", flush=True)
@@ -137,7 +137,7 @@ def _retry_or_raise(jobs: Jobs, attempts: Attempts, outcome: Outcome) -> None:
     retries, failure = jobs.spec.retries, _cause(outcome, jobs.spec)
     left = attempts.retries_left(retries)
     if not failure.retryable or left <= 0:
-        jobs.mark_reported(attempts.current)
+        jobs.mark(attempts.current, REPORTED)
         raise JobError(_report(jobs, attempts, failure, pods_kept=not outcome.given_up))
     print(f"{failure.error}; trying again, {left} of {retries} retries left", flush=True)
 

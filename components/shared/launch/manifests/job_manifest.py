@@ -1,14 +1,14 @@
 """The manifest of a specification, by the kind of its job."""
 
 from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch.manifests import mpijob, pytorchjob, tfjob, trainjob
+from kfp_ddp.components.shared.launch.manifests import training_operator, trainjob
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 WRITERS = {
-    "pytorchjob": pytorchjob.manifest,
+    "pytorchjob": training_operator.pytorchjob,
     "trainjob": trainjob.manifest,
-    "tfjob": tfjob.manifest,
-    "mpijob": mpijob.manifest,
+    "tfjob": training_operator.tfjob,
+    "mpijob": training_operator.mpijob,
 }
 
 

@@ -2,8 +2,8 @@
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.specification.kinds import PATCHES_MANAGER
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.launch.specification.runtime_patches import MANAGER
 
 CONTAINER = "node"
 
@@ -49,7 +49,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                 },
                 "runtimePatches": [
                     {
-                        "manager": MANAGER,
+                        "manager": PATCHES_MANAGER,
                         "trainingRuntimeSpec": {
                             "template": {
                                 "spec": {

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.components.shared.cluster.api import Object, custom
-from kfp_ddp.components.shared.launch.specification.runtime_patches import lost_patches
 
 KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 V1_JOB = "training.kubeflow.org/job-name"
 V1_TYPE, V1_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 V2_JOB = "jobset.sigs.k8s.io/jobset-name"
 V2_INDEX = "batch.kubernetes.io/job-completion-index"
+PATCHES_MANAGER = "kfp-ddp/launcher"
 
 
 class Unsupported(NamedTuple):
@@ -53,6 +53,21 @@ class Kind:
     def pod_selector(self, name: str) -> str:
         """Label selector of a job's pods."""
         return f"{self.job_label}={name}"
+
+
+def lost_patches(job: Object) -> str:
+    """What is said of a TrainJob that has lost our patches; '' while it has them.
+
+    Kueue before 0.17 writes back a TrainJob as Trainer 2.0 knew it, without runtimePatches, when
+    it admits one; Trainer cannot make its pods after that.
+    """
+    patches = job["spec"].get("runtimePatches") or []
+    if any(patch["manager"] == PATCHES_MANAGER for patch in patches):
+        return ""
+    return (
+        "has lost its runtimePatches, with volumes and settings, and was deleted; Kueue before "
+        "0.17 takes them away: use a newer one, or backend pytorchjob in this queue"
+    )
 
 
 NOT_ELASTIC = Unsupported(

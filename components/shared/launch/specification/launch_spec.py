@@ -1,27 +1,43 @@
 """The one typed description of a distributed job, from which every kind of job is written."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.specification.patterns import (
-    IMAGE,
-    IN_WORDS,
-    LABEL,
-    NAME,
-    NODE_RANGE,
-    QUANTITY,
-    Claim,
-    LabelKey,
-    LabelValue,
-    MountPath,
-    Name,
-    VariableName,
-)
 
 BACKSTOP_SECONDS = 60
+
+# Of what stands in a pod, Kubernetes tells only when the operator makes one; so it is checked here.
+QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
+IMAGE = r"^[^\s]+$"
+MOUNT = r"^/[^:]+$"
+VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
+NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
+KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+
+IN_WORDS = {
+    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
+    NAME: "a name of small letters, digits, '-' and '.'",
+    LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    CLAIM: "the name of a claim, or name:ro",
+    IMAGE: "the name of an image, without spaces",
+    MOUNT: "an absolute path without ':'",
+    VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
+    NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
+    KEY: "the key of a label or resource, such as zone or example.com/zone",
+}
+
+Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]
+Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
+MountPath = Annotated[str, StringConstraints(pattern=MOUNT)]
+VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
+LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 
 
 class LaunchSpec(Settings):
