@@ -1,7 +1,7 @@
 """What all steps of one sync share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kfp_ddp.components.data_sync.meter import Meter
 from kfp_ddp.components.data_sync.options import Options
@@ -12,8 +12,7 @@ Watch = Callable[[str, Meter | None, int, int], None]
 """Called as (phase, meter, files, bytes) when a phase starts."""
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """Where the data comes from, what a person chose, and who is told how far it is."""
 
     source: Source

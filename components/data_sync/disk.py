@@ -1,9 +1,7 @@
 """The disk that a sync writes to: files, folders, and in one line what it refuses."""
 
 import contextlib
-import ctypes
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,11 +84,15 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
+        import shutil  # most syncs remove nothing, and 4 ms of their start go without it
+
         shutil.rmtree(path)
 
 
 def flush_filesystem(path: Path) -> None:
     """Flush the file system that holds the path: one call, however many files."""
+    import ctypes  # a sync without a change flushes nothing
+
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "syncfs"):
         os.sync()

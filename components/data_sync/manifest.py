@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.components.data_sync.listing import Listing
@@ -15,8 +15,7 @@ NAME = "_MANIFEST.jsonl"
 SUCCESS = "_SUCCESS"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
 
     name: str

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import tarfile
 from array import array
 from collections.abc import Collection
 from pathlib import Path
@@ -16,7 +15,8 @@ from kfp_ddp.components.data_sync.stage import FileStage
 
 SHARD_BYTES = 256 << 20
 """An archive ends with the member that passes this size."""
-_BLOCK = tarfile.BLOCKSIZE
+_BLOCK = 512
+_LONG_NAME = 100
 _CHUNK = 1 << 20
 
 
@@ -37,7 +37,7 @@ class TarStage(FileStage):
             if position >= shard_bytes:
                 self._sizes.append(0)
                 position = 0
-            short = name.isascii() and len(name) < tarfile.LENGTH_NAME
+            short = name.isascii() and len(name) < _LONG_NAME
             position += _BLOCK if short else len(self._header(index))
             self._shards.append(len(self._sizes) - 1)
             self._starts.append(position)
@@ -165,6 +165,8 @@ class TarStage(FileStage):
         return self.tree / f"shard-{shard:05}.tar"
 
     def _header(self, index: int) -> bytes:
+        import tarfile  # only archives need it
+
         name = self.listing.names[index]
         info = tarfile.TarInfo(name.rstrip("/"))
         info.size, info.mode = self.listing.sizes[index], 0o644

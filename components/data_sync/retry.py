@@ -1,6 +1,5 @@
 """How stubbornly a peer is asked."""
 
-import random
 from dataclasses import dataclass
 
 from kfp_ddp.base.errors import StorageError
@@ -16,6 +15,8 @@ class Retry:
 
     def delay(self, attempt: int) -> float:
         """Seconds to wait after this attempt: exponential back-off with full jitter."""
+        import random  # most syncs wait for nothing
+
         return random.uniform(0, min(self.longest, self.pause * 2**attempt))
 
     def exhausted(self, what: str, problem: object) -> StorageError:

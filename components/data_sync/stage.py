@@ -1,7 +1,6 @@
 """Where verified bodies land before they are published, and what is left of that after a kill."""
 
 import os
-import shutil
 import stat
 from array import array
 from bisect import bisect_left
@@ -157,6 +156,8 @@ class FileStage:
 
     def _copy(self, index: int, source: Path, crc: int) -> bool:
         path = self.path(index)
+        import shutil  # most file systems link
+
         try:
             shutil.copyfile(source, path, follow_symlinks=False)
             os.chmod(path, 0o644)

@@ -11,7 +11,6 @@ reader sees half of one.
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import time
 from pathlib import Path
@@ -128,7 +127,7 @@ class Store:
             return
         if link.is_dir() and not link.is_symlink():
             raise StorageError(f"{link} is a folder where a link must be; move it away")
-        fresh = self.work / f"current-{secrets.token_hex(8)}"
+        fresh = self.work / f"current-{os.urandom(8).hex()}"
         try:
             fresh.symlink_to(target)
             fresh.rename(link)

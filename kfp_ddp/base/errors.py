@@ -11,7 +11,7 @@ A message is one line: what, why and what to do. The type gives the exit code of
 """
 
 import errno
-from pathlib import Path
+import os
 from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,7 +52,7 @@ class PeerLostError(KfpDdpError):
     retryable = True
 
 
-def full(error: OSError, folder: Path | str) -> str:
+def full(error: OSError, folder: str | os.PathLike[str]) -> str:
     """The line for a volume without room: what could not be written, why, and what to do."""
     return (
         f"cannot write to {error.filename or folder}: {error.strerror}; "

@@ -31,8 +31,8 @@ class _Number(click.FloatRange):
 def _option(field: "dataclasses.Field[Any]") -> click.Option:
     """The option of the command line for a field of `Options`."""
     flag = f"--{field.name.replace('_', '-')}"
-    text, bounds = field.metadata["description"], (field.metadata.get(k) for k in ("ge", "le"))
-    more: dict[str, Any] = {"help": text, "default": field.default}
+    told = field.metadata
+    more: dict[str, Any] = {"help": told["description"], "default": field.default}
     if field.name in OF_A_FOLDER:
         shown = f"{OF_A_FOLDER[field.name]}, with --versions {field.default}".lower()
         more |= {"default": None, "show_default": shown}
@@ -40,9 +40,10 @@ def _option(field: "dataclasses.Field[Any]") -> click.Option:
         flag += f"/--no-{flag[2:]}" if field.default else ""
         more["is_flag"] = True
     elif isinstance(field.default, tuple):
-        more |= {"multiple": True, "help": f"{text} May be repeated."}
+        more |= {"multiple": True, "help": f"{told['description']} May be repeated."}
     elif field.type in (int, float):
-        more["type"] = (click.IntRange if field.type is int else _Number)(*bounds)
+        kind = click.IntRange if field.type is int else _Number
+        more["type"] = kind(told.get("ge"), told.get("le"))
     elif known := typing.get_args(field.type):
         more["type"] = click.Choice(known)
     return click.Option([flag, *SHORT.get(field.name, ())], **more)

@@ -8,6 +8,7 @@ from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
+RARE = ("ctypes", "email", "importlib.metadata", "shutil", "tarfile", "tempfile", "urllib.request")
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -19,6 +20,16 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:
+    probe = (
+        "import sys, kfp_ddp.commands.sync, kfp_ddp.components.data_sync.sync\n"
+        "from kfp_ddp.components.data_sync.sources import gcs\n"
+        f"print(sorted({{*{HEAVY!r}, *{RARE!r}}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

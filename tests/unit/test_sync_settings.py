@@ -95,7 +95,12 @@ def test_a_plain_folder_has_other_defaults_than_versions(
 def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     given = {"lock_wait": 60.0, "concurrency": 8, "max_delete": 1, "include": "*.png, *.jpg"}
     found = options_of("photos", given)
-    wanted = {"lock_wait": 60, "concurrency": 8, "max_delete": 1.0, "include": ("*.png", "*.jpg")}
+    wanted: dict[str, Any] = {
+        "lock_wait": 60,
+        "concurrency": 8,
+        "max_delete": 1.0,
+        "include": ("*.png", "*.jpg"),
+    }
     assert found == Options(dataset="photos", **wanted)
     assert [type(found.lock_wait), type(found.max_delete)] == [int, float]
     assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")
