@@ -20,7 +20,7 @@ def build(context: Context, store: Store, result: Result) -> None:
         KfpDdpError: the source cannot be read, or the target not be written.
     """
     options, listing = context.options, result.names.listing
-    store.keep_only_build(result.digest)
+    store.clear_builds(but=result.digest)
     stage = stage_of(store.build_folder(result.digest), listing, options.pack)
     try:
         done = stage.open()

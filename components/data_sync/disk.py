@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +13,18 @@ from kfp_ddp.base.errors import StorageError
 _CHUNK = 1 << 20
 
 
-def checksum(path: Path) -> int:
-    """The crc32c of a file, links not followed; -1 if it cannot be read."""
-    crc = 0
+def checksum(path: Path, start: int = 0, size: int | None = None) -> int:
+    """The crc32c of a file or `size` bytes of it, links not followed; -1 if they cannot be read."""
+    crc, left = 0, sys.maxsize if size is None else size
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                crc = google_crc32c.extend(crc, chunk)
+            file.seek(start)
+            while chunk := file.read(min(_CHUNK, left)):
+                crc, left = google_crc32c.extend(crc, chunk), left - len(chunk)
     except OSError:
         return -1
-    return crc
+    return -1 if size and left else crc
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:

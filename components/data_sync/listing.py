@@ -86,6 +86,17 @@ class Listing:
         return sum(self.sizes)
 
 
+def folders_of(names: Iterable[str]) -> set[str]:
+    """Every folder that these names need; a name with a slash at its end is one itself."""
+    found: set[str] = set()
+    for name in names:
+        parent = name.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
 def select(listing: Listing, include: Iterable[str], exclude: Iterable[str]) -> Listing:
     """The objects that match any of `include` (or all, when empty) and none of `exclude`.
 

@@ -21,7 +21,7 @@ from kfp_ddp.components.data_sync.disk import (
     writing,
 )
 from kfp_ddp.components.data_sync.download import download
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.listing import Listing, folders_of
 from kfp_ddp.components.data_sync.lock import locked
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.result import Result
@@ -69,7 +69,7 @@ def _update(context: Context, store: Store, result: Result) -> Result:
         result.unchanged = True
         return result
     plan.check(result)
-    store.keep_only_build(result.digest)
+    store.clear_builds(but=result.digest)
     stage = FileStage(store.build_folder(result.digest), listing)
     try:
         done = stage.open()
@@ -177,32 +177,24 @@ class _Plan:
             StorageError: naming the first.
         """
         extras = set(self.extras)
-        checked: set[str] = set()
+        for folder in sorted(self._needed()):
+            path = self.root / folder
+            in_the_way = path.exists() and not path.is_dir() and folder not in extras
+            if path.is_symlink() or in_the_way:
+                raise no_folder(path)
         for index in self.missing:
-            name = self._listing.names[index]
-            parts = name.split("/")
-            for depth in range(1, len(parts)):
-                parent = "/".join(parts[:depth])
-                if parent in checked:
-                    continue
-                checked.add(parent)
-                path = self.root / parent
-                removable = parent in extras and not path.is_symlink()
-                if (path.is_symlink() or (path.exists() and not path.is_dir())) and not removable:
-                    raise no_folder(path)
-            path = self.root / name
+            path = self.root / self._listing.names[index]
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder where a file must be; remove it")
 
     def remove_files_in_the_way(self) -> None:
         """Delete those extras that stand where a folder must be."""
-        needed = {
-            "/".join(self._listing.names[i].split("/")[:depth])
-            for i in self.missing
-            for depth in range(1, self._listing.names[i].count("/") + 1)
-        }
-        for name in needed.intersection(self.extras):
+        for name in self._needed().intersection(self.extras):
             (self.root / name).unlink()
+
+    def _needed(self) -> set[str]:
+        """The folders that what is missing needs."""
+        return folders_of(self._listing.names[index] for index in self.missing)
 
     def delete_extras(self) -> int:
         """Delete what the source does not have, and the folders that this leaves empty."""

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.listing import Listing, folders_of
 
 MARKERS = (manifest.SUCCESS, manifest.NAME)
 """What Spark, Beam and our own versions leave beside the data; every version gets its own."""
@@ -129,14 +129,7 @@ def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
 
 def _conflicts(listing: Listing, bad: dict[int, str], folds: bool) -> None:
     """Add names that would share a path: a file and a folder, and under folding, look-alikes."""
-    folders: set[str] = set()
-    for index, name in enumerate(listing.names):
-        if index in bad:
-            continue
-        parent = name.rpartition("/")[0]
-        while parent and parent not in folders:
-            folders.add(parent)
-            parent = parent.rpartition("/")[0]
+    folders = folders_of(name for index, name in enumerate(listing.names) if index not in bad)
     seen: set[str] = set()
     for index, name in enumerate(listing.names):
         if index in bad:

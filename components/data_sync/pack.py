@@ -8,7 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from kfp_ddp.components.data_sync.disk import unwritable, write_all
+from kfp_ddp.components.data_sync.disk import checksum, unwritable, write_all
 from kfp_ddp.components.data_sync.journal import Arrived
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.stage import FileStage
@@ -136,7 +136,7 @@ class TarStage(FileStage):
                 return False
         except OSError:
             return False
-        return noted.trusted or member_checksum(path, start, noted.size) == noted.crc
+        return noted.trusted or checksum(path, start, noted.size) == noted.crc
 
     def kept(self, done: set[int]) -> set[str]:
         """Paths that a new start does not clear away."""
@@ -178,16 +178,3 @@ class TarStage(FileStage):
         header = self._header(index)
         descriptor = self._descriptors[self._shards[index]]
         write_all(descriptor, header, self._starts[index] - len(header))
-
-
-def member_checksum(path: Path, start: int, size: int) -> int:
-    """The crc32c of a part of a file; -1 if it is not all there."""
-    crc = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(start)
-            while size and (data := file.read(min(_CHUNK, size))):
-                crc, size = google_crc32c.extend(crc, data), size - len(data)
-    except OSError:
-        return -1
-    return -1 if size else crc

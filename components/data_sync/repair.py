@@ -8,7 +8,7 @@ from kfp_ddp.components.data_sync.build import build
 from kfp_ddp.components.data_sync.context import Context
 from kfp_ddp.components.data_sync.disk import checksum, flush_filesystem
 from kfp_ddp.components.data_sync.download import download
-from kfp_ddp.components.data_sync.pack import TarStage, member_checksum
+from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.versions import Store
@@ -70,7 +70,7 @@ def sound(version: Path, row: manifest.Row, verify: str) -> bool:
     if row.pack:
         if verify == "quick":
             return path.is_file() and path.stat().st_size >= row.offset + row.size
-        return member_checksum(path, row.offset, row.size) == row.crc
+        return checksum(path, row.offset, row.size) == row.crc
     try:
         found = path.lstat()
     except OSError:
@@ -87,7 +87,7 @@ def _replace(
 ) -> None:
     """Bring these files anew, and only then put them in the place of the damaged ones."""
     listing, version = result.names.listing, result.path
-    store.keep_only_build(result.digest)
+    store.clear_builds(but=result.digest)
     stage = FileStage(store.build_folder(result.digest), listing)
     try:
         done = stage.open()

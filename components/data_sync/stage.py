@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kfp_ddp.components.data_sync.disk import checksum, plain_folder, unwritable, write_all
 from kfp_ddp.components.data_sync.journal import Arrived, Journal
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.listing import Listing, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READABLE = 0o444
@@ -66,13 +66,7 @@ class FileStage:
 
     def folders(self) -> set[str]:
         """Every folder that the listing needs, markers included."""
-        found: set[str] = set()
-        for name in self.listing.names:
-            parent = name.rpartition("/")[0]
-            while parent and parent not in found:
-                found.add(parent)
-                parent = parent.rpartition("/")[0]
-        return found
+        return folders_of(self.listing.names)
 
     def inodes(self, indices: Collection[int]) -> int:
         """How many files and folders the objects need on the disk, at most."""

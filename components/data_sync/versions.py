@@ -92,18 +92,11 @@ class Store:
         """Where the version is built, whether that is there or not."""
         return self.work / "building" / digest[:12]
 
-    def keep_only_build(self, digest: str) -> None:
-        """Remove what builds of other versions, and removals, have left."""
-        self._clear(self.build_folder(digest))
-
-    def clear_builds(self) -> None:
-        """Remove what every build and removal has left."""
-        self._clear(None)
-
-    def _clear(self, kept: Path | None) -> None:
+    def clear_builds(self, but: str = "") -> None:
+        """Remove what removals and builds have left, but for the build of this digest."""
         for folder in (self.work / "building", self.work / "trash"):
             for entry in os.scandir(folder):
-                if Path(entry.path) != kept:
+                if Path(entry.path) != self.build_folder(but):
                     remove(Path(entry.path))
 
     def publish(self, tree: Path, digest: str) -> None:
