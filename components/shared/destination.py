@@ -5,7 +5,8 @@ Writing is verified end to end, and a name that is there with the same content s
 
 import base64
 import hashlib
-import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import atomic_write
 
 R = TypeVar("R")
 _SECONDS = (10.0, 300.0)  # to connect, and between two answers
@@ -91,20 +93,13 @@ class Folder:
             if target.is_file() and sha256(target) == wanted:
                 return False
             target.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-            try:
-                with os.fdopen(handle, "wb") as out, file.open("rb") as source:
-                    while block := source.read(_BLOCK):
-                        out.write(block)
-                    out.flush()
-                    os.fsync(out.fileno())
-                if sha256(Path(part)) != wanted:
+            part = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
+            with atomic_write(target, part) as out, file.open("rb") as source:
+                shutil.copyfileobj(source, out, _BLOCK)
+                out.flush()
+                if sha256(part) != wanted:
                     raise InputError(f"{target} came out different from {file}: check the disk")
-                os.chmod(part, 0o644)
-                os.replace(part, target)
-            except BaseException:
-                Path(part).unlink(missing_ok=True)
-                raise
+                part.chmod(0o644)
         except OSError as error:
             raise self._unwritable(error) from None
         return True
@@ -197,31 +192,26 @@ class Bucket:
         try:
             return ask()
         except exceptions.NotFound:
-            raise InputError(
-                f"the bucket gs://{self.name} is not there: make it or correct its name"
-            ) from None
+            problem = f"the bucket gs://{self.name} is not there: make it or correct its name"
         except (exceptions.Forbidden, exceptions.Unauthorized) as error:
-            raise InputError(
+            problem = (
                 f"{self.uri} may not be {what}: {_line(error)}; give the step's service account "
                 "the role storage.objectUser on the bucket"
-            ) from None
+            )
         except exceptions.PreconditionFailed:
-            raise InputError(
-                f"{self.uri} was changed by another writer meanwhile: run the step again"
-            ) from None
+            problem = f"{self.uri} was changed by another writer meanwhile: run the step again"
         except DataCorruption as error:
-            raise InputError(
-                f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
-            ) from None
+            problem = f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
         except GoogleAuthError as error:
-            raise InputError(
+            problem = (
                 f"there are no credentials for {self.uri}: {_line(error)}; use Workload Identity "
                 "or set GOOGLE_APPLICATION_CREDENTIALS"
-            ) from None
+            )
         except (exceptions.GoogleAPIError, OSError) as error:
-            raise InputError(
+            problem = (
                 f"{self.uri} cannot be {what}: {_line(error)}; check the network, then run again"
-            ) from None
+            )
+        raise InputError(problem)
 
 
 def sha256(file: Path) -> str:

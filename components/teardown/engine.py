@@ -11,7 +11,6 @@ from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.launch import local_processes
-from kfp_ddp.components.shared.launch.ending import DELETE
 from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
@@ -98,15 +97,11 @@ def _jobs_of(api: Api, kind: Kind, run_id: str) -> list[str]:
     deleted = []
     for job in found:
         name = job["metadata"]["name"]
-        if not state(job).over:
-            _delete(api, kind, name)
-            deleted.append(f"deleted {kind.title} {name}")
-    return deleted
-
-
-def _delete(api: Api, kind: Kind, name: str) -> None:
-    try:
-        api.patient(lambda: api.call("DELETE", kind.path(api.namespace, name), DELETE))
-    except ApiError as error:
-        if error.status != 404:
+        if state(job).over:
+            continue
+        try:
+            api.delete(kind.path(api.namespace, name))
+        except ApiError as error:
             raise JobError(f"cannot delete {kind.title} {name}: {error.message}") from error
+        deleted.append(f"deleted {kind.title} {name}")
+    return deleted

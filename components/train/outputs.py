@@ -41,12 +41,8 @@ def write_outputs(
 ) -> Newest:
     """Fill the step's three artifacts from what training left in `run_dir`.
 
-    Args:
-        run_dir: Folder of the run, with checkpoints/ and metrics.jsonl.
-        claim: Name of the claim that run_dir lies on; empty for a plain folder.
-        trained_model: Output[Model]; its file is a small JSON pointer to the checkpoint.
-        metrics: Output[Metrics].
-        loss_curve: Output[HTML].
+    The file of `trained_model` is a small JSON pointer to the checkpoint; `claim` is the one that
+    `run_dir` lies on, empty for a plain folder.
 
     Raises:
         JobError: when training left no checkpoint.

@@ -124,9 +124,7 @@ def read(folder: Path) -> Failure | None:
 def write_record(failure: Failure, final: bool) -> None:
     """Tell the launcher what ended this rank, in the form and the file of torch elastic.
 
-    Args:
-        failure: What it was, raised or not.
-        final: Whether the rank itself gave it as why it ended, as for input that cannot be used.
+    It is `final` if the rank itself gave it as why it ended, as for input that cannot be used.
 
     Raises:
         OSError: the file cannot be written.

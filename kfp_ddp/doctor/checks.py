@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
-from kfp_ddp.components.shared.cluster.rights import review
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, review
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
@@ -158,15 +157,15 @@ def claim(api: Api, name: str) -> Finding:
 
 def storage(api: Api) -> Finding:
     """The storage classes, and the access modes that volumes have here."""
-    try:
-        classes = api.call("GET", "/apis/storage.k8s.io/v1/storageclasses")["items"]
-    except ApiError:
+    classes = _items(api, "/apis/storage.k8s.io/v1/storageclasses")
+    if classes is None:
         return Finding("warn", "storage classes", "may not be listed", ASK_ADMIN)
     names = [_class_title(each) for each in classes]
     if not names:
         remedy = "install a CSI driver whose volumes many nodes can mount"
         return Finding("bad", "storage classes", "there are none", remedy)
-    modes = sorted({m for volume in _volumes(api) for m in volume["spec"].get("accessModes", [])})
+    volumes = _items(api, "/api/v1/persistentvolumes") or ()
+    modes = sorted({mode for each in volumes for mode in each["spec"].get("accessModes", [])})
     seen = f"; access modes in use: {', '.join(modes)}" if modes else ""
     return Finding("ok", "storage classes", ", ".join(names) + seen)
 
@@ -177,19 +176,19 @@ def _class_title(item: Object) -> str:
     return f"{item['metadata']['name']} ({item['provisioner']}{', default' if default else ''})"
 
 
-def _volumes(api: Api) -> list[Object]:
+def _items(api: Api, path: str) -> list[Object] | None:
+    """What a collection holds; None where it may not be listed."""
     try:
-        items: list[Object] = api.call("GET", "/api/v1/persistentvolumes")["items"]
+        items: list[Object] = api.call("GET", path)["items"]
     except ApiError:
-        return []
+        return None
     return items
 
 
 def gpus(api: Api) -> Finding:
     """The GPUs of all nodes."""
-    try:
-        nodes = api.call("GET", "/api/v1/nodes")["items"]
-    except ApiError:
+    nodes = _items(api, "/api/v1/nodes")
+    if nodes is None:
         return Finding("warn", "GPUs", "nodes may not be listed", "apply deploy/rbac/nodes")
     counts: dict[str, int] = {}
     for node in nodes:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ STARTING = (401, 403, 404)
 UNSURE_SECONDS = 10.0
 LONG_PAUSE = 2.0
 PASSING = (0, 408, 429, 500, 502, 503, 504)
+DELETE = {"propagationPolicy": "Background"}
+"""The body of a request that deletes an object and, soon after, what it owns."""
 
 
 class ApiError(KfpDdpError):
@@ -151,6 +154,14 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no answer from the API server: {error}") from error
 
+    def delete(self, path: str) -> None:
+        """Delete an object and what it owns, patiently; one that is gone is fine."""
+        try:
+            self.patient(lambda: self.call("DELETE", path, DELETE))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
     def ready(self) -> bool | None:
         """Whether the server has started wholly; None where it does not say."""
         try:
@@ -164,10 +175,7 @@ class Api:
     ) -> T:
         """The result of `request`, asked again for up to `seconds` while the server has a bad time.
 
-        Args:
-            request: The call; it must be safe to repeat.
-            seconds: How long to go on.
-            also: Statuses that count as a bad time too.
+        The request must be safe to repeat; `also` are statuses that count as a bad time too.
         """
         began, pause, told, sure = time.monotonic(), 0.1, False, False
         while True:
@@ -187,6 +195,17 @@ class Api:
             pause = min(pause * 2, LONG_PAUSE)
 
 
+def own_pod(api: Api) -> Object | None:
+    """The pod that this step runs in; None outside of a pod of KFP, or where it may not be read."""
+    name = os.environ.get("KFP_POD_NAME", "")
+    if not name:
+        return None
+    try:
+        return api.patient(lambda: api.call("GET", core(api.namespace, "pods", name)))
+    except ApiError:
+        return None
+
+
 def core(namespace: str, plural: str, name: str = "") -> str:
     """Path of a resource of the core group."""
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
@@ -202,3 +221,31 @@ def custom(group_version: str, namespace: str, plural: str, name: str = "") -> s
     """Path of a resource of a named group, `group/version`."""
     path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"
     return path + (f"/{name}" if name else "")
+
+
+def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
+    """Whether this account may do so; true where it cannot be told."""
+    try:
+        return api.patient(lambda: review(api, verb, group, resource))
+    except ApiError:
+        return True
+
+
+def review(
+    api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
+) -> bool:
+    """Ask the server by SelfSubjectAccessReview, or SubjectAccessReview for another `user`."""
+    attributes = {
+        "namespace": api.namespace,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+    }
+    kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
+    spec: Object = {"resourceAttributes": attributes}
+    if user:
+        spec["user"] = user
+    body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
+    return bool(answer["status"]["allowed"])

@@ -69,9 +69,7 @@ class WatchCache(threading.Thread):
         }
         try:
             for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
-                if self._over.is_set():
-                    break
-                if not line.endswith(b"\n"):
+                if self._over.is_set() or not line.endswith(b"\n"):
                     break
                 event = json.loads(line)
                 item = event["object"]

@@ -1,10 +1,10 @@
 """What can be known before a job is created: rights, claims, queues, GPUs."""
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
-from kfp_ddp.components.shared.cluster.rights import allowed
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, allowed, core
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.manifests.pod import resources
+from kfp_ddp.components.shared.launch.specification.claims import by_volume
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
@@ -22,7 +22,8 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             f"no right to create {kind.plural} in namespace {api.namespace}; "
             "apply deploy/rbac there"
         )
-    for claim in sorted(_claims(spec)):
+    claims = {name.removesuffix(":ro") for name in spec.claims.values()}
+    for claim in sorted(claims.union(by_volume(spec.volumes).values())):
         if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
             raise InputError(
                 f"claim {claim} does not exist in namespace {api.namespace}; create it as "
@@ -39,15 +40,6 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
                 "use one of `kubectl get clustertrainingruntimes`"
             )
     return warnings + _warnings(api, spec)
-
-
-def _claims(spec: LaunchSpec) -> set[str]:
-    given = {
-        volume["persistentVolumeClaim"]["claimName"]
-        for volume in spec.volumes
-        if "persistentVolumeClaim" in volume
-    }
-    return given | {name.removesuffix(":ro") for name in spec.claims.values()}
 
 
 def _missing(api: Api, path: str) -> bool:

@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from kfp_ddp.base.errors import RunCancelledError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom
+from kfp_ddp.components.shared.cluster.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.identity import WORKFLOWS, Owner
 
-DELETE = {"propagationPolicy": "Background"}
 BRIEF_SECONDS = 0.5
 WARM_SECONDS = 10.0
 
@@ -93,13 +92,8 @@ class Ending:
 
     def delete_job(self) -> None:
         """Delete the job for good; one that is gone is fine."""
-        if not self.job_path:
-            return
-        try:
-            self.api.patient(lambda: self.api.call("DELETE", self.job_path, DELETE))
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        if self.job_path:
+            self.api.delete(self.job_path)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Leave the job to a successor on eviction, delete it otherwise; then be gone."""

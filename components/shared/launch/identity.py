@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
 from kfp_ddp.components.shared.launch.kueue import QUEUE_LABEL
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
@@ -63,18 +62,17 @@ def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Ide
     slug = re.sub(r"[^a-z0-9]+", "-", task_name.lower()).strip("-")[:25].strip("-")
     if not slug or not slug[0].isalpha():
         slug = f"t-{slug}".strip("-")
-    name = f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    name = f"{slug}-{_digest(key)[:12]}"
     body = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
-    task = task_name if not task_id else f"{task_name[:40].rstrip('-._')}.{_short(task_id)}"
-    return Identity(run_id, task, name, hashlib.sha256(body.encode()).hexdigest()[:16])
-
-
-def _short(text: str) -> str:
-    return text if LABEL_VALUE.fullmatch(text) and len(text) <= 20 else _digest(text)
+    task = task_name
+    if task_id:
+        fits = LABEL_VALUE.fullmatch(task_id) and len(task_id) <= 20
+        task = f"{task_name[:40].rstrip('-._')}.{task_id if fits else _digest(task_id)[:12]}"
+    return Identity(run_id, task, name, _digest(body)[:16])
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -103,16 +101,10 @@ class Owner:
 
 def find_owner(api: Api) -> Owner | None:
     """The Workflow of the step's own pod; None outside of a pipeline on this cluster."""
-    pod = os.environ.get("KFP_POD_NAME", "")
-    if not pod:
-        return None
-    try:
-        found = api.patient(lambda: api.call("GET", core(api.namespace, "pods", pod)))
-    except ApiError:
-        return None
-    for owner in found["metadata"].get("ownerReferences", []):
+    pod: Object = (own_pod(api) or {}).get("metadata", {})
+    for owner in pod.get("ownerReferences", []):
         if owner["kind"] == "Workflow" and owner["apiVersion"] == WORKFLOWS:
-            return Owner(pod, owner["name"], owner["uid"])
+            return Owner(pod["name"], owner["name"], owner["uid"])
     return None
 
 
@@ -125,11 +117,8 @@ def metadata(
         labels[QUEUE_LABEL] = spec.queue
     if spec.scheduler == "runai" and spec.queue:
         labels["runai/queue"] = spec.queue
-    found: dict[str, Any] = {
-        "name": identity.job_name(attempt),
-        "namespace": namespace,
-        "labels": labels,
-    }
+    name = identity.job_name(attempt)
+    found: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
     if owner is not None:
         found["ownerReferences"] = [owner.reference()]
     return found

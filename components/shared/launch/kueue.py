@@ -72,7 +72,8 @@ def waiting(job: Object, api: Api) -> str:
         workloads = api.call("GET", where).get("items", []) if where else []
     except ApiError:
         return f"waiting in queue {queue}"
-    ours = next((each for each in workloads if _owner(each).get("uid") == _uid(job)), None)
+    uid = job["metadata"]["uid"]
+    ours = next((each for each in workloads if _owner(each).get("uid") == uid), None)
     if ours is None or not (ours.get("status") or {}).get("conditions"):
         return f"waiting for Kueue to take it into queue {queue}"
     others = [each for each in workloads if each is not ours and not _condition(each, "Finished")]
@@ -102,10 +103,6 @@ def _evicted(condition: Object, workloads: list[Object]) -> str:
         if found:
             message = f"{head}{_names([workload])}{tail.partition(')')[2]}"
     return f"{how} ({message})"
-
-
-def _uid(job: Object) -> str:
-    return str(job["metadata"]["uid"])
 
 
 def _owner(workload: Object) -> Object:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -36,15 +37,12 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
 
     SIGTERM and SIGINT are passed on to the launcher, a second one kills. When this function is
     left, by whatever way, no process of the launcher's group runs any more; it also ends by
-    itself when it sees that we are gone.
-
-    Args:
-        flags: Command line of `kfp_ddp.training`.
-        ranks: Processes to start.
-        run_dir: Folder that training writes to.
+    itself when it sees that we are gone. `flags` are the command line of `kfp_ddp.training`, by
+    which it writes to `run_dir`.
     """
     launcher = [sys.executable, "-m", "kfp_ddp.training.node", f"--nproc-per-node={ranks}", "--"]
-    progress = ProgressTeller(_print, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
+    say = partial(print, flush=True)
+    progress = ProgressTeller(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()
     with _forwarding(ended) as forward_to:
         process = subprocess.Popen(
@@ -92,10 +90,6 @@ def _follow(process: "subprocess.Popen[str]", progress: ProgressTeller) -> None:
         progress.tell(time.monotonic())
         time.sleep(0.1)
     progress.tell(time.monotonic(), at_once=True)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 @contextmanager

@@ -108,13 +108,7 @@ def split_by_a_replacement(look: Look, limits: Limits) -> str:
 def out_of_time(look: Look, kind: Kind, limits: Limits, waits_for: str) -> str:
     """The error of a job that took, or waited, longer than it may; '' while it may go on.
 
-    What it waits in its queue counts for neither.
-
-    Args:
-        look: The last look at the job.
-        kind: The kind of the job.
-        limits: How long it may.
-        waits_for: What was last said of it.
+    What it waits in its queue counts for neither. `waits_for` is what was last said of it.
     """
     if look.state.over or look.state.phase == "queued":
         return ""

@@ -52,15 +52,13 @@ class Watches:
     """What the cluster holds of one job: itself, its pods, and the events about it."""
 
     def __init__(self, api: Api, kind: Kind, job: str, changed: threading.Event) -> None:
-        self.jobs = WatchCache(
-            api, kind.path(api.namespace), {"fieldSelector": f"metadata.name={job}"}, changed
-        )
-        self.pods = WatchCache(
-            api, core(api.namespace, "pods"), {"labelSelector": kind.pod_selector(job)}, changed
-        )
+        space, this = api.namespace, {"fieldSelector": f"metadata.name={job}"}
+        self.jobs = WatchCache(api, kind.path(space), this, changed)
+        its = {"labelSelector": kind.pod_selector(job)}
+        self.pods = WatchCache(api, core(space, "pods"), its, changed)
         # Those of pods stand in their conditions.
         about = {"fieldSelector": f"involvedObject.name={job}"}
-        self.events = WatchCache(api, core(api.namespace, "events"), about, changed)
+        self.events = WatchCache(api, core(space, "events"), about, changed)
         self.all = (self.jobs, self.pods, self.events)
 
     def start(self) -> None:
@@ -103,9 +101,6 @@ class Follower:
 
     def run(self, limits: Limits) -> Outcome:
         """Return when the job is over and its logs are printed.
-
-        Args:
-            limits: Deadlines.
 
         Raises:
             RunCancelledError: the run was terminated; the job is deleted.
@@ -160,11 +155,7 @@ class Follower:
         self.logs.follow(there)
 
     def _decide(self, look: Look, limits: Limits) -> Verdict | None:
-        """How the job ended; None while it goes on.
-
-        Raises:
-            JobError: it cannot go on, and is deleted.
-        """
+        """How the job ended; None while it goes on. One that cannot go on is deleted."""
         problem = ""
         if not look.state.over and (lack := self.kind.stripped_fields(look.job)):
             problem = f"{self.kind.title} {look.name} {lack}"

@@ -58,12 +58,8 @@ class Narrator:
 def explain(job: Object, state: State, pods: list[Object], events: list[Object], api: Api) -> str:
     """One line on what a job waits for; '' when all its pods run.
 
-    Args:
-        job: The job.
-        state: Its state.
-        pods: Its pods.
-        events: Events of the job and its pods; empty where they may not be read.
-        api: For claims and queues, which are asked about only while a pod waits for them.
+    Its `events` are none where they may not be read. Claims, queues and the events of pods are
+    asked for only while a pod waits for them.
     """
     if state.phase == "queued":
         return kueue.waiting(job, api)

@@ -1,6 +1,7 @@
 """The lines of all pods, each printed once, and how far each log was printed."""
 
 import json
+import re
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 # Of each pod so many lines are kept, for what they say of its end.
 RECENT_LINES = 400
+RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
 
 
 class Stamp(NamedTuple):
@@ -21,14 +23,12 @@ class Stamp(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Stamp":
         """From RFC 3339, as the kubelet writes it."""
-        whole = text[:19]
-        rest = text[19:]
-        fraction = ""
-        if rest.startswith("."):
-            digits = len(rest) - len(rest[1:].lstrip("0123456789")) - 1
-            fraction, rest = rest[1 : 1 + digits], rest[1 + digits :]
-        at = datetime.fromisoformat(whole + ("+00:00" if rest in ("Z", "") else rest))
-        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9] or 0))
+        parts = RFC_3339.fullmatch(text)
+        if parts is None:
+            raise ValueError(f"{text!r} is no time")
+        whole, fraction, zone = parts.groups("")
+        at = datetime.fromisoformat(whole + ("+00:00" if zone in ("Z", "") else zone))
+        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
 
     def since(self) -> str:
         """The whole second, which is as fine as the API server's sinceTime."""

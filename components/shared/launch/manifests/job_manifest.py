@@ -13,11 +13,8 @@ WRITERS = {
 
 
 def job_manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
-    """The job as the API server takes it.
+    """The job as the API server takes it, with its name, namespace, labels and owner.
 
-    Args:
-        spec: The job.
-        metadata: Its name, namespace, labels and owner.
-        script_map: ConfigMap that holds the script; '' when it travels in the environment.
+    `script_map` is the ConfigMap that holds the script; '' when it travels in the environment.
     """
     return WRITERS[spec.kind](spec, metadata, script_map)

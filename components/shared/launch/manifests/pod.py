@@ -36,13 +36,10 @@ except SignalException as error:
 def template(
     spec: LaunchSpec, labels: dict[str, str], container: str, script_map: str = ""
 ) -> Object:
-    """A pod template with one container called `container`.
+    """A pod template with one container called `container`, as the operator looks for it.
 
-    Args:
-        spec: The job.
-        labels: Labels of the job, which the pods carry too.
-        container: Name that the operator looks for.
-        script_map: ConfigMap that holds the script; '' when it travels in the environment.
+    `labels` are those of the job, which the pods carry too; `script_map` is the ConfigMap that
+    holds the script, '' when it travels in the environment.
     """
     annotations = {}
     # A queue's label belongs on the job alone; on a pod it would be queued a second time.
@@ -65,7 +62,8 @@ def template(
                 "hostNetwork": spec.host_network or None,
                 "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
                 "priorityClassName": spec.priority_class,
-                "schedulerName": _scheduler_name(spec),
+                # The operator sets the gang schedulers' own when it is left out.
+                "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
                 "serviceAccountName": spec.service_account,
                 "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
                 "securityContext": security(spec),
@@ -222,11 +220,6 @@ def container_security(spec: LaunchSpec) -> Object:
             "runAsNonRoot": spec.non_root or None,
         }
     )
-
-
-def _scheduler_name(spec: LaunchSpec) -> str:
-    """The scheduler of the pods; the operator sets the gang schedulers' own when it is left out."""
-    return "runai-scheduler" if spec.scheduler == "runai" else ""
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:

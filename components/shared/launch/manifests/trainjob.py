@@ -31,6 +31,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             ],
         },
     }
+    replicated = {"name": CONTAINER, "template": {"spec": {"template": patch}}}
     job = models.TrainerV1alpha1TrainJob.from_dict(
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -51,16 +52,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                     {
                         "manager": PATCHES_MANAGER,
                         "trainingRuntimeSpec": {
-                            "template": {
-                                "spec": {
-                                    "replicatedJobs": [
-                                        {
-                                            "name": CONTAINER,
-                                            "template": {"spec": {"template": patch}},
-                                        }
-                                    ]
-                                }
-                            }
+                            "template": {"spec": {"replicatedJobs": [replicated]}}
                         },
                     }
                 ],

@@ -1,27 +1,29 @@
 """The claims that the folders of a step lie on, mounted into its workers too."""
 
-import os
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
+from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
 
 
 def own_claims(api: Api) -> dict[str, str]:
     """Claims that the step's own pod mounts, by path; {} outside of a pod of KFP."""
-    name = os.environ.get("KFP_POD_NAME", "")
-    if not name:
+    pod = own_pod(api)
+    if pod is None:
         return {}
-    try:
-        pod = api.patient(lambda: api.call("GET", core(api.namespace, "pods", name)))
-    except ApiError:
-        return {}
-    claims = {
-        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
-        for volume in pod["spec"].get("volumes") or []
-        if "persistentVolumeClaim" in volume
-    }
     mounts = [m for c in pod["spec"]["containers"] for m in c.get("volumeMounts") or []]
+    return _by_path(mounts, pod["spec"].get("volumes") or ())
+
+
+def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
+    """The claims among some volumes, by the name of the volume."""
+    kind = "persistentVolumeClaim"
+    return {each["name"]: each[kind]["claimName"] for each in volumes if kind in each}
+
+
+def _by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
+    claims = by_volume(volumes)
     return {m["mountPath"]: claims[m["name"]] for m in mounts if m["name"] in claims}
 
 
@@ -67,12 +69,5 @@ def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]
 def claim_of(fields: dict[str, Any], path: str) -> str:
     """Name of the claim that a path lies on; '' for none."""
     claims = {m: name.removesuffix(":ro") for m, name in (fields.get("claims") or {}).items()}
-    volumes = {
-        v["name"]: v["persistentVolumeClaim"]["claimName"]
-        for v in fields.get("volumes") or ()
-        if "persistentVolumeClaim" in v
-    }
-    for mount in fields.get("volume_mounts") or ():
-        if mount["name"] in volumes:
-            claims[mount["mountPath"]] = volumes[mount["name"]]
+    claims |= _by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
     return str(claims.get(covering(path, list(claims)), ""))
