@@ -33,18 +33,14 @@ def divide(
         elif config.batch_size_per_rank:
             batch = config.batch_size_per_rank * ranks
         else:
-            batch = _largest(batch, images, ranks * (micro or 1))
+            unit = ranks * (micro or 1)
+            batch = max(unit, min(batch, images) // unit * unit)
     if before and batch == before["batch_size"] and batch // before["micro_batch_size"] >= ranks:
         micro = micro or int(before["micro_batch_size"])
     if images < batch:
         raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
     check_divides(batch, micro, ranks, uneven)
     return batch, micro or batch // ranks
-
-
-def _largest(batch: int, images: int, unit: int) -> int:
-    """The largest multiple of `unit` in batch and images, or one unit."""
-    return max(unit, min(batch, images) // unit * unit)
 
 
 def check_one_each(images: int, ranks: int) -> None:

@@ -113,12 +113,7 @@ def steps(directory: Path) -> list[Path]:
 
 
 def _read(path: Path, what: Callable[[], T]) -> T:
-    """`what()`, tried again where the volume fails: a network file system hiccups.
-
-    Raises:
-        InputError: what is there is not whole.
-        UnreadableError: the volume failed each time, so nothing is known of what is there.
-    """
+    """`what()`, tried again where the volume fails: a network file system hiccups."""
     for pause in (*_PAUSES_S, None):
         try:
             return what()

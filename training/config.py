@@ -212,11 +212,7 @@ class TrainConfig(_Described):
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
-    """The configuration of command line flags.
-
-    Args:
-        argv: The flags; `sys.argv` without a value.
-        prog: How the usage names the program.
+    """The configuration of command line flags, those of this process unless `argv` is given.
 
     Raises:
         InputError: a value that a field does not take, in one line.
@@ -241,7 +237,7 @@ def flags_given(
         (
             name,
             Annotated[info.annotation, tyro.conf.arg(help=info.description)],
-            (defaults or {}).get(name, _default(info)),
+            (defaults or {}).get(name, dataclasses.MISSING if info.is_required() else info.default),
         )
         for name, info in TrainConfig.model_fields.items()
     ]
@@ -255,7 +251,3 @@ def flags_given(
         for name, value in vars(parsed).items()
         if given & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
     }
-
-
-def _default(info: Any) -> Any:
-    return dataclasses.MISSING if info.is_required() else info.default

@@ -37,9 +37,7 @@ class Index:
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     """List `<split>/<class>/**/*.{jpg,jpeg,png,webp}`, sorted, hidden files left out.
 
-    Args:
-        split: Folder with a folder for each class.
-        classes: Class names of the training split; without them the folders name the classes.
+    The folders name the classes, unless `classes` has those of the training split.
 
     Raises:
         InputError: no such folder, no images, one class only, a class without images, or a

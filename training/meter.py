@@ -34,7 +34,8 @@ class Meter:
 
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
         self.config, self.world = config, world
-        self.peak = config.peak_tflops or _known_peak(world.device)
+        name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+        self.peak = config.peak_tflops or peak_of(name)
         self.flops = training_flops(config, num_classes) if self.peak else 0.0
         self.restart(0)
 
@@ -69,10 +70,6 @@ class Meter:
             figures["memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
         self.restart(step)
         return figures
-
-
-def _known_peak(device: torch.device) -> float:
-    return peak_of(torch.cuda.get_device_name(device)) if device.type == "cuda" else 0.0
 
 
 def peak_of(name: str) -> float:

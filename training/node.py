@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent = Parent()
     parent.on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
     arguments = list(sys.argv[1:] if argv is None else argv)
-    ours, flags = _split(arguments)
+    if "--" not in arguments:
+        arguments.insert(0, "--")
+    at = arguments.index("--")
+    ours, flags = arguments[:at], arguments[at + 1 :]
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
     except KfpDdpError as error:
@@ -45,19 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _launch(ours, config)
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in arguments:
-        return [], arguments
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
-
-
 def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
-    """Refuse more ranks than there is work for, where their number is known before they start.
-
-    Raises:
-        InputError: the batch cannot be divided among the ranks, or there are fewer images.
-    """
+    """Refuse more ranks than there is work for, where their number is known before they start."""
     least, most = _nodes(args.nnodes)
     if least < most or not str(args.nproc_per_node).isdecimal():
         return  # elastic, or one for each GPU: the ranks find out
@@ -135,11 +127,9 @@ def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int
         return report(told(logs.errors, kept) or stopped, file)
     except ChildFailedError as error:
         return report(root_cause(error, _kept(metrics, earlier)), file)
-    except OSError as error:
-        if error.errno not in FULL:
-            return _report_own(error, file)
-        return _report_known(StorageError(full(error, args.log_dir)), file)
     except Exception as error:  # noqa: BLE001  whatever it is, its line is told
+        if isinstance(error, OSError) and error.errno in FULL:
+            return _report_known(StorageError(full(error, args.log_dir)), file)
         return _report_own(error, file)
     return 0
 

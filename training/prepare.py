@@ -49,13 +49,7 @@ def _scan(config: TrainConfig) -> tuple[Index, Index]:
 def resolve(
     config: TrainConfig, world: World, images: int, launches: Sequence[str] = ()
 ) -> TrainConfig:
-    """The configuration with its automatic values filled in.
-
-    Args:
-        config: As it was given.
-        world: The ranks.
-        images: Training images.
-        launches: Ids of the ranks' launchers.
+    """The configuration for so many training images, with its automatic values filled in.
 
     Raises:
         InputError: the batch cannot be divided among the ranks, or there are too few images for it.
@@ -101,11 +95,7 @@ def _begin(config: TrainConfig, launches: Sequence[str]) -> None:
 def _built_or_examined(
     config: TrainConfig, world: World, train: Index, val: Index
 ) -> list[Cache | None]:
-    """A cache of each split where both fit; otherwise images are only tried, and it is None.
-
-    Raises:
-        KfpDdpError: the first problem of any rank, on all ranks.
-    """
+    """A cache of each split where both fit; otherwise images are only tried, and it is None."""
     found: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None

@@ -18,13 +18,8 @@ from kfp_ddp.training.strategies import FORMS, form_of
 def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
     """The checkpoint to go on from; None to begin. One that does not verify is set aside.
 
-    Under resume=never, `begin` has moved earlier ones away.
-
-    Args:
-        directory: The `checkpoints` folder.
-        config: The run as it is now.
-        training: The training split as it is now.
-        form: The strategy's `form`.
+    Under resume=never, `begin` has moved earlier ones away. `config`, `training` and `form`, the
+    strategy's, are as they are now.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.

@@ -1,7 +1,6 @@
 """How the network is spread over the ranks, and how its whole state is gathered and restored."""
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +23,11 @@ def form_of(manifest: Mapping[str, Any]) -> str:
     return next((key for key, text in FORMS.items() if text == told), told)
 
 
-class Strategy(ABC):
-    """`network` is what the state is of, `replicas` what a step calls."""
+class Strategy:
+    """One rank with the whole network; the others change what differs over several ranks.
+
+    `network` is what the state is of, `replicas` what a step calls.
+    """
 
     def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:
         self.network = network
@@ -41,29 +43,20 @@ class Strategy(ABC):
         """A context in which gradients are accumulated; with `hold` they are not exchanged yet."""
         return contextlib.nullcontext()
 
-    @abstractmethod
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """The whole model and optimizer state, on rank 0 at least."""
+        """The whole model and optimizer state, on rank 0 at least.
 
-    @abstractmethod
-    def restore(self, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Take over what `state` returned."""
-
-
-class Single(Strategy):
-    """One rank with the whole network."""
-
-    def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """References, not copies: to be copied before the next step."""
+        References, not copies: to be copied before the next step.
+        """
         return {"model": self.network.state_dict(), "optimizer": optimizer.state_dict()}
 
     def restore(self, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Strict: a missing or surplus entry raises."""
+        """Take over what `state` returned; a missing or surplus entry raises."""
         self.network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
 
-class Ddp(Single):
+class Ddp(Strategy):
     """The whole network on every rank, gradients averaged while the backward pass goes on."""
 
     def __init__(
@@ -139,7 +132,7 @@ def spread(network: nn.Module, config: TrainConfig, world: World, accumulates: b
     `network` is on its device, but for fsdp over several ranks, which moves it there itself.
     """
     if world.size == 1:
-        alone = Single(network, config, world)
+        alone = Strategy(network, config, world)
         alone.replicas = _compiled(network, config)
         return alone
     if config.strategy == "fsdp":

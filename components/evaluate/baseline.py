@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.predict import predict
 from kfp_ddp.components.shared import champion, weights
@@ -25,9 +25,8 @@ def evaluate_again(
 ) -> Evaluation | None:
     """Evaluate the champion on the challenger's samples and write that to `target`.
 
-    Returns:
-        The record; None where the champion's own compares already, or none can be made: it is
-        no bundle, or lacks a class. The gate says which.
+    None where the champion's own compares already, or none can be made: it is no bundle, or lacks
+    a class. The gate says which.
 
     Raises:
         InputError: the champion's bundle is damaged.
@@ -40,8 +39,8 @@ def evaluate_again(
         file = held.fetch_weights(Path(folder))
         try:
             model, info = weights.read(file, own.step)
-        except InputError as error:
-            raise InputError(
+        except (InputError, StorageError) as error:
+            raise type(error)(
                 f"the champion {held.where.uri} cannot be evaluated on this split: {error}"
             ) from None
     number = {name: at for at, name in enumerate(info.classes)}

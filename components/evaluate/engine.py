@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.measure import Roc
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
+LOGGED = (
+    *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
+    *("calibration_error", "roc_auc", "samples"),
+)
 
 
 @step
@@ -36,11 +41,7 @@ def run(
     report: "dsl.HTML",
     summary: "dsl.Markdown",
 ) -> tuple[float, str]:
-    """Evaluate and fill the artifacts.
-
-    Returns:
-        Accuracy, and the path of `evaluation.json`.
-    """
+    """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
     result, roc, document = evaluate(
         Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst, champion
     )
@@ -51,7 +52,7 @@ def run(
     Path(report.path).write_text(document, encoding="utf-8")
     Path(summary.path).write_text(markdown(result), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
-    return result.accuracy, str(results.folder(Path(run_dir), split) / FILE)
+    return result.accuracy, str(RunFolder(run_dir).evaluation(split) / FILE)
 
 
 def evaluate(
@@ -86,7 +87,7 @@ def evaluate(
             f"{split}/<class>/ with images"
         )
     held = champions.find(champion) if champion else None
-    target = results.folder(run_dir, split)
+    target = RunFolder(run_dir).evaluation(split)
     results.prepare(target)
     started = time.monotonic()
     # From here on torch is needed, which takes seconds to import.
@@ -132,20 +133,10 @@ def evaluate(
 
 def log_metrics(result: Evaluation, metrics: "dsl.Metrics") -> None:
     """Fill a Metrics artifact; only finite numbers, others make the step's output unreadable."""
-    values = {
-        "accuracy": result.accuracy,
-        "accuracy_low": result.accuracy_low,
-        "accuracy_high": result.accuracy_high,
-        "top5": result.top5,
-        "loss": result.loss,
-        "macro_f1": result.macro_f1,
-        "calibration_error": result.calibration_error,
-        "roc_auc": result.roc_auc,
-        "samples": float(result.samples),
-    }
-    for name, value in values.items():
+    for name in LOGGED:
+        value = getattr(result, name)
         if value is not None and math.isfinite(value):
-            metrics.log_metric(name, round(value, 6))
+            metrics.log_metric(name, round(float(value), 6))
 
 
 def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.ClassificationMetrics") -> None:

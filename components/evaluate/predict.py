@@ -48,23 +48,10 @@ class Predictions:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(PREDICTION_COLUMNS)
         names = self.index.classes
-        columns = zip(
-            self.index.targets,
-            self.predicted.tolist(),
-            self.confidence.tolist(),
-            self.loss.tolist(),
-            strict=True,
-        )
-        for position, (target, predicted, confidence, loss) in enumerate(columns):
-            writer.writerow(
-                (
-                    self.relative(position),
-                    names[target],
-                    names[predicted],
-                    f"{confidence:.6f}",
-                    f"{loss:.6f}",
-                )
-            )
+        columns = (self.predicted.tolist(), self.confidence.tolist(), self.loss.tolist())
+        for at, (predicted, confidence, loss) in enumerate(zip(*columns, strict=True)):
+            classes = (names[self.index.targets[at]], names[predicted])
+            writer.writerow((self.relative(at), *classes, f"{confidence:.6f}", f"{loss:.6f}"))
         return text.getvalue()
 
 

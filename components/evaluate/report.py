@@ -53,21 +53,7 @@ def html(
 
 def markdown(result: Evaluation) -> str:
     """The headline numbers and the classes that went worst, for the KFP UI."""
-    low, high = result.accuracy_low, result.accuracy_high
-    lines = [
-        f"## {result.accuracy:.2%} of {result.samples} samples right",
-        "",
-        "| metric | value |",
-        "|---|---|",
-        f"| accuracy | {result.accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}) |",
-    ]
-    if result.top5 is not None:
-        lines.append(f"| top-5 accuracy | {result.top5:.4f} |")
-    lines += [
-        f"| loss | {result.loss:.4f} |",
-        f"| macro F1 | {result.macro_f1:.4f} |",
-        f"| calibration error | {result.calibration_error:.4f} |",
-    ]
+    lines = [f"## {result.accuracy:.2%} of {result.samples} samples right", "", *figures(result)]
     if result.roc_auc is not None:
         lines.append(f"| ROC AUC | {result.roc_auc:.4f} |")
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:5]
@@ -81,6 +67,21 @@ def markdown(result: Evaluation) -> str:
         lines += ["", "Most confused:", "", "| true | taken for | samples |", "|---|---|---|"]
         lines += [f"| {cell(a)} | {cell(b)} | {n} |" for a, b, n in confused]
     return "\n".join(lines) + "\n"
+
+
+def figures(result: Evaluation) -> list[str]:
+    """The lines of a Markdown table of the figures that every evaluation has."""
+    low, high = result.accuracy_low, result.accuracy_high
+    top5 = [] if result.top5 is None else [f"| top-5 accuracy | {result.top5:.4f} |"]
+    return [
+        "| metric | value |",
+        "|---|---|",
+        f"| accuracy | {result.accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}) |",
+        *top5,
+        f"| loss | {result.loss:.4f} |",
+        f"| macro F1 | {result.macro_f1:.4f} |",
+        f"| calibration error | {result.calibration_error:.4f} |",
+    ]
 
 
 def cell(text: str) -> str:
@@ -156,12 +157,11 @@ def _classes(result: Evaluation) -> str:
     order = sorted(range(len(result.classes)), key=lambda i: result.classes[i].f1)
     shown, folded = order[:20], order[20:]
     table = '<div class="scroll"><table>{}{}</table></div>'
-    more = ""
+    text = f"<h2>Classes, the lowest F1 first</h2>{table.format(head, rows(shown))}"
     if folded:
-        more = f"<details><summary>{len(folded)} more</summary>{table.format(head, rows(folded))}"
-        more += "</details>"
-    title = "<h2>Classes, the lowest F1 first</h2>"
-    return f"{title}{table.format(head, rows(shown))}{more}"
+        rest = table.format(head, rows(folded))
+        text += f"<details><summary>{len(folded)} more</summary>{rest}</details>"
+    return text
 
 
 def _calibration(result: Evaluation) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import StorageError
 from kfp_ddp.base.files import atomic_write
-from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, reason, wilson
 
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
     from kfp_ddp.training.checkpoint import ModelInfo
 
 CONFUSION_CLASSES = 200  # 126 KB of JSON
-
-
-def folder(run_dir: Path, split: str) -> Path:
-    """Where the evaluation of a split lies; that of `val` is the run's own."""
-    return RunFolder(run_dir).evaluation(split)
 
 
 def summarise(
@@ -36,13 +30,7 @@ def summarise(
 ) -> Evaluation:
     """The record of an evaluation that began at `started` of the monotonic clock.
 
-    Args:
-        found: Predictions for all samples of a split, which is a folder of its dataset.
-        info: The model.
-        checkpoint: Where the model came from.
-        checkpoint_digest: SHA-256 of the state that it was trained to.
-        device: What it ran on.
-        started: When it began.
+    `found` is of all samples of a split, which is a folder of its dataset.
     """
     tally, names = found.tally, list(info.classes)
     root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
@@ -86,7 +74,7 @@ def prepare(target: Path) -> None:
     """Make the folder and remove earlier records, so that a failed step leaves none.
 
     Raises:
-        InputError: it cannot be written.
+        StorageError: it cannot be written.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -102,13 +90,10 @@ def prepare(target: Path) -> None:
 def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
     """Write the files of an evaluation, `evaluation.json` last, each complete or not there.
 
-    Args:
-        target: Folder of the evaluation; made if it is not there.
-        result: The record.
-        others: Texts of the other files, by name.
+    The folder is made if need be; `others` has the texts of the other files by name.
 
     Raises:
-        InputError: it cannot be written.
+        StorageError: it cannot be written.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
     try:
@@ -120,8 +105,8 @@ def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
         raise _unwritable(target, error) from None
 
 
-def _unwritable(target: Path, error: OSError) -> InputError:
-    return InputError(
+def _unwritable(target: Path, error: OSError) -> StorageError:
+    return StorageError(
         f"the evaluation cannot be written to {target}: {reason(error)}; "
         "make run_dir writable and give it room"
     )

@@ -29,13 +29,7 @@ def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
 def split_digest(dataset: Path, split: str, paths: Iterable[str]) -> str:
     """SHA-256 over path, size and crc32c of the samples of a split, from the version's manifest.
 
-    Args:
-        dataset: Folder of the version.
-        split: Folder of the split in it.
-        paths: The samples, below the split.
-
-    Returns:
-        The digest in hex; '' where there is no manifest, or one that lacks a sample.
+    `paths` are those below the split. '' where there is no manifest, or one that lacks a sample.
     """
     rows = manifest.rows(dataset / manifest.NAME)
     content = {row.name: (row.size, row.crc) for row in rows if row.name.startswith(f"{split}/")}

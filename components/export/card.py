@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.components.evaluate.report import cell
+from kfp_ddp.components.evaluate.report import cell, figures
 from kfp_ddp.components.shared.evaluation import Evaluation
 
 _FILES = {
@@ -30,11 +30,10 @@ def readme(
     latency: Mapping[str, Any],
 ) -> str:
     """The model card."""
-    low, high = result.accuracy_low, result.accuracy_high
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before = signature["preprocessing"]["before"]
     files = "\n".join(f"| `{file}` | {what} |" for file, what in _FILES.items())
-    top5 = f"\n| top-5 accuracy | {result.top5:.4f} |" if result.top5 is not None else ""
+    table = "\n".join(figures(result))
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
     weak = ", ".join(f"{cell(c.name)} ({c.recall:.3f})" for c in worst)
     return f"""# {name}
@@ -46,12 +45,7 @@ step {result.step} with PyTorch DDP and exported by kfp-ddp.
 
 On all {result.samples} samples of the split `{result.split}`, each counted once:
 
-| metric | value |
-|---|---|
-| accuracy | {result.accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}) |{top5}
-| loss | {result.loss:.4f} |
-| macro F1 | {result.macro_f1:.4f} |
-| calibration error | {result.calibration_error:.4f} |
+{table}
 
 Lowest recall: {weak}. Nothing is known beyond this split.
 

@@ -1,5 +1,6 @@
 """What a bundle says of its model: signature, configuration, and what it was made from."""
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -57,8 +58,6 @@ def versions() -> dict[str, str]:
     """Installed versions of the packages that shape a bundle."""
     found = {}
     for name in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

@@ -33,23 +33,14 @@ def run(
     model: "dsl.Model",
     summary: "dsl.Markdown",
 ) -> tuple[str, str]:
-    """Make the bundle, upload it, and fill the artifacts.
-
-    Returns:
-        Folder of the bundle, and the URI it was uploaded to or ''.
-    """
+    """Make the bundle, upload it and fill the artifacts; its folder, and the uploaded one's URI."""
     started = time.monotonic()
     bundle.check_model_name(model_name)
     target = open_destination(destination) if destination else None
     if target is not None:
         target.prepare()
-    folder = make(
-        Path(checkpoint),
-        Path(run_dir),
-        Path(dataset_path) / split,
-        Path(evaluation),
-        model_name,
-    )
+    samples = Path(dataset_path) / split
+    folder = make(Path(checkpoint), Path(run_dir), samples, Path(evaluation), model_name)
     uri = bundle.upload(folder, model_name, target) if target is not None else ""
     _fill(folder, uri, model_name, model, summary)
     where = f"{folder} and {uri}" if uri else str(folder)
@@ -60,15 +51,11 @@ def run(
 def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model_name: str) -> Path:
     """Make `<run_dir>/bundle`, unless it is there already, intact and of the same ingredients.
 
-    Args:
-        checkpoint: Step folder.
-        run_dir: Folder of the run.
-        samples: Split whose images the formats are compared on.
-        evaluation: `evaluation.json` of this checkpoint.
-        model_name: Name in the serving layout.
+    `samples` is the split whose images the formats are compared on, `evaluation` the
+    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout.
 
     Raises:
-        InputError: for input that cannot be used; a `ParityError` if a format does not agree.
+        KfpDdpError: for input that cannot be used; a `ParityError` if a format does not agree.
     """
     result = _evaluation_of(evaluation, checkpoint)
     ingredients = {

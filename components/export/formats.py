@@ -35,13 +35,7 @@ class Servable(nn.Module):
 
 
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> None:
-    """Write `WEIGHTS`, `PROGRAM` and `ONNX` to `folder`.
-
-    Args:
-        model: In eval mode, float32, on the CPU, as `load_model` gives it.
-        info: Its classes, image size and normalisation.
-        folder: An existing folder.
-    """
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them."""
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
     weights.write(model, info, folder / WEIGHTS)

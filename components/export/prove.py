@@ -5,15 +5,16 @@ import platform
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import KfpDdpError
 from kfp_ddp.components.export.runtimes import Predict
-from kfp_ddp.training.data import Index, evaluation_batches, scan
+from kfp_ddp.training.data import evaluation_batches, scan
 
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by some 1e-6, a wrong graph by 1 and more.
@@ -22,7 +23,7 @@ LATENCY_BATCHES = (1, 8)
 _SECONDS_EACH = 0.15
 
 
-class ParityError(InputError):
+class ParityError(KfpDdpError):
     """An exported file that does not say what the checkpoint says."""
 
 
@@ -36,13 +37,9 @@ def real_samples(split: Path, classes: tuple[str, ...], image_size: int) -> Tens
     n = len(index.paths)
     count = min(SAMPLES, n)
     chosen = [position * n // count for position in range(count)]
-    part = Index(
-        index.root,
-        index.classes,
-        tuple(index.paths[i] for i in chosen),
-        tuple(index.targets[i] for i in chosen),
-    )
-    return next(evaluation_batches(part, image_size, count, rank=0, world=1))[0].contiguous()
+    paths = tuple(index.paths[i] for i in chosen)
+    part = replace(index, paths=paths, targets=tuple(index.targets[i] for i in chosen))
+    return next(evaluation_batches(part, image_size, count))[0].contiguous()
 
 
 def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) -> dict[str, Any]:

@@ -127,13 +127,8 @@ def champion_checks(
 ) -> list[Check]:
     """The rules that compare with the champion, on the very same samples.
 
-    Args:
-        rules: The thresholds.
-        challenger: Evaluation of the model at the gate.
-        champion: Evaluation of the model that it would replace.
-        hits: For challenger and champion, whether each sample was told right; None if
-            no rule asks for it.
-        note: What to say of the champion's evaluation.
+    `hits` tells for challenger and champion whether each sample was told right, None if no rule
+    asks for it; `note` is what to say of the champion's evaluation.
     """
     gain = (challenger.correct - champion.correct) / challenger.samples
     gained = at_least("improvement on the champion", gain, rules.min_improvement)

@@ -1,16 +1,17 @@
 """`kfp-ddp manifest`: the job that a launch would create, as YAML, without creating it."""
 
 import click
+import yaml
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
     """Print every setting with its default and what it means, and exit."""
     if not asked or context.resilient_parsing:
         return
-    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-
     for name, field in LaunchSpec.model_fields.items():
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
         given = f"{name}={list(default) if isinstance(default, tuple) else default}"
@@ -46,13 +47,10 @@ def command(
 
     With script="$(cat train.py)" the ConfigMap that brings the file is printed too.
     """
-    import yaml
-
     from kfp_ddp.base.settings import check_given
     from kfp_ddp.components.shared.launch.identity import identify, metadata
     from kfp_ddp.components.shared.launch.jobs import script_map
     from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
     from kfp_ddp.components.shared.launch.specification.script import unpacked
 
     fields = dict(_setting(text) for text in settings)
@@ -72,11 +70,6 @@ def command(
 
 def _setting(text: str) -> tuple[str, object]:
     """A SETTING=VALUE argument; text stays text, where YAML has numbers and words, as `cpu=4`."""
-    import yaml
-
-    from kfp_ddp.base.errors import InputError
-    from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")

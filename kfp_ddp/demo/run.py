@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,7 +57,12 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
             images = bucket.fill(url)
             phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
         given = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
-        _pipeline(output, given, _folders(output) | {"STORAGE_EMULATOR_HOST": url})
+        environment = {
+            DATA_VARIABLE: str(output / "data"),
+            WORK_VARIABLE: str(output / "work"),
+            "STORAGE_EMULATOR_HOST": url,
+        }
+        _pipeline(output, given, environment)
     return results.gather(output, seconds=time.monotonic() - started)
 
 
@@ -72,10 +77,6 @@ def _prepare(output: Path) -> None:
         raise StorageError(
             f"cannot write to {output}: {error.strerror}; choose another folder with --output"
         ) from error
-
-
-def _folders(output: Path) -> dict[str, str]:
-    return {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
 
 
 def _pipeline(output: Path, arguments: dict[str, object], environment: dict[str, str]) -> None:
@@ -175,16 +176,8 @@ def _stopped_at_the_end(child: subprocess.Popen[str]) -> Iterator[subprocess.Pop
 
 def _end_tree(root: psutil.Process) -> None:
     tree = [*root.children(recursive=True), root]
-    for process in tree:
-        _signal(process.terminate)
-    _, alive = psutil.wait_procs(tree, timeout=GRACE_SECONDS)
-    for process in alive:
-        _signal(process.kill)
-    psutil.wait_procs(alive, timeout=GRACE_SECONDS)
-
-
-def _signal(send: Callable[[], None]) -> None:
-    try:
-        send()
-    except psutil.NoSuchProcess:
-        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        _, tree = psutil.wait_procs(tree, timeout=GRACE_SECONDS)

@@ -3,7 +3,6 @@
 import shutil
 import sys
 import time
-from types import TracebackType
 from typing import Self, TextIO
 
 CLEAR_LINE = "\r\x1b[2K"
@@ -42,12 +41,7 @@ class Phase:
         self.show("")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.end(good=error is None)
 
     def _line(self, mark: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from kfp import dsl
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.evaluate.engine import evaluate as engine
 from kfp_ddp.components.shared.evaluation import Evaluation
@@ -195,7 +195,7 @@ def test_a_run_folder_without_rights_is_one_line(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(StorageError, match="cannot be written to"):
         engine(trained_checkpoint, blocked, trained_dataset, "val", 64, 8)
 
 

@@ -13,95 +13,85 @@ from kfp_ddp.training.config import TrainConfig
 RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
 
-DIGITS: Recipe = {
-    "model": "cifar_resnet8",
-    "image_size": 16,
-    "epochs": 15,
-    "batch_size": 32,
-    "learning_rate": 0.1,
-    "warmup_epochs": 1.0,
-    "label_smoothing": 0.05,
-    "workers": 0,
-}
-"""scikit-learn's digits, 8x8: about 99 % on two CPU ranks in seconds."""
-
-CIFAR: Recipe = {
-    "model": "cifar_resnet20",
-    "image_size": 32,
-    "epochs": 160,
-    "batch_size": 128,
-    "learning_rate": 0.1,
-    "weight_decay": 1e-4,
-    "warmup_epochs": 1.0,
-    "label_smoothing": 0.0,
-    "augment": "shift-flip",
-    "cache_gb": 1.0,
-    "workers": 2,
-    "eval_epochs": 5,
-    "checkpoint_epochs": 5,
-}
-"""32 px, flips and shifts of four pixels (He et al. 2015, section 4.2: 91.25 % on CIFAR-10)."""
-
-IMAGENET_90: Recipe = {
-    "model": "resnet50",
-    "image_size": 224,
-    "epochs": 90,
-    "batch_size": 2048,
-    "learning_rate": 0.256,
-    "lr_reference_batch": 256,
-    "momentum": 0.875,
-    "weight_decay": 2.0**-15,
-    "warmup_epochs": 8.0,
-    "label_smoothing": 0.1,
-    "augment": "crop-flip",
-    "workers": 12,
-}
-"""NVIDIA's ResNet-50 v1.5 (DeepLearningExamples; there 77.1 % in 90 epochs); batch for 8 GPUs."""
-
-IMAGENET_FAST: Recipe = {
-    "model": "resnet50",
-    "blur_pool": True,
-    "image_size": 224,
-    "train_image_size": 192,
-    "start_image_size": 160,
-    "epochs": 16,
-    "batch_size": 1024,
-    "learning_rate": 0.425,
-    "lr_reference_batch": 256,
-    "weight_decay": 1e-4,
-    "warmup_epochs": 2.0,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.999,
-    "augment": "crop-flip",
-    "crop_min_area": 0.25,
-    "workers": 12,
-}
-"""Growing images, blur pool, averaged weights, after FFCV's rn50 (there 71 % to 78 %, 16 to 88
-epochs); raise epochs for accuracy. Evaluated at a larger size than trained at, as there."""
-
-FINETUNE: Recipe = {
-    "model": "resnet50",
-    "image_size": 224,
-    "epochs": 10,
-    "batch_size": 64,
-    "learning_rate": 0.01,
-    "weight_decay": 1e-4,
-    "warmup_epochs": 0.5,
-    "label_smoothing": 0.1,
-    "ema_decay": 0.99,
-    "augment": "crop-flip",
-    "crop_min_area": 0.35,
-    "cache_gb": 4.0,
-}
-"""From the checkpoint of another run, `init_from`; its classifier is kept if the classes are."""
-
 RECIPES: dict[str, Recipe] = {
     "none": {},
-    "digits": DIGITS,
-    "cifar": CIFAR,
-    "imagenet-90": IMAGENET_90,
-    "imagenet-fast": IMAGENET_FAST,
-    "finetune": FINETUNE,
+    # scikit-learn's digits, 8x8: about 99 % on two CPU ranks in seconds.
+    "digits": {
+        "model": "cifar_resnet8",
+        "image_size": 16,
+        "epochs": 15,
+        "batch_size": 32,
+        "learning_rate": 0.1,
+        "warmup_epochs": 1.0,
+        "label_smoothing": 0.05,
+        "workers": 0,
+    },
+    # 32 px, flips and shifts of four pixels (He et al. 2015, section 4.2: 91.25 % on CIFAR-10).
+    "cifar": {
+        "model": "cifar_resnet20",
+        "image_size": 32,
+        "epochs": 160,
+        "batch_size": 128,
+        "learning_rate": 0.1,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 1.0,
+        "label_smoothing": 0.0,
+        "augment": "shift-flip",
+        "cache_gb": 1.0,
+        "workers": 2,
+        "eval_epochs": 5,
+        "checkpoint_epochs": 5,
+    },
+    # NVIDIA's ResNet-50 v1.5 (DeepLearningExamples; there 77.1 % in 90 epochs); batch for 8 GPUs.
+    "imagenet-90": {
+        "model": "resnet50",
+        "image_size": 224,
+        "epochs": 90,
+        "batch_size": 2048,
+        "learning_rate": 0.256,
+        "lr_reference_batch": 256,
+        "momentum": 0.875,
+        "weight_decay": 2.0**-15,
+        "warmup_epochs": 8.0,
+        "label_smoothing": 0.1,
+        "augment": "crop-flip",
+        "workers": 12,
+    },
+    # Growing images, blur pool, averaged weights, after FFCV's rn50 (there 71 % to 78 %, 16 to 88
+    # epochs); raise epochs for accuracy. Evaluated at a larger size than trained at, as there.
+    "imagenet-fast": {
+        "model": "resnet50",
+        "blur_pool": True,
+        "image_size": 224,
+        "train_image_size": 192,
+        "start_image_size": 160,
+        "epochs": 16,
+        "batch_size": 1024,
+        "learning_rate": 0.425,
+        "lr_reference_batch": 256,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 2.0,
+        "label_smoothing": 0.1,
+        "ema_decay": 0.999,
+        "augment": "crop-flip",
+        "crop_min_area": 0.25,
+        "workers": 12,
+    },
+    # From the checkpoint of another run, `init_from`; its classifier is kept if the classes are.
+    "finetune": {
+        "model": "resnet50",
+        "image_size": 224,
+        "epochs": 10,
+        "batch_size": 64,
+        "learning_rate": 0.01,
+        "weight_decay": 1e-4,
+        "warmup_epochs": 0.5,
+        "label_smoothing": 0.1,
+        "ema_decay": 0.99,
+        "augment": "crop-flip",
+        "crop_min_area": 0.35,
+        "cache_gb": 4.0,
+    },
 }
 
 

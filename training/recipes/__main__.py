@@ -26,13 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """`argv`, if a shell that puts in what we print takes it apart again as it is.
-
-    Raises:
-        InputError: a value that needs quotes, which $(...) would keep.
-    """
+    """`argv`, if a shell that puts in what we print takes it apart again as it is."""
     for word in argv:
-        if shlex.quote(word) != word:
+        if shlex.quote(word) != word:  # $(...) would keep the quotes
             raise InputError(
                 f"{word!r} does not pass through a shell's $(...) as it is: "
                 "use names without spaces and special characters"
