@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import google_crc32c
 
@@ -15,6 +15,7 @@ from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.meter import Meter, Throttle
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Entry, Reader, Source, Transient
+from kfp_ddp.components.data_sync.stage import Stage
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -27,22 +28,6 @@ _BUSY = 0.8
 
 T = TypeVar("T")
 Job = tuple[int, Entry]
-
-
-class Stage(Protocol):
-    """Where verified bodies go; called by many threads, once an object."""
-
-    def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a whole, verified body."""
-
-    def begin(self, index: int) -> tuple[int, int]:
-        """Open a place for a large body: a file descriptor, and where in it the body starts."""
-
-    def finish(self, index: int, descriptor: int, crc: int) -> None:
-        """The body at that place is whole and verified; closes the descriptor."""
-
-    def drop(self, index: int, descriptor: int) -> None:
-        """The body failed for good; closes the descriptor."""
 
 
 class Transfer:
