@@ -87,7 +87,7 @@ def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
         verdict=verdict,
-        **rules,
+        rules=rules,
     )
     return blessed, verdict.metadata["reason"]
 
