@@ -2,21 +2,18 @@
 
 from kfp import dsl
 
-PASSED_THROUGH = [
-    dsl.TaskConfigField.RESOURCES,
-    dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
-    dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
-    dsl.TaskConfigField.KUBERNETES_AFFINITY,
-    dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
-    dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
-]
-"""What is set on the KFP task of a step that makes a job, and reaches the workers of the job."""
-
 
 @dsl.component(
     base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
     install_kfp_package=False,
-    task_config_passthroughs=PASSED_THROUGH,
+    task_config_passthroughs=[
+        dsl.TaskConfigField.RESOURCES,
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigField.KUBERNETES_AFFINITY,
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+    ],
 )
 def job(
     run_id: str,

@@ -4,13 +4,18 @@ from typing import NamedTuple
 
 from kfp import dsl
 
-from kfp_ddp.components.job.component import PASSED_THROUGH
-
 
 @dsl.component(
     base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
     install_kfp_package=False,
-    task_config_passthroughs=PASSED_THROUGH,
+    task_config_passthroughs=[
+        dsl.TaskConfigField.RESOURCES,
+        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
+        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
+        dsl.TaskConfigField.KUBERNETES_AFFINITY,
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+    ],
 )
 def train(
     run_id: str,
