@@ -5,11 +5,12 @@ while a listing runs are still there for the transfer.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,3 +49,23 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             wait([done])
         raise
+
+
+async def in_thread(
+    threads: Executor | None,
+    call: Callable[..., T],
+    *arguments: object,
+    interrupt: Callable[[], None] | None = None,
+) -> T:
+    """Call it in a thread; when we are cancelled, `interrupt` it, and wait for its end."""
+    future = asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
+    try:
+        await asyncio.wait({future})
+    except asyncio.CancelledError:
+        if interrupt is not None:
+            with contextlib.suppress(OSError):
+                interrupt()
+        await asyncio.wait({future})
+        future.exception()
+        raise
+    return future.result()

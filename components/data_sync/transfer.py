@@ -1,6 +1,7 @@
 """Download many objects at once, each verified over its whole body before it counts."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,11 +32,11 @@ Job = tuple[int, Entry]
 
 
 class Transfer:
-    """Moves objects of a source to a stage over many connections, all of them in one thread.
+    """Moves objects of a source to a stage over many connections: small ones in one thread.
 
     A thread for each connection spends more on waiting for the interpreter's lock than on a file
-    of 20 KB. Only what may keep the others waiting has threads: a slow disk, large bodies on
-    their way to a disk, and sources that are read through a library.
+    of 20 KB. What may keep the others waiting has threads: a slow disk, sources that are read
+    through a library, and large bodies, which are received, decrypted and written there.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Transfer:
         self._retry, self._throttle = retry or Retry(), Throttle(bandwidth)
         self._feed = deque[int]()
         self._write_seconds = 0.0
+        self._lock, self._stop = threading.Lock(), threading.Event()
         self.meter = Meter()
 
     def run(self, indices: Sequence[int]) -> None:
@@ -94,6 +96,9 @@ class Transfer:
             job = self._next()
             while job is not None:
                 job = await self._bring(reader, job)
+        except BaseException:
+            self._stop.set()
+            raise
         finally:
             reader.close()
 
@@ -118,10 +123,13 @@ class Transfer:
                     await self._large(reader, index, entry)
                     following = self._next(reader)
                 else:
-                    data = await self._body(reader, entry)
+                    if pause := self._pause(entry.size):
+                        await asyncio.sleep(pause)
+                    data = await reader.whole(entry)
+                    if len(data) != entry.size:
+                        raise Transient(f"{len(data)} bytes instead of {entry.size}")
                     following = self._next(reader)
                     await self._put(index, data)
-                    self.meter.bytes += entry.size
             except Transient as error:
                 problem = error
             else:
@@ -133,18 +141,6 @@ class Transfer:
             self.meter.retries += 1
             await asyncio.sleep(self._retry.delay(attempt))
         raise self._retry.exhausted(f"{entry.name!r} of {self._source.url}", problem)
-
-    async def _body(self, reader: Reader, entry: Entry) -> bytes:
-        """A small body; never more of it than was listed."""
-        if pause := self._throttle.delay(entry.size):
-            await asyncio.sleep(pause)
-        await reader.open(entry, 0)
-        data = b"".join(await reader.read())
-        while len(data) <= entry.size and (more := await reader.read()):
-            data += b"".join(more)
-        if len(data) != entry.size:
-            raise Transient(f"{len(data)} bytes instead of {entry.size}")
-        return data
 
     async def _put(self, index: int, data: bytes) -> None:
         """Check a small body and store it: at once, or in a thread where the disk is slow."""
@@ -181,11 +177,18 @@ class Transfer:
         await self._in_thread(self._stage.finish, index, descriptor, target.crc)
 
     async def _stream(self, reader: Reader, entry: Entry, target: "_Target") -> None:
+        def take(block: bytes) -> None:
+            if target.size + len(block) > entry.size:
+                raise Transient(f"more than {entry.size} bytes")
+            if self._stop.wait(self._pause(len(block))):
+                raise Transient("stopped")
+            target.write(block)
+
         breaks = 0
         while target.size < entry.size:
             before = target.size
             try:
-                await self._continue(reader, entry, target)
+                await reader.pour(entry, target.size, take)
                 if target.size < entry.size:
                     raise Transient(f"the body ended {entry.size - target.size} bytes early")
             except Transient:
@@ -196,34 +199,14 @@ class Transfer:
                 self.meter.retries += 1
                 await asyncio.sleep(self._retry.delay(breaks))
 
-    async def _continue(self, reader: Reader, entry: Entry, target: "_Target") -> None:
-        """Write what comes of a body while the next block arrives."""
-        await reader.open(entry, target.size)
-        writing: asyncio.Future[None] | None = None
-        received = target.size
-        try:
-            while blocks := await reader.read():
-                size = sum(map(len, blocks))
-                received += size
-                if received > entry.size:
-                    raise Transient(f"more than {entry.size} bytes")
-                if pause := self._throttle.delay(size):
-                    await asyncio.sleep(pause)
-                if writing is not None:
-                    await writing
-                writing = asyncio.get_running_loop().run_in_executor(
-                    self._threads, target.write, blocks
-                )
-                self.meter.bytes += size
-        finally:
-            if writing is not None:
-                await asyncio.wait({writing})  # the file may be closed only after that
-        if writing is not None:
-            await writing
+    def _pause(self, size: int) -> float:
+        """Count so many bytes, and tell how many seconds they have to wait."""
+        with self._lock:
+            self.meter.bytes += size
+            return self._throttle.delay(size)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, call, *arguments)
+        return await event_loop.in_thread(self._threads, call, *arguments)
 
 
 class _Target:
@@ -233,9 +216,8 @@ class _Target:
         self._descriptor, self._start = descriptor, start
         self.size = self.crc = 0
 
-    def write(self, blocks: list[bytes]) -> None:
+    def write(self, block: bytes) -> None:
         """Append to the body."""
-        for block in blocks:
-            write_all(self._descriptor, block, self._start + self.size)
-            self.crc = google_crc32c.extend(self.crc, block)
-            self.size += len(block)
+        self.crc = google_crc32c.extend(self.crc, block)
+        write_all(self._descriptor, block, self._start + self.size)
+        self.size += len(block)

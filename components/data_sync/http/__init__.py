@@ -1,7 +1,8 @@
 """The one HTTP/1.1 client of data_sync: for small bodies and big ones, listings and manifests.
 
 `answer` takes apart what arrives, `origin` knows where a server is and how a request to it reads,
-`connection` is one socket of the event loop, `client` keeps connections and follows redirects.
+`connection` is one socket, `client` keeps connections and follows redirects. Small bodies arrive
+in the event loop; a big one in a thread, as receiving, TLS and disk leave the interpreter's lock.
 What failed is an `OSError`; every size that a peer names is bounded.
 
 Why not a library: a dataset is often a million small files, and the processor time of each is

@@ -2,6 +2,8 @@
 
 import re
 
+BLOCK = 1 << 20
+"""Bytes of a body that gather at once; one that may be longer is big."""
 MAX_HEAD = 1 << 16
 """Bytes of a head, or of all trailers."""
 _MAX_INTERIM = 16
@@ -21,23 +23,28 @@ class Answer:
     """One answer: give it what arrives with `feed`, until it is `complete`.
 
     `status` is 0 before the head is there; `length` is what the head says of the body, None where
-    only its end will tell. The body gathers, `size` bytes of it, until it is taken. A 1xx answer
-    before this one is passed over. `bodiless`: as to CONNECT, a body does not follow.
+    only its end will tell; `left` bytes of it are sure to follow. The body gathers, `size` bytes
+    of it, until it is taken. A 1xx answer before this one is passed over. `bodiless`: as to
+    CONNECT, a body does not follow.
     """
 
     status = 0
     version = 11
     length: int | None = None
     keeps = complete = False
-    size = 0
+    size = left = 0
     _head = _lower = _rest = b""
-    _left = 0
     _chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
     _extra = 0  # interim answers, then bytes of trailers
 
     def __init__(self, bodiless: bool = False) -> None:
         self._bodiless = bodiless
         self._blocks: list[bytes] = []
+
+    @property
+    def big(self) -> bool:
+        """Whether more of the body is to come than should gather."""
+        return not self.complete and max(self.size, self.length or 0) > BLOCK
 
     def feed(self, data: bytes) -> None:
         """Take apart what has arrived.
@@ -51,14 +58,14 @@ class Answer:
                 return
         if self._chunk:
             self._read_chunks(data)
-        elif self._left == _UNTIL_THE_END:
+        elif self.left == _UNTIL_THE_END:
             self._gather(data)
         else:
-            if len(data) > self._left:  # more than was announced: not to be trusted any further
-                data, self.keeps = data[: self._left], False
+            if len(data) > self.left:  # more than was announced: not to be trusted any further
+                data, self.keeps = data[: self.left], False
             self._gather(data)
-            self._left -= len(data)
-            self.complete = not self._left
+            self.left -= len(data)
+            self.complete = not self.left
 
     def finish(self) -> None:
         """The connection has ended.
@@ -68,7 +75,7 @@ class Answer:
         """
         if not self.status:
             raise HttpError("connection closed without an answer")
-        if not self.complete and (self._chunk or self._left != _UNTIL_THE_END):
+        if not self.complete and (self._chunk or self.left != _UNTIL_THE_END):
             raise HttpError("connection closed within the answer")
         self.complete = True
 
@@ -126,6 +133,7 @@ class Answer:
         coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")
         if self._bodiless or status in _BODILESS:
             self.length, self.complete = 0, True
+            self.keeps = self.keeps or self._bodiless  # a tunnel lasts
         elif coding:
             if coding.lower() != b"chunked":
                 raise HttpError(f"transfer-encoding {coding[:60]!r}")
@@ -133,19 +141,19 @@ class Answer:
         elif length:
             if not length.isdigit() or len(length) > 18:
                 raise HttpError(f"content-length {length[:60]!r}")
-            self.length = self._left = int(length)
-            self.complete = not self._left
+            self.length = self.left = int(length)
+            self.complete = not self.left
         else:
-            self._left, self.keeps = _UNTIL_THE_END, False
+            self.left, self.keeps = _UNTIL_THE_END, False
 
     def _read_chunks(self, data: bytes) -> None:
         data, self._rest = self._rest + data, b""
         at = 0
         while not self.complete and at < len(data):
-            if self._left:
-                block = data[at : at + self._left]
+            if self.left:
+                block = data[at : at + self.left]
                 self._gather(block)
-                self._left -= len(block)
+                self.left -= len(block)
                 at += len(block)
                 continue
             end = data.find(b"\r\n", at)
@@ -165,8 +173,8 @@ class Answer:
             match = _SIZE.fullmatch(line)
             if match is None:
                 raise HttpError(f"chunk size {line[:60]!r}")
-            self._left = int(match[1], 16)
-            self._chunk = "end" if self._left else "trailer"
+            self.left = int(match[1], 16)
+            self._chunk = "end" if self.left else "trailer"
         elif self._chunk == "end":
             if line:
                 raise HttpError("a chunk is longer than it says")

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.http.answer import Answer, HttpError
@@ -71,7 +73,7 @@ class HttpClient:
             self._ahead = request
 
     async def get(self, request: Request) -> Answer:
-        """The answer, with its first block: all of a small body; `more` brings the next one.
+        """The answer, with all of its body if that is not big; `rest` brings a big one.
 
         Raises:
             OSError: the connection failed; it is closed.
@@ -99,15 +101,15 @@ class HttpClient:
             f"{request.origin.host} redirects more than {_MAX_REDIRECTS} times; check the address"
         )
 
-    async def more(self) -> None:
-        """Wait for the next block of the answer, or its end.
+    async def rest(self, take: Callable[[bytes], None], threads: Executor | None = None) -> None:
+        """Hand all of a big answer's body to `take`, in a thread.
 
         Raises:
             OSError: the connection failed; it is closed.
         """
         assert self._current is not None
         try:
-            await self._current.answer()
+            await self._current.rest(take, threads)
         except BaseException:
             self.close()
             raise
@@ -119,16 +121,19 @@ class HttpClient:
             OSError: the connection failed, or the body is longer than `limit` bytes.
             InputError: see `get`.
         """
+        body = bytearray()
+
+        def take(block: bytes) -> None:
+            body.extend(block)
+            if len(body) > limit:
+                raise HttpError(f"more than {limit} bytes")
+
         answer = await self.get(request)
-        blocks, size = answer.take(), 0
-        while not answer.complete and size <= limit:
-            await self.more()
-            size += answer.size
-            blocks += answer.take()
-        if size > limit:
-            self.close()
-            raise HttpError(f"more than {limit} bytes")
-        return answer, b"".join(blocks)
+        if answer.complete:
+            take(b"".join(answer.take()))
+        else:
+            await self.rest(take)
+        return answer, bytes(body)
 
     def close(self) -> None:
         """Close all connections; another request opens new ones."""

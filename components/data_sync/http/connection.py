@@ -1,30 +1,37 @@
-"""One connection of the event loop: requests, each with its answer."""
+"""One connection: small answers arrive in the event loop, the rest of a big one in a thread."""
 
 import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Self
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync import event_loop
 from kfp_ddp.components.data_sync.http.answer import Answer, HttpError
 from kfp_ddp.components.data_sync.http.origin import Origin, tls
 
-BLOCK = 1 << 20
-"""Bytes of a body that gather before they are handed on; a connection holds about two such."""
 _CHECKS = 4
-# All connections are of one thread, and each leaves the buffer before another fills it. Under 128
-# KiB, as above that glibc maps memory anew for every copy of it.
-_BUFFER = memoryview(bytearray(120 << 10))
+_RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
+_GATHER = 1 << 18
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class HttpConnection(asyncio.BufferedProtocol):
+class HttpConnection:
     """A connection to one server; when it is closed it stays so.
 
-    `timeout` is the longest silence of the peer in seconds while an answer is waited for.
+    `timeout` is the longest silence of the peer in seconds while an answer is waited for. The
+    sockets are used without asyncio's transports, whose TLS copies every byte twice more and
+    cannot be handed to a thread.
     """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._unsent = b""
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
@@ -56,27 +63,27 @@ class HttpConnection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Whether another request can be sent."""
-        open_ = self._transport is not None and not self._transport.is_closing()
-        return open_ and (self._answer is None or (self._answer.complete and self._answer.keeps))
+        answer = self._answer
+        return self._socket is not None and (
+            answer is None or (answer.complete and answer.keeps and not self._unsent)
+        )
 
     def send(self, request: bytes, bodiless: bool = False) -> None:
         """Ask, on a connection that is idle; `answer` waits for what is said."""
-        assert self._transport is not None
-        self._answer = Answer(bodiless)
-        self._transport.write(request)
+        self._answer, self._unsent = Answer(bodiless), request
+        self._write()
+        if self._unsent and self._socket is not None:
+            self._loop.add_writer(self._socket, self._write_rest)
 
     async def answer(self) -> Answer:
-        """The answer, when it is complete, or a block of its body has come.
-
-        Called again after that was taken, for the next block.
+        """The answer, complete if it is not `big`: then `rest` brings what it lacks.
 
         Raises:
             OSError: the connection failed.
         """
         answer = self._answer
         assert answer is not None
-        if not answer.complete and answer.size < BLOCK and self._transport is not None:
-            self._transport.resume_reading()
+        if not answer.complete and not answer.big and self._socket is not None:
             self._waiter, self._silence = self._loop.create_future(), 0
             if self._timer is None:
                 self._timer = self._loop.call_later(self._timeout / _CHECKS, self._check)
@@ -88,73 +95,146 @@ class HttpConnection(asyncio.BufferedProtocol):
             raise self._error
         return answer
 
+    async def rest(self, take: Callable[[bytes], None], threads: Executor | None) -> None:
+        """Hand all of a big answer's body to `take`, in a thread.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        sock, answer = self._socket, self._answer
+        assert sock is not None
+        assert answer is not None
+
+        def interrupt() -> None:
+            sock.shutdown(socket.SHUT_RDWR)
+
+        await event_loop.in_thread(threads, self._receive, sock, answer, take, interrupt=interrupt)
+        if answer.keeps:
+            self._loop.add_reader(sock, self._read)
+        else:
+            self.close()
+
     def close(self) -> None:
         """Close the connection; who waits for an answer is told."""
         self._fail(ConnectionAbortedError("closed"))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BaseProtocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    async def _connect(self, origin: Origin) -> None:
+        host, port, request = origin.tunnel() if origin.proxy else (origin.host, origin.port, b"")
+        await self._dial(host, port)
+        assert self._socket is not None
+        self._loop.add_reader(self._socket, self._read)
+        if request:
+            self.send(request, bodiless=True)
+            status = (await self.answer()).status
+            if status == 407:
+                raise InputError(
+                    f"proxy {host}:{port} refuses us (HTTP 407); give it a user and a password "
+                    "that it knows, as http://user:password@host:port"
+                )
+            if status // 100 != 2:
+                raise HttpError(f"proxy {host}:{port} answers HTTP {status}")
+        if origin.secure:
+            await self._secure(origin.host)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
-        return _BUFFER
+    async def _dial(self, host: str, port: int) -> None:
+        """Connect to the first of the host's addresses that can be reached."""
+        problem = OSError(f"{host} has no address")
+        for family, kind, protocol, _, address in await self._loop.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        ):
+            self._socket = sock = socket.socket(family, kind, protocol)
+            sock.setblocking(False)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._loop.sock_connect(sock, address)
+            except OSError as error:
+                problem = error
+                sock.close()
+                self._socket = None
+            else:
+                return
+        raise problem
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`."""
-        answer = self._answer
-        if answer is None or answer.complete:  # a peer that speaks without being asked
-            self.close()
-            return
-        self._silence = 0
+    async def _secure(self, host: str) -> None:
+        """Speak TLS from here on."""
+        assert self._socket is not None
+        self._loop.remove_reader(self._socket)
+        sock = tls().wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
+        self._socket = sock
+        ready = asyncio.Event()
+        self._loop.add_reader(sock, ready.set)
+        while True:
+            try:
+                sock.do_handshake()
+                break
+            except ssl.SSLWantReadError:  # a hello of ours always fits into the socket
+                ready.clear()
+                await ready.wait()
+        self._loop.add_reader(sock, self._read)
+
+    def _write(self) -> None:
+        assert self._socket is not None
         try:
-            answer.feed(bytes(_BUFFER[:nbytes]))
-        except HttpError as error:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except _LATER:
+            pass
+        except OSError as error:
+            self._fail(error)
+
+    def _write_rest(self) -> None:
+        self._write()
+        if not self._unsent and self._socket is not None:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        """Take what has arrived."""
+        answer, sock = self._answer, self._socket
+        assert sock is not None
+        try:
+            while True:
+                data = sock.recv(_RECEIVE)
+                if answer is None or answer.complete:  # a peer that speaks without being asked
+                    self.close()
+                    return
+                self._silence = 0
+                if data:
+                    answer.feed(data)
+                else:
+                    answer.finish()
+                if answer.complete or answer.big:
+                    break
+                if not isinstance(sock, ssl.SSLSocket):  # TLS comes in records of 16 KiB
+                    return
+        except _LATER:
+            return
+        except OSError as error:
             self._fail(error)
             return
-        if answer.complete:
-            if not answer.keeps:
-                self.close()
-            self._wake()
-        elif answer.size >= BLOCK:
-            if self._waiter is None and self._transport is not None:
-                self._transport.pause_reading()
-            self._wake()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """See `asyncio.BaseProtocol`; the end of a body that does not tell its length."""
-        try:
-            if error is not None:
-                raise error
-            if self._answer is not None:
-                self._answer.finish()
-                self._answer.keeps = False
-        except OSError as problem:
-            self._fail(problem)
-        else:
+        if answer.big:
+            self._loop.remove_reader(sock)
+        elif not data or not answer.keeps:
             self.close()
+        self._wake()
 
-    async def _connect(self, origin: Origin) -> None:
-        context = tls() if origin.secure else None
-        if not origin.proxy:
-            await self._loop.create_connection(lambda: self, origin.host, origin.port, ssl=context)
-            return
-        host, port, request = origin.tunnel()
-        transport, _ = await self._loop.create_connection(lambda: self, host, port)
-        self.send(request, bodiless=True)
-        status = (await self.answer()).status
-        if status == 407:
-            raise InputError(
-                f"proxy {host}:{port} refuses us (HTTP 407); give it a user and a password that "
-                "it knows, as http://user:password@host:port"
-            )
-        if status // 100 != 2:
-            raise HttpError(f"proxy {host}:{port} answers HTTP {status}")
-        if context is not None:
-            self._transport = await self._loop.start_tls(
-                transport, self, context, server_hostname=origin.host
-            )
+    def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
+        """Bring the rest of a body; in a thread, where waiting costs nobody else anything."""
+        sock.settimeout(self._timeout)
+        receive = _receive_tls
+        if not isinstance(sock, ssl.SSLSocket):
+            receive = _receive_plain
+            limit = struct.pack("ll", *divmod(int(self._timeout * 1e6), 1_000_000))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            sock.setblocking(True)
+        for block in answer.take():
+            take(block)
+        while not answer.complete:
+            if data := receive(sock, min(answer.left, _GATHER)):
+                answer.feed(data)
+            else:
+                answer.finish()
+            for block in answer.take():
+                take(block)
+        sock.setblocking(False)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -176,7 +256,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._transport is not None:
-            transport, self._transport = self._transport, None
-            transport.abort()
+        if self._socket is not None:
+            sock, self._socket = self._socket, None
+            self._loop.remove_reader(sock)
+            self._loop.remove_writer(sock)
+            sock.close()
         self._wake()
+
+
+def _receive_plain(sock: socket.socket, wanted: int) -> bytes:
+    """So many bytes, which are sure to come, in one call; if none are, what is there."""
+    try:
+        return sock.recv(wanted, socket.MSG_WAITALL) if wanted > 0 else sock.recv(_GATHER)
+    except BlockingIOError as error:
+        raise TimeoutError("timed out") from error
+
+
+def _receive_tls(sock: socket.socket, wanted: int) -> bytes:
+    """The same, put together from records of 16 KiB."""
+    if wanted <= 0:
+        return sock.recv(_GATHER)
+    buffer = memoryview(bytearray(wanted))
+    size = 0
+    while size < wanted and (count := sock.recv_into(buffer[size:])):
+        size += count
+    return bytes(buffer[:size])

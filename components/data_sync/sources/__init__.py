@@ -4,6 +4,7 @@ Every object has a size and a content token in the listing, a download is pinned
 listed, and its whole body is checked before the file counts.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -33,10 +34,10 @@ class Reader(Protocol):
     """The objects of a source, for one worker of a transfer: one after the other."""
 
     def ask(self, entry: Entry) -> None:
-        """What `open` will be called for next, from its start: a hint, so that it can be sent."""
+        """What comes next, from its start: a hint, so that it can be sent."""
 
-    async def open(self, entry: Entry, offset: int) -> None:
-        """Start reading an object at `offset`; the one before is given up.
+    async def whole(self, entry: Entry) -> bytes:
+        """A small object; at most one that is longer than listed.
 
         Raises:
             Transient: worth another attempt.
@@ -44,15 +45,16 @@ class Reader(Protocol):
             KfpDdpError: it cannot be read.
         """
 
-    async def read(self) -> list[bytes]:
-        """The next blocks of what is open, which are all of a small one; none at its end.
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """Hand the bytes from `offset` on to `take`, in a thread.
 
         Raises:
-            Transient: the body ended early, or failed the store's own checksum.
+            Transient: worth another attempt; the body ended early, or failed the store's checksum.
+            Changed, KfpDdpError: see `whole`; and what `take` raises.
         """
 
     def close(self) -> None:
-        """Give up what is open and the connection; `open` makes another."""
+        """Give up the connection; the next object opens another."""
 
 
 class Source(Protocol):

@@ -1,11 +1,11 @@
 """Objects of a library or a disk that keep a thread waiting, as a `Reader`."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from kfp_ddp.components.data_sync.sources import Entry
+from kfp_ddp.components.data_sync import event_loop
+from kfp_ddp.components.data_sync.sources import Entry, Transient
 
 _BLOCK = 1 << 20
 
@@ -29,35 +29,33 @@ class BlockingReader:
 
     def __init__(self, open_stream: Callable[[Entry, int], Stream], threads: Executor) -> None:
         self._open_stream, self._threads = open_stream, threads
-        self._stream: Stream | None = None
-        self._first, self._ended = b"", False
 
     def ask(self, entry: Entry) -> None:
         """See `Reader.ask`; a library cannot be asked ahead."""
 
-    async def open(self, entry: Entry, offset: int) -> None:
-        """See `Reader.open`; the first block is read in the same go."""
-        self.close()
-        loop = asyncio.get_running_loop()
-        self._first = await loop.run_in_executor(self._threads, self._start, entry, offset)
+    async def whole(self, entry: Entry) -> bytes:
+        """See `Reader.whole`."""
+        body = bytearray()
 
-    async def read(self) -> list[bytes]:
-        """See `Reader.read`."""
-        data, self._first = self._first, b""
-        if not data and not self._ended and self._stream is not None:
-            loop = asyncio.get_running_loop()
-            data = await loop.run_in_executor(self._threads, self._stream.read, _BLOCK)
-        return [data] if data else []
+        def take(block: bytes) -> None:
+            body.extend(block)
+            if len(body) > entry.size:
+                raise Transient(f"{len(body)} bytes instead of {entry.size}")
+
+        await self.pour(entry, 0, take)
+        return bytes(body)
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+        await event_loop.in_thread(self._threads, self._pour, entry, offset, take)
 
     def close(self) -> None:
-        """See `Reader.close`."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        """See `Reader.close`; nothing stays open here."""
 
-    def _start(self, entry: Entry, offset: int) -> bytes:
-        self._stream = self._open_stream(entry, offset)
-        wanted = min(_BLOCK, entry.size - offset) + 1  # so that what is longer than listed shows
-        data = self._stream.read(wanted) if entry.size else b""
-        self._ended = len(data) < wanted
-        return data
+    def _pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        stream = self._open_stream(entry, offset)
+        try:
+            while block := stream.read(_BLOCK):
+                take(block)
+        finally:
+            stream.close()

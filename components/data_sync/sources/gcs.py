@@ -53,7 +53,7 @@ class GcsSource:
 
     def reader(self, threads: Executor) -> HttpReader:
         """A reader with a connection of its own."""
-        return HttpReader(self._objects, self._pool)
+        return HttpReader(self._objects, self._pool, threads)
 
     async def _list(self) -> Listing:
         client, found, token = HttpClient(self._pool), Listing(), ""

@@ -1,5 +1,7 @@
 """What the sources that speak HTTP share: how an object is asked for, and an answer is taken."""
 
+from collections.abc import Callable
+from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Protocol
 
@@ -42,11 +44,9 @@ class HttpObjects(Protocol):
 class HttpReader:
     """Objects over one connection; see `Reader`."""
 
-    def __init__(self, objects: HttpObjects, pool: HttpPool) -> None:
-        self._objects, self._client = objects, HttpClient(pool)
+    def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor) -> None:
+        self._objects, self._client, self._threads = objects, HttpClient(pool), threads
         self._ahead: tuple[Entry, Request] | None = None
-        self._answer = Answer()
-        self._skip = 0
 
     def ask(self, entry: Entry) -> None:
         """See `Reader.ask`."""
@@ -55,8 +55,34 @@ class HttpReader:
             self._ahead = entry, request
             self._client.send(request)
 
-    async def open(self, entry: Entry, offset: int) -> None:
-        """Start a download of what was listed; see `Reader.open`."""
+    async def whole(self, entry: Entry) -> bytes:
+        """See `Reader.whole`."""
+        answer = await self._open(entry, 0)
+        if not answer.complete:
+            raise Transient(f"{answer.size} bytes instead of {entry.size}")
+        return b"".join(answer.take())
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+        answer = await self._open(entry, offset)
+        skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
+
+        def take_rest(block: bytes) -> None:
+            nonlocal skip
+            wanted, skip = block[skip:], max(0, skip - len(block))
+            if wanted:
+                take(wanted)
+
+        try:
+            await self._client.rest(take_rest, self._threads)
+        except OSError as error:
+            raise _transient(error) from error
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._client.close()
+
+    async def _open(self, entry: Entry, offset: int) -> Answer:
         objects, client = self._objects, self._client
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is entry and not offset:
@@ -71,35 +97,13 @@ class HttpReader:
                 text = b"".join(answer.take())[:MAX_ERROR]
                 raise await objects.refusal(entry, answer.status, text, request.secret)
         except OSError as error:
-            raise Transient(f"{type(error).__name__}: {error}") from error
-        skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
-        expected = entry.size - offset + skip
+            raise _transient(error) from error
+        expected = entry.size - (offset if answer.status == HTTPStatus.PARTIAL_CONTENT else 0)
         if answer.length is not None and answer.length != expected:
             client.close()
             raise Transient(f"length {answer.length} instead of {expected}")
-        self._answer, self._skip = answer, skip
+        return answer
 
-    async def read(self) -> list[bytes]:
-        """See `Reader.read`."""
-        answer = self._answer
-        blocks = self._taken()
-        while not answer.complete and not blocks:
-            try:
-                await self._client.more()
-            except OSError as error:
-                raise Transient(f"{type(error).__name__}: {error}") from error
-            blocks = self._taken()
-        return blocks
 
-    def close(self) -> None:
-        """See `Reader.close`."""
-        self._client.close()
-
-    def _taken(self) -> list[bytes]:
-        """What has come, without what was not asked for."""
-        blocks = self._answer.take()
-        if not self._skip:
-            return blocks
-        data = b"".join(blocks)
-        left, self._skip = data[self._skip :], max(0, self._skip - len(data))
-        return [left] if left else []
+def _transient(error: OSError) -> Transient:
+    return Transient(f"{type(error).__name__}: {error}")

@@ -62,7 +62,7 @@ class WebSource:
 
     def reader(self, threads: Executor) -> HttpReader:
         """A reader with a connection of its own."""
-        return HttpReader(WebObjects(self._manifest), self._pool)
+        return HttpReader(WebObjects(self._manifest), self._pool, threads)
 
     async def _read(self) -> bytes:
         """The manifest."""
