@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.pack import TarStage
 from kfp_ddp.components.data_sync.result import Result
@@ -63,6 +64,21 @@ def check_deletion(removed: int, files: int, source: str, options: Options) -> N
         raise InputError(
             f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
             f"max_delete of {options.max_delete:g}; if that is meant, set max_delete to 1"
+        )
+
+
+def check_sizes(listing: Listing, options: Options, source: str) -> None:
+    """The guard against what is no part of a dataset, such as a backup beside the images.
+
+    Raises:
+        InputError: an object is larger than `max_object_mb`.
+    """
+    largest = max(listing.sizes)
+    if options.max_object_mb and largest > options.max_object_mb * 1e6:
+        name = listing.names[listing.sizes.index(largest)]
+        raise InputError(
+            f"{source} holds {name!r} of {human(largest)}, over "
+            f"the max_object_mb of {options.max_object_mb:g}; exclude it, or raise max_object_mb"
         )
 
 

@@ -56,6 +56,9 @@ class Options:
     max_delete: float = _option(
         0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
     )
+    max_object_mb: float = _option(
+        0.0, "Refuse objects larger than this many megabytes; 0 for any size.", ge=0
+    )
     dry_run: bool = _option(
         False, "Only report what a run would do, or be refused for; write nothing."
     )

@@ -101,6 +101,7 @@ def _listed(context: Context, target: Path) -> names.Names:
     listing = select(listing, options.include, options.exclude)
     if not listing:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
+    checks.check_sizes(listing, options, source.url)
     folds = names.folds_names(target, probe=not options.dry_run)
     judged = names.apply(listing, options.hostile_names, folds)
     judged.skipped[:0] = markers

@@ -233,6 +233,16 @@ def test_include_and_exclude(bucket: Bucket, tmp_path: Path) -> None:
         names(include=("*.gif",))
 
 
+def test_an_object_that_is_no_image_is_refused_by_its_size(bucket: Bucket, tmp_path: Path) -> None:
+    bucket.put("ds/cat/1.png", b"x" * 1000)
+    bucket.put("ds/backup.tar", b"x" * 1001)
+    with pytest.raises(InputError, match=r"holds 'backup.tar' of 1.0 kB, over the max_object_mb"):
+        run(tmp_path, max_object_mb=0.001)
+    assert not list(tmp_path.iterdir()), "refused before a byte"
+    assert run(tmp_path, max_object_mb=0.001, exclude=("*.tar",)).downloaded == 1
+    assert run(tmp_path, max_object_mb=0.0011).downloaded == 1
+
+
 def test_bandwidth_in_megabytes_holds_for_every_body(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
