@@ -67,7 +67,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.login = ""
+        self.login, self.version = "", b"1.1"
         super().__init__(("127.0.0.1", 0), Tunnel)
 
 
@@ -85,7 +85,8 @@ class Tunnel(socketserver.StreamRequestHandler):
             return
         host, _, port = target.partition(":")
         with socket.create_connection((host, int(port))) as far:
-            self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            version = self.server.version
+            self.wfile.write(b"HTTP/%b 200 Connection established\r\n\r\n" % version)
             back = threading.Thread(target=self._pump, args=(far, self.connection))
             back.start()
             self._pump(self.connection, far)
@@ -109,11 +110,15 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield server
 
 
-def test_proxy_of_the_environment_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_proxy_of_the_environment_is_used(
+    bucket: Bucket, proxy: Proxy, tmp_path: Path, version: bytes
+) -> None:
+    proxy.version = version
     for name, body in BODIES.items():
         bucket.put(f"ds/{name}", body)
-    version = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
-    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
+    path = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
+    assert {name: (path / name).read_bytes() for name in BODIES} == BODIES
     assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
 
 
