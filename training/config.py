@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
@@ -18,18 +18,7 @@ ModelName = Literal[
 MODELS: tuple[str, ...] = typing.get_args(ModelName)
 
 
-class _Described(Settings):
-    """Settings that are described by the text below each field."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        for field in cls.model_fields.values():
-            field.description = " ".join((field.description or "").split())
-
-
-class TrainConfig(_Described):
+class TrainConfig(Settings):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
 
     own: ClassVar[frozenset[str]] = frozenset(

@@ -18,26 +18,17 @@ _DIGEST = "^[0-9a-f]{64}$"
 class Options(Settings):
     """Options of the step `dataset_volume`."""
 
-    storage_class: str = Field(
-        "", description="Class of the published claim; empty for that of the staging claim."
-    )
-    snapshot_class: str = Field(
-        "", description="VolumeSnapshotClass; empty for the cluster's default."
-    )
-    keep_claims: int = Field(
-        3,
-        ge=0,
-        description="Published claims of the dataset to keep; older ones that no pod uses are "
-        "deleted with their snapshots. 0 for all.",
-    )
-    wait_seconds: float = Field(
-        600.0,
-        ge=0,
-        description="The longest wait for writers to end, for a snapshot and for binding.",
-    )
-    populator_account: str = Field(
-        "", description="Kubernetes service account that the populator reads the bucket with."
-    )
+    storage_class: str = ""
+    """Class of the published claim; empty for that of the staging claim."""
+    snapshot_class: str = ""
+    """VolumeSnapshotClass; empty for the cluster's default."""
+    keep_claims: int = Field(3, ge=0)
+    """Published claims of the dataset to keep; older ones that no pod uses are deleted with their
+    snapshots. 0 for all."""
+    wait_seconds: float = Field(600.0, ge=0)
+    """The longest wait for writers to end, for a snapshot and for binding."""
+    populator_account: str = ""
+    """Kubernetes service account that the populator reads the bucket with."""
 
 
 class Request(Options):

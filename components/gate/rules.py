@@ -8,39 +8,23 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.shared.evaluation import Evaluation
 
-_SHARE = "as a share: 0.97 for 97 %"
-
 
 class Rules(Settings):
     """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
 
-    min_accuracy: float = Field(
-        0.0, ge=0, le=1, description=f"Accuracy that the model must have, {_SHARE}."
-    )
-    use_lower_bound: bool = Field(
-        False,
-        description="Hold min_accuracy against the lower end of the accuracy's 95 % interval.",
-    )
-    min_class_recall: float = Field(
-        0.0, ge=0, le=1, description=f"Recall that every class must have, {_SHARE}."
-    )
-    max_calibration_error: float = Field(
-        1.0, ge=0, le=1, description=f"Expected calibration error to have at most, {_SHARE}."
-    )
-    min_improvement: float = Field(
-        0.0,
-        ge=-1,
-        le=1,
-        description="Accuracy to gain on the champion, a share: 0.001 asks for a tenth of a "
-        "percent more; at 0 a tie passes.",
-    )
-    max_p_value: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Chance that the gain is luck, by McNemar's exact test on the same samples; "
-        "1 to not ask.",
-    )
+    min_accuracy: float = Field(0.0, ge=0, le=1)
+    """Accuracy that the model must have, as a share: 0.97 for 97 %."""
+    use_lower_bound: bool = False
+    """Hold min_accuracy against the lower end of the accuracy's 95 % interval."""
+    min_class_recall: float = Field(0.0, ge=0, le=1)
+    """Recall that every class must have, as a share: 0.97 for 97 %."""
+    max_calibration_error: float = Field(1.0, ge=0, le=1)
+    """Expected calibration error to have at most, as a share: 0.97 for 97 %."""
+    min_improvement: float = Field(0.0, ge=-1, le=1)
+    """Accuracy to gain on the champion, a share: 0.001 asks for a tenth of a percent more; at 0 a
+    tie passes."""
+    max_p_value: float = Field(1.0, gt=0, le=1)
+    """Chance that the gain is luck, by McNemar's exact test on the same samples; 1 to not ask."""
 
     @property
     def need_evaluation(self) -> list[str]:

@@ -27,73 +27,50 @@ LAST = "last"
 class Parameters(Settings):
     """What belongs to the run as a whole."""
 
-    source: str = Field(
-        description="Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ "
-        "below it, or s3://, or the https:// address of a manifest."
-    )
-    recipe: RecipeName = Field(
-        "none",
-        description="Settings of a training that is worth repeating, under those that you give; "
-        "none for the defaults: a ResNet-50 in 90 epochs.",
-    )
-    backend: Backend = Field(
-        "pytorchjob",
-        description="What trains: a pytorchjob of the Training Operator, a trainjob of the "
-        "Trainer, or local, processes of the step itself.",
-    )
-    champion: str = Field(
-        "",
-        description="Model to beat: last for the one that was exported last to this destination, "
-        "or the folder or address of a bundle; empty for none.",
-    )
-    destination: str = Field(
-        "",
-        description="Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: "
-        "gs://bucket/prefix or a folder; empty for nowhere but the run's own folder.",
-    )
-    model_name: str = Field("resnet", description="Name of the exported model.")
-    work_claim: str = Field(
-        "kfp-ddp-work", description="Claim that holds checkpoints, evaluations and bundles."
-    )
-    bucket_secret: str = Field(
-        "kfp-ddp-bucket",
-        description="Secret with the bucket's credentials, where pods have none of their own: "
-        "key.json of a service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need "
-        "not be there, but the name must not be empty.",
-    )
-    training: dict[str, Any] = Field(
-        default_factory=dict,
-        description='Further settings of the training by name, such as {"precision": "bf16"}.',
-    )
-    job: dict[str, Any] = Field(
-        default_factory=dict,
-        description='Further settings of the job by name, such as {"memory": "32Gi"}.',
-    )
-    sync: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Further settings of the dataset and its sync by name, such as "
-        '{"publish": "clone"}.',
-    )
-    gate: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Rules that a model must meet to be exported, by name.",
-    )
+    source: str
+    """Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ below it, or
+    s3://, or the https:// address of a manifest."""
+    recipe: RecipeName = "none"
+    """Settings of a training that is worth repeating, under those that you give; none for the
+    defaults: a ResNet-50 in 90 epochs."""
+    backend: Backend = "pytorchjob"
+    """What trains: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
+    processes of the step itself."""
+    champion: str = ""
+    """Model to beat: last for the one that was exported last to this destination, or the folder or
+    address of a bundle; empty for none."""
+    destination: str = ""
+    """Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: gs://bucket/prefix
+    or a folder; empty for nowhere but the run's own folder."""
+    model_name: str = "resnet"
+    """Name of the exported model."""
+    work_claim: str = "kfp-ddp-work"
+    """Claim that holds checkpoints, evaluations and bundles."""
+    bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
+    """Secret with the bucket's credentials, where pods have none of their own: key.json of a
+    service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need not be there, but the
+    name must not be empty."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the training by name, such as {"precision": "bf16"}."""
+    job: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the job by name, such as {"memory": "32Gi"}."""
+    sync: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the dataset and its sync by name, such as {"publish": "clone"}."""
+    gate: dict[str, Any] = Field(default_factory=dict)
+    """Rules that a model must meet to be exported, by name."""
 
 
 class Dataset(Settings):
     """What the sync of a run needs beside its own options."""
 
-    dataset: str = Field(
-        "",
-        description="Name of the dataset, for labels and the names of its claims; empty for one "
-        "made from the source.",
-    )
-    claim: str = Field("kfp-ddp-data", description="Claim that holds the versions of the dataset.")
-    publish: Strategy = Field(
-        "in-place",
-        description="How workers get the data: in-place, from the claim itself; clone, snapshot or "
-        "populator, from a ReadOnlyMany copy; auto, the best that is known to work; none.",
-    )
+    dataset: str = ""
+    """Name of the dataset, for labels and the names of its claims; empty for one made from the
+    source."""
+    claim: str = "kfp-ddp-data"
+    """Claim that holds the versions of the dataset."""
+    publish: Strategy = "in-place"
+    """How workers get the data: in-place, from the claim itself; clone, snapshot or populator, from
+    a ReadOnlyMany copy; auto, the best that is known to work; none."""
 
 
 MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)

@@ -18,18 +18,12 @@ JOB_OWN = dict.fromkeys(
 class Supervision(Settings):
     """How the step watches its job, and what stays of its runs."""
 
-    heartbeat_minutes: float = Field(
-        15.0,
-        ge=0,
-        description="Silence of the step, in minutes, after which the job saves a checkpoint and "
-        "stops itself; 0 for never.",
-    )
-    keep_runs: int = Field(
-        0,
-        ge=0,
-        description="Folders of runs to keep on the work claim: older ones, in which nothing was "
-        "written for a day, are deleted at the end of a run; 0 for all.",
-    )
+    heartbeat_minutes: float = Field(15.0, ge=0)
+    """Silence of the step, in minutes, after which the job saves a checkpoint and stops itself; 0
+    for never."""
+    keep_runs: int = Field(0, ge=0)
+    """Folders of runs to keep on the work claim: older ones, in which nothing was written for a
+    day, are deleted at the end of a run; 0 for all."""
 
 
 def check_backend(backend: str, nodes: int) -> None:

@@ -12,13 +12,20 @@ from kfp_ddp.base.errors import InputError
 
 
 class Settings(BaseModel):
-    """A frozen set of named values; unknown names and NaN are refused."""
+    """A frozen set of named values, described by the text below each; no unknown names, no NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
     patterns: ClassVar[dict[str, str]] = {}
     """What the patterns of fields ask for, in words."""
     own: ClassVar[frozenset[str]] = frozenset()
     """Fields that a step sets itself, which nobody can give."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
 
     @classmethod
     def create(cls, **fields: Any) -> Self:

@@ -1,5 +1,6 @@
 """Sources other than a well-behaved bucket: tokens that expire, S3, folders, the emulator."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -284,7 +285,7 @@ def test_markers_of_other_tools_are_left_out_and_told(tmp_path: Path, mirror: bo
     plain = sync(str(source), tmp_path / "plain", QUICK)
     (source / "_SUCCESS").write_bytes(b"")
     (source / "_MANIFEST.jsonl").write_bytes(b"{}")
-    options = QUICK.model_copy(update={"mirror": mirror})
+    options = dataclasses.replace(QUICK, mirror=mirror)
     result = sync(str(source), tmp_path / "target", options)
     assert (result.digest, result.files) == (plain.digest, 2)
     assert (result.path / "a/_SUCCESS").read_bytes() == b""

@@ -45,237 +45,129 @@ class LaunchSpec(Settings):
 
     patterns = IN_WORDS
 
-    kind: KindName = Field(
-        "pytorchjob",
-        description="Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, "
-        "trainjob of Kubeflow Trainer.",
-    )
-    image: str = Field(pattern=IMAGE, description="Container image of the workers.")
-    command: tuple[str, ...] = Field(
-        (),
-        description="Command of each worker as a list of words, which no shell reads; empty for "
-        "the image's own. In an MPIJob the launcher alone runs it.",
-    )
-    args: tuple[str, ...] = Field((), description="Arguments that follow the command.")
-    script: str = Field(
-        "",
-        description="Text of a Python file that the workers run instead of a command, plain or "
-        "packed into one line.",
-    )
+    kind: KindName = "pytorchjob"
+    """Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of Kubeflow
+    Trainer."""
+    image: str = Field(pattern=IMAGE)
+    """Container image of the workers."""
+    command: tuple[str, ...] = ()
+    """Command of each worker as a list of words, which no shell reads; empty for the image's own.
+    In an MPIJob the launcher alone runs it."""
+    args: tuple[str, ...] = ()
+    """Arguments that follow the command."""
+    script: str = ""
+    """Text of a Python file that the workers run instead of a command, plain or packed into one
+    line."""
 
-    nodes: int = Field(
-        1,
-        ge=1,
-        le=4096,
-        description="Number of worker pods. An MPIJob has its launcher besides.",
-    )
-    elastic: str = Field(
-        "",
-        pattern=NODE_RANGE,
-        description="Least and most nodes as min:max, between which the job may lose and gain "
-        "pods while it runs; '' for a fixed number.",
-    )
-    nproc_per_node: int = Field(
-        0, ge=0, description="Processes (ranks) in each pod; 0 for one for each GPU, or one."
-    )
-    runtime: str = Field(
-        "torch-distributed",
-        pattern=NAME,
-        description="ClusterTrainingRuntime that a TrainJob is made from.",
-    )
+    nodes: int = Field(1, ge=1, le=4096)
+    """Number of worker pods. An MPIJob has its launcher besides."""
+    elastic: str = Field("", pattern=NODE_RANGE)
+    """Least and most nodes as min:max, between which the job may lose and gain pods while it runs;
+    '' for a fixed number."""
+    nproc_per_node: int = Field(0, ge=0)
+    """Processes (ranks) in each pod; 0 for one for each GPU, or one."""
+    runtime: str = Field("torch-distributed", pattern=NAME)
+    """ClusterTrainingRuntime that a TrainJob is made from."""
 
-    gpus_per_node: int = Field(
-        0, ge=0, description="GPUs of each pod; 0 for those that are set on the KFP task, or none."
-    )
-    gpu_resource: LabelKey = Field(
-        "nvidia.com/gpu",
-        description="Resource name under which the cluster offers its GPUs.",
-    )
-    cpu: str = Field(
-        "",
-        pattern=QUANTITY,
-        description="CPUs that each pod requests and may use at most, such as 4 or 500m; '' for "
-        "no limit.",
-    )
-    memory: str = Field(
-        "",
-        pattern=QUANTITY,
-        description="Memory that each pod requests and may use at most, such as 16Gi; '' for no "
-        "limit.",
-    )
-    cpu_request: str = Field(
-        "",
-        pattern=QUANTITY,
-        description="CPUs that each pod requests, where that is less than its limit; '' for cpu.",
-    )
-    memory_request: str = Field(
-        "",
-        pattern=QUANTITY,
-        description="Memory that each pod requests, where that is less than its limit; '' for "
-        "memory.",
-    )
-    resources: dict[str, dict[str, str]] = Field(
-        default_factory=dict,
-        description="Limits and requests of each pod as Kubernetes writes them; cpu, memory and "
-        "gpus_per_node go before it.",
-    )
-    shm_size: str = Field(
-        "2Gi",
-        pattern=QUANTITY,
-        description="Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' "
-        "for the container runtime's own, mostly 64 MB.",
-    )
+    gpus_per_node: int = Field(0, ge=0)
+    """GPUs of each pod; 0 for those that are set on the KFP task, or none."""
+    gpu_resource: LabelKey = "nvidia.com/gpu"
+    """Resource name under which the cluster offers its GPUs."""
+    cpu: str = Field("", pattern=QUANTITY)
+    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for no limit."""
+    memory: str = Field("", pattern=QUANTITY)
+    """Memory that each pod requests and may use at most, such as 16Gi; '' for no limit."""
+    cpu_request: str = Field("", pattern=QUANTITY)
+    """CPUs that each pod requests, where that is less than its limit; '' for cpu."""
+    memory_request: str = Field("", pattern=QUANTITY)
+    """Memory that each pod requests, where that is less than its limit; '' for memory."""
+    resources: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Limits and requests of each pod as Kubernetes writes them; cpu, memory and gpus_per_node go
+    before it."""
+    shm_size: str = Field("2Gi", pattern=QUANTITY)
+    """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' for the container
+    runtime's own, mostly 64 MB."""
 
-    env: dict[VariableName, str] = Field(
-        default_factory=dict, description="Environment variables of the workers, by name."
-    )
-    env_from_secrets: tuple[Name, ...] = Field(
-        (), description="Secrets all of whose keys become environment variables of the workers."
-    )
-    env_vars: tuple[dict[str, Any], ...] = Field(
-        (),
-        description="Environment variables as Kubernetes writes them, for values from a Secret's "
-        "key and the like; env goes before it.",
-    )
-    claims: dict[MountPath, Claim] = Field(
-        default_factory=dict,
-        description="PersistentVolumeClaims of the workers by the path where they are mounted; "
-        "name:ro mounts one read-only.",
-    )
-    volumes: tuple[dict[str, Any], ...] = Field(
-        (), description="Further volumes of the workers as Kubernetes writes them."
-    )
-    volume_mounts: tuple[dict[str, Any], ...] = Field(
-        (), description="Where the workers mount those volumes, as Kubernetes writes it."
-    )
+    env: dict[VariableName, str] = Field(default_factory=dict)
+    """Environment variables of the workers, by name."""
+    env_from_secrets: tuple[Name, ...] = ()
+    """Secrets all of whose keys become environment variables of the workers."""
+    env_vars: tuple[dict[str, Any], ...] = ()
+    """Environment variables as Kubernetes writes them, for values from a Secret's key and the like;
+    env goes before it."""
+    claims: dict[MountPath, Claim] = Field(default_factory=dict)
+    """PersistentVolumeClaims of the workers by the path where they are mounted; name:ro mounts one
+    read-only."""
+    volumes: tuple[dict[str, Any], ...] = ()
+    """Further volumes of the workers as Kubernetes writes them."""
+    volume_mounts: tuple[dict[str, Any], ...] = ()
+    """Where the workers mount those volumes, as Kubernetes writes it."""
 
-    nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = Field(
-        "", description="How much NCCL logs (NCCL_DEBUG); '' for its own default."
-    )
-    nccl_socket_interface: str = Field(
-        "",
-        description="Network interface that NCCL and gloo use, such as eth0; '' for their own "
-        "choice.",
-    )
-    nccl_infiniband: Literal["", "on", "off"] = Field(
-        "", description="Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one."
-    )
-    nccl_timeout_minutes: float = Field(
-        0,
-        ge=0,
-        description="Minutes without a sign of life of torch's NCCL watchdog thread, after which "
-        "it ends the rank; 0 for torch's own.",
-    )
-    host_network: bool = Field(
-        False, description="Whether the pods use the network of their node instead of their own."
-    )
-    metrics_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="Port at which the workers serve /metrics, announced to Prometheus; 0 for "
-        "none.",
-    )
-    istio: bool = Field(
-        False,
-        description="Whether Istio adds its sidecar to the pods; with one a job may never end.",
-    )
+    nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = ""
+    """How much NCCL logs (NCCL_DEBUG); '' for its own default."""
+    nccl_socket_interface: str = ""
+    """Network interface that NCCL and gloo use, such as eth0; '' for their own choice."""
+    nccl_infiniband: Literal["", "on", "off"] = ""
+    """Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one."""
+    nccl_timeout_minutes: float = Field(0, ge=0)
+    """Minutes without a sign of life of torch's NCCL watchdog thread, after which it ends the rank;
+    0 for torch's own."""
+    host_network: bool = False
+    """Whether the pods use the network of their node instead of their own."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port at which the workers serve /metrics, announced to Prometheus; 0 for none."""
+    istio: bool = False
+    """Whether Istio adds its sidecar to the pods; with one a job may never end."""
 
-    labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict,
-        description="Further labels of the pods, such as a team or a cost center.",
-    )
-    node_selector: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="Labels that a node must have to run a pod of the job."
-    )
-    tolerations: tuple[dict[str, Any], ...] = Field(
-        (), description="Taints of nodes that the pods tolerate, as Kubernetes writes them."
-    )
-    affinity: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Affinity of the pods to nodes and to one another, as Kubernetes writes it.",
-    )
-    spot: Literal["", "gke", "aks", "karpenter", "eks"] = Field(
-        "",
-        description="Provider on whose interruptible (spot) nodes the pods run; '' for other "
-        "nodes.",
-    )
-    priority_class: str = Field(
-        "", pattern=NAME, description="PriorityClass of the pods; '' for the cluster's default."
-    )
-    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = Field(
-        "",
-        description="Who queues the job and starts its pods together; '' for the cluster's "
-        "default scheduler.",
-    )
-    queue: str = Field(
-        "",
-        pattern=LABEL,
-        description="Queue of that scheduler that the job waits in; '' for none.",
-    )
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Further labels of the pods, such as a team or a cost center."""
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels that a node must have to run a pod of the job."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """Taints of nodes that the pods tolerate, as Kubernetes writes them."""
+    affinity: dict[str, Any] = Field(default_factory=dict)
+    """Affinity of the pods to nodes and to one another, as Kubernetes writes it."""
+    spot: Literal["", "gke", "aks", "karpenter", "eks"] = ""
+    """Provider on whose interruptible (spot) nodes the pods run; '' for other nodes."""
+    priority_class: str = Field("", pattern=NAME)
+    """PriorityClass of the pods; '' for the cluster's default."""
+    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = ""
+    """Who queues the job and starts its pods together; '' for the cluster's default scheduler."""
+    queue: str = Field("", pattern=LABEL)
+    """Queue of that scheduler that the job waits in; '' for none."""
 
-    image_pull_secrets: tuple[Name, ...] = Field(
-        (), description="Secrets with which the image is pulled from a private registry."
-    )
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
-        "", description="When the image is pulled anew; '' for the cluster's default."
-    )
-    service_account: str = Field(
-        "", pattern=NAME, description="Service account of the pods; '' for the namespace's default."
-    )
-    run_as_user: int = Field(
-        -1, ge=-1, description="User id under which the workers run; -1 for the image's own."
-    )
-    fs_group: int = Field(
-        -1,
-        ge=-1,
-        description="Group id that owns the files of mounted claims; -1 to leave them as they are.",
-    )
-    non_root: bool = Field(True, description="Whether a worker that would run as root is refused.")
-    grace_seconds: int = Field(
-        120,
-        ge=1,
-        description="Seconds that a pod has from SIGTERM to SIGKILL, as for a last checkpoint.",
-    )
+    image_pull_secrets: tuple[Name, ...] = ()
+    """Secrets with which the image is pulled from a private registry."""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    """When the image is pulled anew; '' for the cluster's default."""
+    service_account: str = Field("", pattern=NAME)
+    """Service account of the pods; '' for the namespace's default."""
+    run_as_user: int = Field(-1, ge=-1)
+    """User id under which the workers run; -1 for the image's own."""
+    fs_group: int = Field(-1, ge=-1)
+    """Group id that owns the files of mounted claims; -1 to leave them as they are."""
+    non_root: bool = True
+    """Whether a worker that would run as root is refused."""
+    grace_seconds: int = Field(120, ge=1)
+    """Seconds that a pod has from SIGTERM to SIGKILL, as for a last checkpoint."""
 
-    restart_policy: Literal["Never", "OnFailure", "ExitCode"] = Field(
-        "Never",
-        description="What the operator does with a pod that failed: end the job, start it again, "
-        "or start it again only after a signal. An elastic job takes ExitCode for Never.",
-    )
-    backoff_limit: int = Field(
-        -1,
-        ge=-1,
-        description="Restarts of pods after which the operator ends the job; -1 for no limit.",
-    )
-    clean_pod_policy: Literal["Running", "All", "None"] = Field(
-        "Running",
-        description="Pods that the operator removes when the job is over: those that still run, "
-        "all or none.",
-    )
-    ttl_seconds: int = Field(
-        86400,
-        ge=-1,
-        description="Seconds after which a job that is over is deleted; -1 to leave it until the "
-        "run's Workflow, which owns it, is deleted.",
-    )
-    deadline_minutes: float = Field(
-        0,
-        ge=0,
-        description="Minutes that the job may take, without its wait in a queue; 0 for no end.",
-    )
-    pending_minutes: float = Field(
-        0,
-        ge=0,
-        description="Minutes that pods may wait for a node or an image before the job is given "
-        "up; 0 for no end.",
-    )
-    retries: int = Field(
-        2,
-        ge=0,
-        le=100,
-        description="How often the whole job is made anew after it lost a node or was preempted.",
-    )
+    restart_policy: Literal["Never", "OnFailure", "ExitCode"] = "Never"
+    """What the operator does with a pod that failed: end the job, start it again, or start it again
+    only after a signal. An elastic job takes ExitCode for Never."""
+    backoff_limit: int = Field(-1, ge=-1)
+    """Restarts of pods after which the operator ends the job; -1 for no limit."""
+    clean_pod_policy: Literal["Running", "All", "None"] = "Running"
+    """Pods that the operator removes when the job is over: those that still run, all or none."""
+    ttl_seconds: int = Field(86400, ge=-1)
+    """Seconds after which a job that is over is deleted; -1 to leave it until the run's Workflow,
+    which owns it, is deleted."""
+    deadline_minutes: float = Field(0, ge=0)
+    """Minutes that the job may take, without its wait in a queue; 0 for no end."""
+    pending_minutes: float = Field(0, ge=0)
+    """Minutes that pods may wait for a node or an image before the job is given up; 0 for no
+    end."""
+    retries: int = Field(2, ge=0, le=100)
+    """How often the whole job is made anew after it lost a node or was preempted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
