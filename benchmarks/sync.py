@@ -57,7 +57,9 @@ class Server:
     def environment(self, endpoint: str) -> dict[str, str]:
         """What every client needs to find the bucket."""
         certificate = str(self.certificate)
-        return os.environ | {
+        # An installed package has its bytecode, whatever this shell says.
+        shell = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return shell | {
             "STORAGE_EMULATOR_HOST": endpoint,
             "SSL_CERT_FILE": certificate,
             "REQUESTS_CA_BUNDLE": certificate,

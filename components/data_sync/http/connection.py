@@ -1,12 +1,13 @@
 """One connection: small answers arrive in the event loop, the rest of a big one in a thread."""
 
 import asyncio
+import io
 import socket
 import ssl
 import struct
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Self
+from typing import Self, cast
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import event_loop
@@ -15,7 +16,8 @@ from kfp_ddp.components.data_sync.http.origin import Origin, tls
 
 _CHECKS = 4
 _RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
-_GATHER = 1 << 18
+_GATHER = 1 << 20
+_RECORDS = 1 << 16
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -218,17 +220,12 @@ class HttpConnection:
 
     def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
         """Bring the rest of a body; in a thread, where waiting costs nobody else anything."""
-        sock.settimeout(self._timeout)
-        receive = _receive_tls
-        if not isinstance(sock, ssl.SSLSocket):
-            receive = _receive_plain
-            limit = struct.pack("ll", *divmod(int(self._timeout * 1e6), 1_000_000))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            sock.setblocking(True)
+        receive = _receive_tls if isinstance(sock, ssl.SSLSocket) else _receive_plain
+        more = receive(sock, self._timeout)
         for block in answer.take():
             take(block)
         while not answer.complete:
-            if data := receive(sock, min(answer.left, _GATHER)):
+            if data := more(min(answer.left, _GATHER)):
                 answer.feed(data)
             else:
                 answer.finish()
@@ -264,20 +261,23 @@ class HttpConnection:
         self._wake()
 
 
-def _receive_plain(sock: socket.socket, wanted: int) -> bytes:
+def _receive_plain(sock: socket.socket, timeout: float) -> Callable[[int], bytes]:
     """So many bytes, which are sure to come, in one call; if none are, what is there."""
-    try:
-        return sock.recv(wanted, socket.MSG_WAITALL) if wanted > 0 else sock.recv(_GATHER)
-    except BlockingIOError as error:
-        raise TimeoutError("timed out") from error
+    limit = struct.pack("ll", *divmod(int(timeout * 1e6), 1_000_000))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setblocking(True)
+
+    def more(wanted: int) -> bytes:
+        try:
+            return sock.recv(wanted, socket.MSG_WAITALL) if wanted > 0 else sock.recv(_GATHER)
+        except BlockingIOError as error:
+            raise TimeoutError("timed out") from error
+
+    return more
 
 
-def _receive_tls(sock: socket.socket, wanted: int) -> bytes:
-    """The same, put together from records of 16 KiB."""
-    if wanted <= 0:
-        return sock.recv(_GATHER)
-    buffer = memoryview(bytearray(wanted))
-    size = 0
-    while size < wanted and (count := sock.recv_into(buffer[size:])):
-        size += count
-    return bytes(buffer[:size])
+def _receive_tls(sock: socket.socket, timeout: float) -> Callable[[int], bytes]:
+    """The same, put together from records of 16 KiB without another copy."""
+    sock.settimeout(timeout)
+    file = cast(io.BufferedReader, sock.makefile("rb", _RECORDS))
+    return lambda wanted: file.read(wanted) if wanted > 0 else file.read1(_GATHER)
