@@ -16,7 +16,7 @@ from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
 
 @dsl.pipeline(name="last-steps")
-def last_steps(checkpoint: str, run_dir: str, data: str, minimum: float, destination: str):
+def last_steps(checkpoint: str, run_dir: str, data: str, rules: dict, destination: str):
     champion = f"{destination}/squares"
     found = evaluate(
         checkpoint=checkpoint, run_dir=run_dir, dataset_path=data, champion=champion
@@ -24,8 +24,7 @@ def last_steps(checkpoint: str, run_dir: str, data: str, minimum: float, destina
     verdict = gate(
         accuracy=found.outputs["accuracy"],
         evaluation=found.outputs["evaluation"],
-        min_accuracy=minimum,
-        min_class_recall=0.01,
+        rules=rules,
         champion=champion,
     )
     with dsl.If(verdict.outputs["Output"] == True):
@@ -42,7 +41,8 @@ root, checkpoint, run_dir, data, minimum = sys.argv[1:]
 compiler.Compiler().compile(last_steps, f"{root}/pipeline.yaml")
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=f"{root}/artifacts")
 components.load_component_from_file(f"{root}/pipeline.yaml")(
-    checkpoint=checkpoint, run_dir=run_dir, data=data, minimum=float(minimum),
+    checkpoint=checkpoint, run_dir=run_dir, data=data,
+    rules={"min_accuracy": float(minimum), "min_class_recall": 0.01},
     destination=f"{root}/models",
 )
 """
