@@ -12,9 +12,10 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import fsync
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.destination import Destination, sha256
 
-NAME = "bundle"
+NAME = RunFolder("").bundle.name
 WEIGHTS = "model.safetensors"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 CHAMPION = "CHAMPION"
