@@ -164,6 +164,13 @@ class Store:
         remove(gone)
 
 
+def leases_of(version: Path) -> Path | None:
+    """Where those who use a version leave leases; None for a folder that is no version."""
+    if version.parent.name != "versions":
+        return None
+    return version.parents[1] / ".kfsync" / "leases" / version.name
+
+
 def success(path: Path) -> str:
     """The digest in a version's `_SUCCESS`; '' if it is not complete."""
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kfp_ddp.base.run_folder import open_run_dir
+from kfp_ddp.base.run_folder import open_run_dir, task_title
 from kfp_ddp.base.settings import check_given
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.run import launch
@@ -32,7 +32,8 @@ def run(
         JobError: for a job that failed.
     """
     spec = specification(settings, task_config, **inputs)
-    run_dir = open_run_dir(work_dir, run_id) if work_dir else None
+    task = task_title(task_name, task_id)
+    run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
     write_job(job_object, finished.job)
     return str(finished.job["metadata"]["name"])

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.base import failure, folders
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
-from kfp_ddp.base.run_folder import RunFolder, open_run_dir
+from kfp_ddp.base.run_folder import RunFolder, open_run_dir, task_title
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
 from kfp_ddp.components.shared.launch.run import launch
@@ -65,24 +66,26 @@ def run(
     heartbeat_minutes = Supervision.create(**watched).heartbeat_minutes
     fields = {"image": image, **given}
     check_backend(backend, int(fields.get("nodes", 1)))
-    folder = RunFolder(open_run_dir(folders.work_dir(work_dir), run_id))
+    task = task_title(task_name, task_id)
+    folder = RunFolder(open_run_dir(folders.work_dir(work_dir), run_id, task))
     own: dict[str, Any] = {
         "data": dataset_path,
         "output_dir": str(folder.path),
-        "run_id": f"{run_id}/{task_name}",
+        "run_id": f"{run_id}/{task}",
     }
     if backend != "local" and heartbeat_minutes:
         own["stop_when_stale"] = str(folder.heartbeat)
         own["stale_seconds"] = heartbeat_minutes * 60
     config = TrainConfig.create(**training, **own)
-    if backend == "local":
-        checked = LaunchSpec.create(**fields, command=["true"])
-        ranks = checked.nproc_per_node or _local_gpus()
-        record, claim = _train_here(config, task_name, ranks, folder), ""
-    else:
-        ids = (run_id, task_name, task_id)
-        fields["kind"] = backend
-        record, claim = _train_on_cluster(config, fields, task_config, folder.path, ids)
+    with using(run_id, folder.path, dataset_path):
+        if backend == "local":
+            checked = LaunchSpec.create(**fields, command=["true"])
+            ranks = checked.nproc_per_node or _local_gpus()
+            record, claim = _train_here(config, task_name, ranks, folder), ""
+        else:
+            ids = (run_id, task_name, task_id)
+            fields["kind"] = backend
+            record, claim = _train_on_cluster(config, fields, task_config, folder.path, ids)
     write_job(job_object, record)
     newest = write_outputs(folder.path, claim, trained_model, metrics, loss_curve)
     print(f"checkpoint {newest.path}, step {newest.step}, sha256 {newest.digest}", flush=True)

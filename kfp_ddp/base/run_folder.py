@@ -1,11 +1,14 @@
-"""The folder of a run on the work claim, and the names in it that several programs use."""
+"""The folder of a run's task on the work claim, and the names in it that several programs use."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_TITLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class RunFolder:
@@ -28,6 +31,10 @@ class RunFolder:
         """Touched while the step that follows the job lives."""
         self.process = self.path / "process.json"
         """The process group that trains on this machine."""
+        self.ranks = self.path / "ranks"
+        """A file for each rank that says how far it is."""
+        self.leases = self.path / ".leases"
+        """Who uses the folder now; see `kfp_ddp.base.lease`."""
         self.bundle = self.path / "bundle"
 
     def log_positions(self, job: str) -> Path:
@@ -39,19 +46,41 @@ class RunFolder:
         return self.path / ("evaluation" if split == "val" else f"evaluation-{split}")
 
 
-def open_run_dir(work_dir: str, run_id: str) -> Path:
-    """The folder of a run, made if need be.
+def task_title(task_name: str, task_id: str) -> str:
+    """A name for a task of a run, which no other task and no other iteration of a loop has.
+
+    Args:
+        task_name: Name of the task in the pipeline.
+        task_id: What KFP tells iterations of a loop apart by; '' outside of one.
+
+    Returns:
+        At most 63 characters, fit for a label and a folder: the name, or name.id; a digest stands
+        for what does not fit.
+    """
+    title = f"{task_name}.{task_id}" if task_id else task_name
+    if _TITLE.fullmatch(title) and "." not in task_name:
+        return title
+    digest = hashlib.sha256(json.dumps([task_name, task_id]).encode()).hexdigest()[:12]
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name)[:40].strip("-_")
+    return f"{slug}-{digest}".lstrip("-")
+
+
+def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
+    """The folder of a run's task, `<work_dir>/<run_id>/<task>`, made if need be.
+
+    Args:
+        work_dir: Folder on the work claim.
+        run_id: Id of the pipeline run.
+        task: Its `task_title`: what two tasks of one run write never meets.
 
     Raises:
-        InputError: for a run id that is no plain name.
+        InputError: for a run id or a task that is no plain name.
         StorageError: for a folder that cannot be written.
     """
-    if not RUN_ID.fullmatch(run_id):
-        raise InputError(
-            f"run_id {run_id!r} cannot name a folder: it must be 1 to 128 letters, digits, "
-            "'.', '_' or '-' and start with a letter or digit; pass the id of the pipeline run"
-        )
-    run_dir = Path(work_dir) / run_id
+    check_run_id(run_id)
+    if not RUN_ID.fullmatch(task):
+        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
+    run_dir = Path(work_dir) / run_id / task
     try:
         try_to_write(run_dir)
     except OSError as error:
@@ -60,6 +89,19 @@ def open_run_dir(work_dir: str, run_id: str) -> Path:
             "there, writable for this user, or give another folder"
         ) from error
     return run_dir.resolve()
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse what could lead out of the folder of all runs.
+
+    Raises:
+        InputError: for a run id that is no plain name.
+    """
+    if not RUN_ID.fullmatch(run_id):
+        raise InputError(
+            f"run_id {run_id!r} cannot name a folder: it must be 1 to 128 letters, digits, "
+            "'.', '_' or '-' and start with a letter or digit; pass the id of the pipeline run"
+        )
 
 
 def try_to_write(folder: Path) -> None:

@@ -98,8 +98,8 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     assert code == 0, output
     outputs = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
     checkpoint = Path(outputs["checkpoint"])
-    assert checkpoint == tmp_path / "work/run-1/checkpoints/step-00000006"
-    assert outputs["run_dir"] == str(tmp_path / "work/run-1")
+    assert checkpoint == tmp_path / "work/run-1/train/checkpoints/step-00000006"
+    assert outputs["run_dir"] == str(tmp_path / "work/run-1/train")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     model = outputs["trained_model"]
     assert model["digest"] == "sha256:" + manifest["files"]["state.pt"]["sha256"]
@@ -110,7 +110,7 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     assert "<svg" in html
     assert "step 6/6" in output
     assert "[rank0]" in output
-    assert not (tmp_path / "work/run-1/process.json").exists()
+    assert not (tmp_path / "work/run-1/train/process.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_bad_input_is_one_line_before_any_rank(
         train.python_func(**artifacts, **given)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "work" / "run-1" / "logs").exists()
+    assert not (tmp_path / "work" / "run-1" / "train" / "logs").exists()
 
 
 def test_a_failing_rank_is_named_with_its_exception(tmp_path: Path, dataset: Path) -> None:
@@ -160,7 +160,7 @@ def test_no_process_outlives_the_step(
     tmp_path: Path, dataset: Path, number: signal.Signals
 ) -> None:
     work = tmp_path / "work"
-    metrics, log = work / "run-1" / "metrics.jsonl", tmp_path / "log"
+    metrics, log = work / "run-1" / "train" / "metrics.jsonl", tmp_path / "log"
     process = start(tmp_path, arguments(dataset, work, epochs=2000))
     try:
         wait_until(lambda: metrics.exists() and '"step"' in metrics.read_text(), log)
@@ -181,6 +181,6 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path
     assert run(tmp_path, arguments(dataset, tmp_path / "work"))[0] == 0
     code, output = run(tmp_path, arguments(dataset, tmp_path / "work", epochs=3))
     assert code == 0, output
-    events = (tmp_path / "work/run-1/metrics.jsonl").read_text().splitlines()
+    events = (tmp_path / "work/run-1/train/metrics.jsonl").read_text().splitlines()
     starts = [json.loads(line) for line in events if '"start"' in line]
     assert [event["resumed_from_step"] for event in starts] == [0, 6]
