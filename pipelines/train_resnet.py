@@ -84,6 +84,7 @@ def train_resnet(
             claim=plan["data_claim"],
             publish=plan["publish"],
             source=source,
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         )
         _mount(volume)
         data = volume.outputs["claim"]

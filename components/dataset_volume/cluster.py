@@ -1,6 +1,7 @@
 """The few calls to Kubernetes that publishing needs, and what their refusals mean."""
 
 import os
+from collections.abc import Callable
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.shared.cluster.api import (
@@ -13,6 +14,7 @@ from kfp_ddp.components.shared.cluster.api import (
     custom,
     short,
 )
+from kfp_ddp.components.shared.cluster.live_runs import live_runs
 
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")
 GCP_SOURCES = ("datalayer.gke.io", "v1", "gcpdatasources")
@@ -38,13 +40,29 @@ class Cluster:
         made = self._ask(f"create claim {name}", "POST", self._claim_path(), body, empty=409)
         return made or self.claim(name)
 
-    def label_claim(self, name: str, metadata: Object) -> None:
-        """Add labels and annotations to a claim."""
-        self._ask(f"patch claim {name}", "PATCH", self._claim_path(name), {"metadata": metadata})
+    def label_claim(self, name: str, metadata: Object) -> Object:
+        """Add labels and annotations to a claim; returns it."""
+        path = self._claim_path(name)
+        return self._ask(f"patch claim {name}", "PATCH", path, {"metadata": metadata})
 
     def delete_claim(self, name: str) -> None:
         """Delete a claim if it is there."""
         self._ask(f"delete claim {name}", "DELETE", self._claim_path(name), empty=404)
+
+    def delete_unchanged(self, claim: Object) -> bool:
+        """Delete a claim unless somebody has changed it since it was read; whether it was."""
+        about = claim["metadata"]
+        seen = {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}
+        what, path = f"delete claim {about['name']}", self._claim_path(about["name"])
+        return bool(self._ask(what, "DELETE", path, {"preconditions": seen}, empty=409))
+
+    def live_runs(self) -> Callable[[str], bool]:
+        """Tells which runs live.
+
+        Raises:
+            StorageError: it cannot be seen.
+        """
+        return live_runs(self._api)
 
     def claims(self, selector: str) -> list[Object]:
         """The claims with these labels."""

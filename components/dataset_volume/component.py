@@ -14,6 +14,7 @@ def dataset_volume(
     claim: str,
     publish: str = "in-place",
     source: str = "",
+    run_id: str = "",
     options: dict = {},  # noqa: B006
 ) -> NamedTuple("Volume", [("claim", str), ("path", str)]):
     """Make a synced version of a dataset ready to be mounted by any number of workers.
@@ -33,6 +34,8 @@ def dataset_volume(
             none: change nothing.
         source: Source of the data, as given to data_sync; kept as an annotation, and read by the
             populator.
+        run_id: Id of the pipeline run, which holds a published claim for as long as it lives; empty
+            for nobody.
         options: Further settings by name, such as {"keep_claims": 1}; all are in the README.
     """
     inputs = dict(locals())

@@ -64,9 +64,9 @@ def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
 
 
 def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
-    """The published claim if it is there and right; waits for one that is being deleted."""
+    """The published claim if it is there and right, held; waits for one that is being deleted."""
     deadline = time.monotonic() + request.wait_seconds
-    while (found := cluster.claim(request.name)) is not None:
+    while (found := _held(cluster, request)) is not None:
         leaving = "deletionTimestamp" in found["metadata"]
         if found["status"].get("phase") == "Lost" and not leaving:
             cluster.delete_claim(request.name)
@@ -95,6 +95,17 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | Non
             f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
         )
     return found
+
+
+def _held(cluster: Cluster, request: Request) -> Object | None:
+    """The published claim if it is there, with the lease of the run.
+
+    First the lease, then the look: a claim that is collected meanwhile is seen to be leaving.
+    """
+    found = cluster.claim(request.name)
+    if found is None or not request.lease or "deletionTimestamp" in found["metadata"]:
+        return found
+    return cluster.label_claim(request.name, {"annotations": request.lease}) or None
 
 
 def _writers_gone(cluster: Cluster, request: Request) -> None:
@@ -186,7 +197,11 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
 
 def _claim(request: Request, staging: Object, source: Object, strategy: str) -> Object:
     """The published claim: exactly [ReadOnlyMany], the same size, pinned to the same zone."""
-    annotations = {f"{DOMAIN}/digest": request.digest, f"{DOMAIN}/strategy": strategy}
+    annotations = {
+        f"{DOMAIN}/digest": request.digest,
+        f"{DOMAIN}/strategy": strategy,
+        **request.lease,
+    }
     if request.source:
         annotations[f"{DOMAIN}/source"] = request.source
     node = staging["metadata"].get("annotations", {}).get(SELECTED_NODE)

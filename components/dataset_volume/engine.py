@@ -48,7 +48,7 @@ def run(*, report: Artifact, options: Mapping[str, Any], **inputs: str) -> Volum
         done = publish(cluster, request)
         try:
             gone = collect(cluster, request, done.claim)
-        except Refused as error:
+        except (Refused, StorageError) as error:
             done.notes.append(f"old claims were not looked for ({error})")
         else:
             done.notes += [f"deleted {name}, old and not in use" for name in gone]

@@ -1,9 +1,17 @@
 """The ways to turn a version on a staging claim into a claim that many workers mount."""
 
+from collections.abc import Callable
+
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.copies import copy, populator
-from kfp_ddp.components.dataset_volume.request import DOMAIN, MANAGED, Published, Request
+from kfp_ddp.components.dataset_volume.request import (
+    DOMAIN,
+    LEASE,
+    MANAGED,
+    Published,
+    Request,
+)
 from kfp_ddp.components.shared.cluster.api import Object
 
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
@@ -93,9 +101,13 @@ def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
 
 
 def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
-    """Delete published claims of the dataset that are old and that no pod uses.
+    """Delete published claims of the dataset that are old and that nobody uses.
 
-    Keeps the `keep_claims` newest, 0 for all; returns the names deleted.
+    In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
+    `keep_claims` newest, 0 for all; returns the names deleted.
+
+    Raises:
+        StorageError: it cannot be seen which runs live.
     """
     if request.keep_claims <= 0:
         return []
@@ -110,19 +122,23 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
         and "deletionTimestamp" not in claim["metadata"]
     ]
     found.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
-    gone = []
-    for claim in found[request.keep_claims :]:
-        name = claim["metadata"]["name"]
-        if name == current or cluster.users(name):
-            continue
-        cluster.delete_claim(name)
-        for kind in (SNAPSHOTS, GCP_SOURCES):
-            try:
-                cluster.delete_custom(kind, name)
-            except Refused:
-                continue  # not installed, or no right to it: then there is none of ours
-        gone.append(name)
-    return gone
+    old = [each for each in found[request.keep_claims :] if each["metadata"]["name"] != current]
+    alive = cluster.live_runs() if old else lambda run_id: False
+    return [each["metadata"]["name"] for each in old if _collected(cluster, each, alive)]
+
+
+def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) -> bool:
+    """Delete a claim that nobody uses, with its snapshot; whether it was."""
+    name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
+    runs = [run for key, run in notes.items() if key.startswith(LEASE)]
+    if any(map(alive, runs)) or cluster.users(name) or not cluster.delete_unchanged(claim):
+        return False
+    for kind in (SNAPSHOTS, GCP_SOURCES):
+        try:
+            cluster.delete_custom(kind, name)
+        except Refused:
+            continue  # not installed, or no right to it: then there is none of ours
+    return True
 
 
 def _no_right(error: Refused, strategy: str) -> StorageError:

@@ -1,5 +1,6 @@
 """What is to be published, and what came of it."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
@@ -10,6 +11,8 @@ from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.dataset import NAME, NAME_IN_WORDS
 
 DOMAIN = "kfp-ddp.dev"
+LEASE = f"{DOMAIN}/run-"
+"""Begins the annotations of a published claim that name the runs which it was handed to."""
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
 Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "none"]
 _DIGEST = "^[0-9a-f]{64}$"
@@ -23,8 +26,8 @@ class Options(Settings):
     snapshot_class: str = ""
     """VolumeSnapshotClass; empty for the cluster's default."""
     keep_claims: int = Field(3, ge=0)
-    """Published claims of the dataset to keep; older ones that no pod uses are deleted with their
-    snapshots. 0 for all."""
+    """Published claims of the dataset to keep; older ones that no pod uses, and no run that lives,
+    are deleted with their snapshots. 0 for all."""
     wait_seconds: float = Field(600.0, ge=0)
     """The longest wait for writers to end, for a snapshot and for binding."""
     populator_account: str = ""
@@ -45,6 +48,7 @@ class Request(Options):
     claim: str = Field(description="Claim that data_sync wrote to.")
     publish: Strategy = Field("in-place", description="How workers get the version.")
     source: str = Field("", description="Source of the data, as given to data_sync.")
+    run_id: str = Field("", description="Id of the pipeline run.")
 
     @model_validator(mode="after")
     def _has_something_to_copy_from(self) -> Self:
@@ -55,6 +59,14 @@ class Request(Options):
     def name(self) -> str:
         """Name of the published claim, and of its snapshot or data source."""
         return f"ds-{self.dataset}-{self.digest[:12]}"
+
+    @property
+    def lease(self) -> dict[str, str]:
+        """The annotation by which the run holds the published claim."""
+        if not self.run_id:
+            return {}
+        digest = hashlib.sha256(self.run_id.encode()).hexdigest()[:12]
+        return {f"{LEASE}{digest}": self.run_id}
 
     @property
     def labels(self) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+import uuid
+from typing import Any
 
 import pytest
 from kubernetes import client
@@ -11,6 +13,8 @@ from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.dataset_volume.request import Published
 from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.identity import RUN
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
@@ -227,3 +231,63 @@ def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
     until(lambda: ground.stock.custom(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
     until(lambda: not ground.stock.users(names[0]), "the end of the reader")
     assert collect(ground.stock, wanted, names[3]) == [names[0]]
+
+
+def _suspended_job(ground: Ground, run_id: str) -> dict[str, Any]:
+    """A job of a run that its queue has not let in: no pod mounts anything."""
+    pod = {"containers": [{"name": "pytorch", "image": "none:1"}]}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "queued", "namespace": ground.namespace, "labels": {RUN: run_id}},
+        "spec": {
+            "runPolicy": {"suspend": True},
+            "pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": pod}}},
+        },
+    }
+
+
+def test_a_claim_is_kept_for_a_run_that_lives_though_no_pod_mounts_it(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    run, kind = uuid.uuid4().hex, KINDS["pytorchjob"]
+    admin = Api(ground.api, ground.namespace)
+    job = admin.call("POST", kind.path(ground.namespace), _suspended_job(ground, run))
+    made = []
+    for letter, run_id in (("a", run), ("b", ""), ("c", "")):
+        wanted = request(staging, letter * 64, publish="clone", dataset="held", run_id=run_id)
+        made.append(publish(ground.stock, wanted).claim)
+        time.sleep(1.1)  # creation times have seconds
+    wanted = wanted.model_copy(update={"keep_claims": 1})
+    assert collect(ground.stock, wanted, made[2]) == [made[1]]
+    again = request(staging, "a" * 64, publish="clone", dataset="held", run_id="another")
+    assert publish(ground.stock, again).claim == made[0]
+    assert collect(ground.stock, wanted, made[2]) == []
+    admin.delete(kind.path(ground.namespace, job["metadata"]["name"]))
+    assert collect(ground.stock, wanted, made[2]) == [made[0]]
+
+
+def test_a_claim_that_was_handed_out_meanwhile_is_not_deleted(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    wanted = request(staging, "d" * 64, publish="clone", dataset="raced", run_id="first")
+    name = publish(ground.stock, wanted).claim
+    seen = ground.stock.claim(name)
+    assert seen is not None
+    publish(ground.stock, wanted.model_copy(update={"run_id": "second"}))
+    assert not ground.stock.delete_unchanged(seen)
+    assert not ground.gone(name)
+    now = ground.stock.claim(name)
+    assert now is not None
+    assert ground.stock.delete_unchanged(now)
+
+
+def test_where_live_runs_cannot_be_seen_no_claim_is_deleted(ground: Ground) -> None:
+    staging = ground.staging("standard")
+    blind = ground.account_with(
+        {"apiGroups": [""], "resources": ["persistentvolumeclaims", "pods"], "verbs": ["*"]}
+    )
+    for letter in "ef":
+        wanted = request(staging, letter * 64, publish="clone", dataset="unseen", keep_claims=1)
+        name = publish(blind, wanted).claim
+        time.sleep(1.1)
+    with pytest.raises(StorageError, match="which runs live cannot be seen"):
+        collect(blind, wanted, name)
