@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.base.files import durable, fsync
 from kfp_ddp.training import model as models
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest, step_dir, step_dirs, step_of
 
 _PAUSES_S = (0.5, 2.0)
@@ -67,6 +67,16 @@ class ModelInfo:
     def blur_pool(self) -> bool:
         """Whether the network has filters before its strides."""
         return bool(self.config.get("blur_pool"))
+
+    @property
+    def on_bad_image(self) -> str:
+        """What the run did with an image that cannot be read: fail or skip."""
+        return str(self.config.get("on_bad_image", "fail"))
+
+    @property
+    def max_pixels(self) -> int:
+        """Above how many pixels an image could not be read in the run."""
+        return int(self.config.get("max_pixels", MAX_PIXELS))
 
     def network(self) -> nn.Module:
         """The network without its weights."""

@@ -16,6 +16,7 @@ ModelName = Literal[
     "cifar_resnet8", "cifar_resnet14", "cifar_resnet20", "resnet18", "resnet34", "resnet50"
 ]
 MODELS: tuple[str, ...] = typing.get_args(ModelName)
+MAX_PIXELS = 100_000_000
 
 
 class TrainConfig(Settings):
@@ -85,6 +86,8 @@ class TrainConfig(Settings):
     (strict)."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
+    max_pixels: int = Field(MAX_PIXELS, ge=1)
+    """An image of more pixels is not decoded and cannot be read: on_bad_image says what follows."""
     verify_images: int = Field(10_000, ge=0)
     """Decode up to this many images before the first epoch, to find broken ones; 0: none."""
     workers: int = Field(4, ge=0)

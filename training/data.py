@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.images import read
 from kfp_ddp.training.sampler import Key
 
@@ -32,6 +32,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def only(self, positions: Sequence[int]) -> "Index":
+        """The images at these positions alone, of the same classes."""
+        paths = tuple(self.paths[at] for at in positions)
+        return Index(self.root, self.classes, paths, tuple(self.targets[at] for at in positions))
 
 
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
@@ -170,7 +175,8 @@ class Images(Dataset[Batch]):
     def _read(self, position: int) -> Tensor:
         if self.cache is not None:
             return self.cache.read(position, self.index.paths[position])
-        return read(self.index.paths[position], strict=self.config.images == "strict")
+        config = self.config
+        return read(self.index.paths[position], config.images == "strict", config.max_pixels)
 
 
 def channels_last(count: int, size: int) -> Tensor:
@@ -205,18 +211,35 @@ def _start_worker(number: int) -> None:
 
 
 def evaluation_batches(
-    index: Index, image_size: int, batch_size: int, rank: int = 0, world: int = 1
+    index: Index,
+    image_size: int,
+    batch_size: int,
+    rank: int = 0,
+    world: int = 1,
+    on_bad_image: str = "fail",
+    max_pixels: int = MAX_PIXELS,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every image once over the ranks: uint8 [N, 3, S, S], targets [N], positions in the index [N].
 
+    `on_bad_image` and `max_pixels` are as in the run's `TrainConfig`; the position of an image that
+    is skipped does not come.
+
     Raises:
-        InputError: an image that cannot be decoded.
+        InputError: an image that cannot be decoded where `on_bad_image` is fail.
     """
     positions = range(rank, len(index), world)
     for start in range(0, len(positions), batch_size):
-        chosen = positions[start : start + batch_size]
-        images = channels_last(len(chosen), image_size)
-        for row, position in enumerate(chosen):
-            images[row] = transforms.evaluate(read(index.paths[position]), image_size)
-        targets = torch.tensor([index.targets[position] for position in chosen])
-        yield images, targets, torch.tensor(list(chosen))
+        images = channels_last(batch_size, image_size)
+        kept: list[int] = []
+        for position in positions[start : start + batch_size]:
+            try:
+                image = read(index.paths[position], max_pixels=max_pixels)
+            except InputError:
+                if on_bad_image == "fail":
+                    raise
+                continue
+            images[len(kept)] = transforms.evaluate(image, image_size)
+            kept.append(position)
+        if kept:
+            targets = torch.tensor([index.targets[position] for position in kept])
+            yield images[: len(kept)], targets, torch.tensor(kept)

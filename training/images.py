@@ -1,24 +1,31 @@
 """Image files: decoding, and what is unusual or broken about them."""
 
+import os
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
+from kfp_ddp.training.header import pixels_of
 
 Keep = Callable[[int, Tensor | None], None]
 
+_MOST_BYTES_A_PIXEL = 8
+_MOST_EXTRA = 2**26
+"""Bytes of a file that are no pixels: profiles, thumbnails."""
 
-def read(path: str, strict: bool = False) -> Tensor:
+
+def read(path: str, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode one image to RGB uint8 [3, H, W], turned as its EXIF data say.
 
     Raises:
-        InputError: the file cannot be read or decoded; or, if `strict`, is not RGB and square.
+        InputError: the file cannot be read or decoded, or holds more than `max_pixels`; or, if
+            `strict`, is not RGB and square.
     """
     try:
-        image = _decode(path, "UNCHANGED" if strict else "RGB")
+        image = _decode(path, "UNCHANGED" if strict else "RGB", max_pixels)
     except (RuntimeError, ValueError, OSError) as error:
         why = str(error).splitlines()[0].rpartition(", ")[2]
         raise InputError(
@@ -31,10 +38,17 @@ def read(path: str, strict: bool = False) -> Tensor:
     return image
 
 
-def _decode(path: str, mode: Literal["RGB", "UNCHANGED"]) -> Tensor:
+def _decode(path: str, mode: Literal["RGB", "UNCHANGED"], max_pixels: int) -> Tensor:
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-    image: Tensor = decode_image(path, mode=mode)
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES_A_PIXEL * max_pixels + _MOST_EXTRA:
+            raise ValueError("a larger file than any image of max_pixels")
+        data = file.read()
+    pixels = pixels_of(data)
+    if pixels > max_pixels:
+        raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
+    image: Tensor = decode_image(data, mode=mode)
     return image
 
 
@@ -74,7 +88,7 @@ def examine(
     for position in positions:
         path = paths[position]
         try:
-            image = _unchanged(path)
+            image = _unchanged(path, config.max_pixels)
         except InputError:
             if config.on_bad_image == "fail":
                 raise
@@ -89,13 +103,14 @@ def examine(
         not_square += unusual[1]
         first = first or (path if any(unusual) else "")
         if keep:
-            keep(position, read(path) if unusual[0] else image)
+            rgb = read(path, max_pixels=config.max_pixels) if unusual[0] else image
+            keep(position, rgb)
     return Findings(len(positions), broken, not_rgb, not_square, first)
 
 
-def _unchanged(path: str) -> Tensor:
+def _unchanged(path: str, max_pixels: int) -> Tensor:
     """The image as stored; what only RGB decoding can read counts as one channel."""
     try:
-        return _decode(path, "UNCHANGED")
+        return _decode(path, "UNCHANGED", max_pixels)
     except (RuntimeError, ValueError, OSError):
-        return read(path)[:1]
+        return read(path, max_pixels=max_pixels)[:1]

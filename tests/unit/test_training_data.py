@@ -166,16 +166,16 @@ def test_a_cache_is_durable_before_it_has_its_name(
     index = scan(split)
     Path(index.paths[3]).write_bytes(b"broken")
     synced: list[str] = []
-    original = os.fsync
+    fsync, replace = os.fsync, os.replace
 
     def note(descriptor: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        original(descriptor)
+        fsync(descriptor)
 
-    def renamed(source: Path, target: Path) -> None:
-        assert str(source) == synced[-1]
-        assert source.stat().st_size > 0
-        source.rename(target)
+    def renamed(source: str, target: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+        assert source == Path(synced[-1]).name
+        assert os.stat(source, dir_fd=src_dir_fd).st_size > 0
+        replace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", renamed)
@@ -252,3 +252,18 @@ def test_the_loader_keeps_the_order_with_workers(split: Path, workers: int) -> N
     images = Images(index, run(split), for_training=True)
     got = [b.indices for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
     assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]
+
+
+def test_evaluation_leaves_out_what_the_run_skipped(split: Path) -> None:
+    index = scan(split)
+    for position in (0, 1, 3):
+        Path(index.paths[position]).write_bytes(b"broken")
+    with pytest.raises(InputError, match="cannot decode"):
+        list(evaluation_batches(index, 16, 2))
+    batches = list(evaluation_batches(index, 16, 2, on_bad_image="skip"))
+    assert [positions.tolist() for _, _, positions in batches] == [[2], [4, 5]]
+    assert [tuple(images.shape) for images, _, _ in batches] == [(1, 3, 16, 16), (2, 3, 16, 16)]
+    assert torch.cat([targets for _, targets, _ in batches]).tolist() == [0, 1, 1]
+    left = index.only([2, 4, 5])
+    assert left.paths == (index.paths[2], *index.paths[4:])
+    assert (left.root, left.classes, left.targets) == (index.root, index.classes, (0, 1, 1))

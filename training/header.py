@@ -1,0 +1,92 @@
+"""How many pixels an image file holds, from its headers, before a pixel is decoded."""
+
+import struct
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
+_JPEG_END = frozenset({0xD9, 0xDA})
+
+
+def pixels_of(data: bytes) -> int:
+    """Pixels of all frames of a JPEG, PNG, WebP or GIF, as its decoder makes room for them.
+
+    Raises:
+        ValueError: another format, or headers that do not tell.
+    """
+    try:
+        if data[:3] == b"\xff\xd8\xff":
+            return _jpeg(data)
+        if data[:8] == _PNG:
+            width, height = struct.unpack_from(">II", data, 16)
+            return int(width * height)
+        if data[:6] in (b"GIF87a", b"GIF89a"):
+            return _gif(data)
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return _webp(data)
+    except (IndexError, struct.error):
+        raise ValueError("its header is cut off") from None
+    raise ValueError("no JPEG or PNG or WebP or GIF")
+
+
+def _jpeg(data: bytes) -> int:
+    """The frame header: markers are looked for as libjpeg does, which passes over what is none."""
+    at = 2
+    while True:
+        while data[at] != 0xFF:
+            at += 1
+        while data[at] == 0xFF:
+            at += 1
+        marker = data[at]
+        at += 1
+        if marker in _JPEG_SIZE:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            return int(width * height)
+        if marker in _JPEG_END:
+            raise ValueError("no size before its pixels")
+        if marker and marker not in _JPEG_ALONE:
+            at += struct.unpack_from(">H", data, at)[0]
+
+
+def _gif(data: bytes) -> int:
+    """Each frame takes the screen's room, or its own where that is larger."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    screen, total, at = width * height, 0, 13 + _gif_colours(flags)
+    while at < len(data) and data[at] in b"!,":
+        if data[at] == ord("!"):
+            at += 2
+        else:
+            width, height, flags = struct.unpack_from("<HHB", data, at + 5)
+            total += max(screen, width * height)
+            at += 11 + _gif_colours(flags)
+        while length := data[at]:
+            at += 1 + length
+        at += 1
+    return int(total or screen)
+
+
+def _gif_colours(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _webp(data: bytes) -> int:
+    """The canvas, or the image where that is larger, for each frame."""
+    largest, at = 0, 12
+    while at + 8 <= len(data):
+        kind, length = struct.unpack_from("<4sI", data, at)
+        at += 8
+        width = height = 0
+        if kind == b"VP8X":
+            width = 1 + int.from_bytes(data[at + 4 : at + 7], "little")
+            height = 1 + int.from_bytes(data[at + 7 : at + 10], "little")
+        elif kind == b"VP8L":
+            (bits,) = struct.unpack_from("<I", data, at + 1)
+            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        elif kind == b"VP8 ":
+            width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, at + 6))
+        largest = max(largest, width * height)
+        at += length + length % 2
+    if not largest:
+        raise ValueError("its header is cut off")
+    # The decoder finds frames where their lengths are wrong, too: all that look like one count.
+    return largest * max(1, data.count(b"ANMF"))
