@@ -184,3 +184,28 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path
     events = (tmp_path / "work/run-1/train/metrics.jsonl").read_text().splitlines()
     starts = [json.loads(line) for line in events if '"start"' in line]
     assert [event["resumed_from_step"] for event in starts] == [0, 6]
+
+
+def test_two_tasks_and_two_iterations_of_one_run_never_meet(tmp_path: Path, dataset: Path) -> None:
+    work, started = tmp_path / "work", {}
+    tasks = {("train", "7"): 0.1, ("train", "8"): 0.01, ("train-2", ""): 0.001}
+    for (name, number), rate in tasks.items():
+        folder = tmp_path / f"{name}.{number}"
+        folder.mkdir()
+        given = arguments(dataset, work, learning_rate=rate, warmup_epochs=0)
+        given.update(task_name=name, task_id=number, job={"nproc_per_node": 1})
+        started[folder] = start(folder, given)
+    for folder, process in started.items():
+        assert process.wait(timeout=240) == 0, (folder / "log").read_text()
+    assert {path.name for path in (work / "run-1").iterdir()} == {"train.7", "train.8", "train-2"}
+    digests = set()
+    for task in (work / "run-1").iterdir():
+        (start_event,) = (
+            json.loads(line)
+            for line in (task / "metrics.jsonl").read_text().splitlines()
+            if '"start"' in line
+        )
+        assert start_event["resumed_from_step"] == 0
+        manifest = json.loads((task / "checkpoints/step-00000006/manifest.json").read_text())
+        digests.add(manifest["files"]["state.pt"]["sha256"])
+    assert len(digests) == len(tasks)
