@@ -11,6 +11,7 @@ from typing import BinaryIO
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_KEPT_OPEN = 256
 
 
 def fsync(path: Path) -> None:
@@ -38,30 +39,76 @@ def folder_below(root: Path, name: str | Path = "", make: bool = False) -> Itera
         make: Whether to make what is missing, with mode 0755.
 
     Raises:
-        OSError: it is not there, or a link or a file stands on the way.
+        OSError: it is not there, or a link or a file stands on the way; with its whole path.
         ValueError: the name leads out of `root`.
     """
+    descriptor = _open_folder(root, name, make)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Folders:
+    """The folders below a root, each opened once: for many files in few folders.
+
+    Any thread may ask; see `folder_below`.
+    """
+
+    def __init__(self, root: Path, below: str | Path = "", make: bool = False) -> None:
+        self._root, self._below, self._make = root, Path(below), make
+        self._known: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def at(self, name: str) -> Iterator[int]:
+        """The descriptor of a folder, '' for the root; see `folder_below`."""
+        found = self._known.get(name)
+        if found is not None:
+            yield found
+            return
+        opened = _open_folder(self._root, self._below / name, self._make)
+        if len(self._known) < _KEPT_OPEN and self._known.setdefault(name, opened) == opened:
+            yield opened
+            return
+        try:
+            yield opened
+        finally:
+            os.close(opened)
+
+    def close(self) -> None:
+        """Close them; the next `at` opens its folder again."""
+        while self._known:
+            os.close(self._known.popitem()[1])
+
+
+def _open_folder(root: Path, name: str | Path, make: bool) -> int:
     parts = Path(name).parts
     if ".." in parts or Path(name).is_absolute():
         raise ValueError(f"{name!s} is no folder below {root}")
     descriptor = os.open(root, _FOLDER)
     path = Path(root)
+    for part in parts:
+        path /= part
+        above = descriptor
+        try:
+            made = make and _make_folder(part, above)
+            descriptor = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
+            if made:
+                os.fchmod(descriptor, 0o755)  # whatever the umask
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(above)
+    return descriptor
+
+
+def _make_folder(name: str, folder: int) -> bool:
     try:
-        for part in parts:
-            path /= part
-            try:
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, 0o755, dir_fd=descriptor)
-                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
-            except OSError as error:
-                error.filename = str(path)
-                raise
-            os.close(descriptor)
-            descriptor = below
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        os.mkdir(name, 0o755, dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:
