@@ -78,7 +78,7 @@ def test_a_metrics_service_leads_to_rank_0_and_its_figures(
         _end(scene, run)
     assert (found["kfp_ddp_step_step"], round(found["kfp_ddp_step_loss"], 9)) in known
     assert found["kfp_ddp_start_world_size"] == 2
-    assert re.search(r"-master-0$|-node-0-0-\w+$", pod), pod
+    assert re.search(r"-worker-0$|-node-0-0-\w+$", pod), pod
     assert sum(map(len, others)) == 1  # of two pods, and of two Services
 
 

@@ -22,7 +22,7 @@ from tests.e2e.harness.scene import WORK, Scene, staged
 
 # The title of each of two workers' log lines; an MPIJob's ranks write through its launcher.
 SPEAKERS = {
-    "pytorchjob": {"master-0", "worker-0"},
+    "pytorchjob": {"worker-0", "worker-1"},
     "trainjob": {"node-0", "node-1"},
     "tfjob": {"chief-0", "worker-0"},
     "mpijob": {"launcher-0"},

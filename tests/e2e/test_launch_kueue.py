@@ -70,7 +70,7 @@ def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
     assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
-    assert step.log().count("[master-0] line 9") == 1
+    assert step.log().count("[worker-0] line 9") == 1
 
 
 def test_jobs_before_it_in_the_queue_are_named(queue: Queue) -> None:
@@ -132,7 +132,7 @@ def test_a_preempted_training_goes_on_from_its_checkpoint(
 
 def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:  # noqa: F811
     """What training has written of itself so far."""
-    lines = work.read(f"{step.run_id}/metrics.jsonl") or b""
+    lines = work.read(f"{step.run_id}/train/metrics.jsonl") or b""
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
@@ -163,13 +163,13 @@ def test_a_job_that_is_let_in_while_it_still_ends_is_made_anew(queue: Queue) -> 
     spec = in_queue(queue, SLOW_END, claims={"/work": "work"}, grace_seconds=30, retries=0)
     step = LaunchStep(queue.grounds, {**spec, "env": {"MARK": queue.name}}, work_claim="work")
     step.start()
-    step.saw("[master-0] the first time")
     step.saw("[worker-0] the first time")
+    step.saw("[worker-1] the first time")
     with queue.taken("80m", urgent=True):
         pass  # it is gone as soon as it is let in
     assert step.wait() == "Succeeded", step.log()
     assert "retries left" not in step.log()
-    assert step.log().count("[master-0] again") == 1
+    assert step.log().count("[worker-0] again") == 1
 
 
 def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) -> None:

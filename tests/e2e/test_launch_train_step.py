@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
+from tests.e2e.harness.late import late
 from tests.e2e.harness.running import run_in
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import TRAINJOB, LaunchStep
@@ -130,6 +132,8 @@ class TrainStep(LaunchStep):
         step_pod.mount(self.pod, "data", "/data")
         settings = {
             "run_id": self.run_id,
+            "task_name": "train",
+            "task_id": "",
             "dataset_path": "/data",
             "backend": backend,
             "training": {**TRAINING, **training},
@@ -149,7 +153,7 @@ def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend
     step.start()
     assert step.wait() == "Succeeded", step.log()
     model = step.outputs()["trained_model"]
-    manifest = work.read(f"{step.run_id}/checkpoints/step-00000006/manifest.json")
+    manifest = work.read(f"{step.run_id}/train/checkpoints/step-00000006/manifest.json")
     assert manifest is not None
     saved = json.loads(manifest)
     assert saved["world_size"] == 2
@@ -167,12 +171,12 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
 ) -> None:
     step = TrainStep(grounds, training={"epochs": 40}, nodes=2, retries=1).start()
     step.saw("epoch 4/")
-    (master,) = (pod for pod in step.workers() if "master" in pod.metadata.name)
+    first = min(step.workers(), key=lambda pod: pod.metadata.name)
     kill = "import os, psutil; [p.kill() for p in psutil.process_iter() if p.pid != os.getpid()]"
-    run_in(grounds, master.metadata.name, ["python3", "-c", kill], "pytorch")
+    run_in(grounds, first.metadata.name, ["python3", "-c", kill], "pytorch")
     assert step.wait() == "Succeeded", step.log()
     assert "trying again, 1 of 1 retries left" in step.log()
-    lines = work.read(f"{step.run_id}/metrics.jsonl")
+    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
     assert lines is not None
     events = [json.loads(line) for line in lines.splitlines()]
     resumed = [e["resumed_from_step"] for e in events if e["event"] == "start"]
@@ -182,7 +186,7 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("backend", "second"), [("pytorchjob", "worker-0"), ("trainjob", "node-1")]
+    ("backend", "second"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")]
 )
 def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     grounds: Grounds, backend: str, second: str
@@ -198,17 +202,37 @@ def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
 
 
-def test_a_master_that_is_lost_before_the_ranks_have_met_costs_one_try(grounds: Grounds) -> None:
-    """Its successor and the worker would wait for each other a quarter of an hour."""
+def test_a_first_worker_that_is_lost_before_the_ranks_have_met_costs_one_try(
+    grounds: Grounds,
+) -> None:
+    """Its successor and the other worker would wait for each other without a word."""
     step = TrainStep(grounds, nodes=2, retries=1)
     step.start()
     until(lambda: len(_running(step)) == 2, "two running pods")
-    master, worker = sorted(_running(step))
+    first, worker = sorted(_running(step))
     ranks = ["python3", "-c", "import psutil; print(len(psutil.Process(1).children()))"]
     until(lambda: run_in(grounds, worker, ranks, "pytorch").strip() != "0", "the worker's rank")
-    grounds.core.delete_namespaced_pod(master, grounds.namespace, grace_period_seconds=0)
+    grounds.core.delete_namespaced_pod(first, grounds.namespace, grace_period_seconds=0)
     assert step.wait() == "Succeeded", step.log()
-    assert "master-0: its pod was removed while it ran; trying again, 1 of 1" in step.log()
+    assert "worker-0: its pod was removed while it ran; trying again, 1 of 1" in step.log()
+
+
+@pytest.mark.parametrize("elastic", ["", "2:2"])
+def test_a_first_worker_that_starts_after_260_seconds_is_waited_for(
+    grounds: Grounds, elastic: str
+) -> None:
+    """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
+    with late(grounds, 0) as let_go:
+        step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start()
+        until(lambda: len(step.workers()) == 2, "two pods")
+        began = time.monotonic()
+        while time.monotonic() - began < 260:
+            assert step.attempts[-1].ended is None, step.log()
+            time.sleep(5)
+        let_go()
+        assert step.wait() == "Succeeded", step.log()
+    assert "step 6/6" in step.log()
+    assert len(step.jobs()) == 1
 
 
 def _running(step: LaunchStep) -> list[str]:
@@ -228,7 +252,7 @@ def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds
         assert "No space left on device" in last, step.log()
         assert "make room or repair the volume and start again to resume" in last
         assert "retries left" not in step.log()
-        folder = f"{step.run_id}/checkpoints"
+        folder = f"{step.run_id}/train/checkpoints"
         kept = tight.names(folder)
         assert kept
         for name in kept:
@@ -237,7 +261,7 @@ def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds
         run_in(grounds, filler, ["rm", "/work/filler"])
         step.kill()
         assert step.start().wait() == "Succeeded", step.log()
-        lines = tight.read(f"{step.run_id}/metrics.jsonl")
+        lines = tight.read(f"{step.run_id}/train/metrics.jsonl")
         assert lines is not None
         events = [json.loads(line) for line in lines.splitlines()]
         begun = [each["resumed_from_step"] for each in events if each["event"] == "start"]
@@ -320,7 +344,7 @@ def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
         return any(c["type"] == "Failed" and c["status"] == "True" for c in conditions)
 
     until(over, "the end of the job", 120)
-    lines = work.read(f"{step.run_id}/metrics.jsonl")
+    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
     assert lines is not None
     last = json.loads(lines.splitlines()[-1])
     assert (last["event"], last["status"]) == ("end", "preempted")

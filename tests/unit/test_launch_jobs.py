@@ -54,7 +54,7 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     for path in [path for path in store.objects if "pytorchjobs" in path]:
         del store.objects[path]
     job = make(store, "print('new')")
-    volumes = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["volumes"]
+    volumes = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
     (name,) = (each["configMap"]["name"] for each in volumes if "configMap" in each)
     kept = store.objects[f"/api/v1/namespaces/space/configmaps/{name}"]
     assert kept["data"] == {"script.py": "print('new')"}

@@ -65,8 +65,12 @@ def test_every_kind_has_a_row_and_a_manifest() -> None:
 @pytest.mark.parametrize(
     ("kind", "starts", "variables"),
     [
-        ("pytorchjob", ["python3", "-m", "torch.distributed.run"], set()),
-        ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PYTHONUNBUFFERED"}),
+        ("pytorchjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF"}),
+        (
+            "trainjob",
+            ["python3", "-m", "torch.distributed.run"],
+            {"PYTHONUNBUFFERED", "PET_RDZV_CONF"},
+        ),
         ("tfjob", ["python3"], {"PYTHONUNBUFFERED"}),
         (
             "mpijob",

@@ -111,7 +111,7 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
     assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     (owner,) = meta["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", "u", False)
-    worker = job_manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Master"]
+    worker = job_manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert "kueue.x-k8s.io/queue-name" not in worker["template"]["metadata"]["labels"]
     assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
@@ -123,7 +123,7 @@ def test_a_script_never_meets_a_shell() -> None:
     (variable,) = [e for e in pod.environment(spec, "") if e["name"] == "KFP_DDP_SCRIPT"]
     assert variable["value"] == code.replace("$", "$$")  # Kubernetes makes one of two
     assert pod.command(spec, "map")[-1] == "/etc/kfp-ddp/script.py"
-    assert pod.environment(spec, "map") == []
+    assert [each["name"] for each in pod.environment(spec, "map")] == ["PET_RDZV_CONF"]
 
 
 def test_single_settings_win_over_what_the_task_has() -> None:
@@ -284,9 +284,8 @@ def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
 
 def test_a_watchdog_that_is_given_more_time_still_ends_a_rank_as_torch_does() -> None:
     spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=10)
-    assert pod.environment(spec, "") == [
-        {"name": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "value": "600"}
-    ]
+    watchdog = {"name": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "value": "600"}
+    assert watchdog in pod.environment(spec, "")
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "tfjob", "mpijob"])

@@ -4,7 +4,12 @@ from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS, V1_JOB, V1_TYPE
+from kfp_ddp.components.shared.launch.specification.kinds import (
+    KINDS,
+    V1_INDEX,
+    V1_JOB,
+    V1_TYPE,
+)
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 # An MPIJob's worker waits to be given ranks by `kubectl exec`. The operator's own `sleep 365d` is
@@ -15,6 +20,13 @@ WAIT = ["sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait $!; done"]
 WHEN_WORKERS_RUN = """/opt/kube/kubectl wait pod --for=condition=Ready --timeout=-1s -l "$0" >&2 &&
 exec "$@"
 """
+# Where ranks meet; the operator's own port, which it gives the pods' Services.
+PORT = "23456"
+# The name of a pod is known while it runs. Process 1 hears SIGTERM only where it is trapped.
+WHEN_FIRST_RUNS = """trap exit TERM
+[ "$INDEX" = 0 ] || ! command -v getent || until getent hosts "$0"; do sleep 2; done
+"""
+WAIT_RESOURCES = {kind: {"cpu": "100m", "memory": "64Mi"} for kind in ("limits", "requests")}
 # The launcher starts the ranks and computes nothing.
 LAUNCHER_RESOURCES: Object = {
     "limits": {"cpu": "1", "memory": "2Gi"},
@@ -23,18 +35,17 @@ LAUNCHER_RESOURCES: Object = {
 
 
 def pytorchjob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
-    """A PyTorchJob: a master and workers, or workers alone where it is elastic.
+    """A PyTorchJob of workers alone, the first of which the others meet at.
 
-    The master makes the operator put an init container into the workers that waits for its name;
-    an elastic job has no master because the operator does not count one in its range of nodes.
+    A master would make the operator put an init container into the workers that gives up after
+    200 s, less than an image may take to be pulled, and that PodSecurity `restricted` refuses.
     """
     from kubeflow import training
 
     template = pod.template(spec, metadata["labels"], "pytorch", script_map)
-    elastic = None
+    first, elastic = f"{metadata['name']}-worker-0", None
     if spec.elastic:
         low, high = spec.node_range()
-        replicas = {"Worker": _replica(spec, spec.pods(), template)}
         elastic = training.KubeflowOrgV1ElasticPolicy(
             min_replicas=low,
             max_replicas=high,
@@ -42,15 +53,48 @@ def pytorchjob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Obje
             max_restarts=spec.restarts(),
             rdzv_id=metadata["name"],
         )
+        # torchrun gives up after a minute here, and no setting of it is for this wait alone.
+        waiting = _wait_for(first, template["spec"]["containers"][0])
+        template["spec"].setdefault("initContainers", []).append(waiting)
     else:
-        replicas = _first_and_workers("Master", spec, template)
+        container = template["spec"]["containers"][0]
+        given = {item["name"]: item for item in container.get("env", [])}
+        container["env"] = list((given | _places(spec, first)).values())
     body = training.KubeflowOrgV1PyTorchJobSpec(
-        pytorch_replica_specs=replicas,
+        pytorch_replica_specs={"Worker": _replica(spec, spec.pods(), template)},
         elastic_policy=elastic,
         nproc_per_node=str(spec.processes()),
         run_policy=_run_policy(spec),
     )
     return _job(training.KubeflowOrgV1PyTorchJob, spec, metadata, body)
+
+
+def _places(spec: LaunchSpec, first: str) -> dict[str, Object]:
+    """What the operator tells each pod of where it is among the others, if there is a master."""
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{V1_INDEX}']"}}
+    fixed = {
+        "MASTER_ADDR": first,
+        "MASTER_PORT": PORT,
+        "PET_MASTER_ADDR": first,
+        "PET_MASTER_PORT": PORT,
+        "WORLD_SIZE": str(spec.nodes * spec.processes()),
+    }
+    found: dict[str, Object] = {name: {"name": name, "value": fixed[name]} for name in fixed}
+    ranks = ("RANK", "PET_NODE_RANK")
+    return found | {name: {"name": name, "valueFrom": index} for name in ranks}
+
+
+def _wait_for(first: str, container: Object) -> Object:
+    """An init container that ends when the first worker runs, and at once in that one itself."""
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{V1_INDEX}']"}}
+    return {
+        "name": "wait-for-first",
+        "image": container["image"],
+        "command": ["sh", "-c", WHEN_FIRST_RUNS, first],
+        "env": [{"name": "INDEX", "valueFrom": index}],
+        "resources": WAIT_RESOURCES,
+        "securityContext": container["securityContext"],
+    }
 
 
 def tfjob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
@@ -61,7 +105,9 @@ def tfjob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
     from kubeflow import training
 
     template = pod.template(spec, metadata["labels"], "tensorflow", script_map)
-    replicas = _first_and_workers("Chief", spec, template)
+    replicas = {"Chief": _replica(spec, 1, template)}
+    if spec.nodes > 1:
+        replicas["Worker"] = _replica(spec, spec.nodes - 1, template)
     body = training.KubeflowOrgV1TFJobSpec(tf_replica_specs=replicas, run_policy=_run_policy(spec))
     return _job(training.KubeflowOrgV1TFJob, spec, metadata, body)
 
@@ -91,13 +137,6 @@ def mpijob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
         clean_pod_policy=spec.clean_pod_policy,
     )
     return _job(training.KubeflowOrgV1MPIJob, spec, metadata, body)
-
-
-def _first_and_workers(first: str, spec: LaunchSpec, template: Object) -> dict[str, Any]:
-    replicas = {first: _replica(spec, 1, template)}
-    if spec.nodes > 1:
-        replicas["Worker"] = _replica(spec, spec.nodes - 1, template)
-    return replicas
 
 
 def _replica(spec: LaunchSpec, count: int, template: Object) -> Any:

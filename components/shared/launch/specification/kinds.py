@@ -80,6 +80,8 @@ IN_THE_RUNTIME = (
 )
 # Or a log that is followed shows its lines at the end; of the operators one sets it itself.
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+# torchrun gives up after ten minutes, less than a big image may take to be pulled on another node.
+PATIENT = {"PET_RDZV_CONF": "timeout=3600,join_timeout=3600"}
 TRAINING_OPERATOR: dict[str, Any] = {
     "group_version": "kubeflow.org/v1",
     "operator": "Kubeflow Training Operator 1.9",
@@ -94,6 +96,7 @@ KINDS: dict[str, Kind] = {
         containers=("pytorch",),
         script_starter="torchrun",
         unsupported=(NO_RUNTIME,),
+        environment=PATIENT,
         waits_in_silence=True,
     ),
     "tfjob": Kind(
@@ -147,7 +150,7 @@ KINDS: dict[str, Kind] = {
             Unsupported("clean_pod_policy", IN_THE_RUNTIME),
             Unsupported("ttl_seconds", IN_THE_RUNTIME),
         ),
-        environment=UNBUFFERED,
+        environment={**UNBUFFERED, **PATIENT},
         stripped_fields=lost_patches,
         restarts_in_place=True,
         waits_in_silence=True,
