@@ -17,12 +17,12 @@ from kfp import dsl
 )
 def job(
     run_id: str,
+    task_name: str,
+    task_id: str,
     image: str,
     job_object: dsl.Output[dsl.Artifact],
     task_config: dsl.TaskConfig,
     kind: str = "pytorchjob",
-    task_name: str = "job",
-    task_id: str = "",
     work_dir: str = "",
     command: list = [],  # noqa: B006
     args: list = [],  # noqa: B006
@@ -35,13 +35,14 @@ def job(
 
     Args:
         run_id: Id of the pipeline run.
+        task_name: Name of this task in the pipeline: each task of a run has its own jobs.
+        task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
+            pipeline.
         image: Container image of the workers.
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
         kind: Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of
             Kubeflow Trainer.
-        task_name: Name of this task in the pipeline.
-        task_id: The pipeline's task id, which tells iterations of a loop apart.
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
         command: Command of each worker as a list of words, which no shell reads; empty for the
             image's own. In an MPIJob the launcher alone runs it.

@@ -19,6 +19,8 @@ from kfp import dsl
 )
 def train(
     run_id: str,
+    task_name: str,
+    task_id: str,
     dataset_path: str,
     trained_model: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
@@ -29,14 +31,15 @@ def train(
     backend: str = "pytorchjob",
     job: dict = {},  # noqa: B006
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
-    task_name: str = "train",
-    task_id: str = "",
     work_dir: str = "",
 ) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str)]):
     """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
 
     Args:
-        run_id: Id of the pipeline run; names the folder of the run under work_dir.
+        run_id: Id of the pipeline run; names its folder under work_dir.
+        task_name: Name of this task in the pipeline; names its folder in that of the run.
+        task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
+            pipeline.
         dataset_path: Folder with train/<class>/ and val/<class>/ of images.
         trained_model: The newest checkpoint: its path, digest, step and metrics.
         metrics: Final loss, accuracy, speed and step.
@@ -49,13 +52,11 @@ def train(
         job: Settings of the job by name, such as {"nodes": 2, "gpus_per_node": 8}; the README
             of the component job lists them. Also heartbeat_minutes and keep_runs.
         image: Image of the workers, where job names none.
-        task_name: Name of this task in the pipeline.
-        task_id: The pipeline's task id, which tells iterations of a loop apart.
         work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics; empty
             for KFP_DDP_WORK_DIR or /work.
 
     Returns:
-        The folder of the newest checkpoint, and the folder of the run.
+        The folder of the newest checkpoint, and the folder of the task.
     """
     inputs = dict(locals())
     from kfp_ddp.components.train.engine import run

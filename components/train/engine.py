@@ -21,6 +21,7 @@ from kfp_ddp.components.shared.launch.specification.claims import (
     with_claims,
 )
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 from kfp_ddp.components.shared.step import step, write_job
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
@@ -76,7 +77,7 @@ def run(
     if backend != "local" and heartbeat_minutes:
         own["stop_when_stale"] = str(folder.heartbeat)
         own["stale_seconds"] = heartbeat_minutes * 60
-    config = TrainConfig.create(**training, **own)
+    config = TrainConfig.create(**with_timeout(training, given), **own)
     with using(run_id, folder.path, dataset_path):
         if backend == "local":
             checked = LaunchSpec.create(**fields, command=["true"])
@@ -121,10 +122,34 @@ def _train_on_cluster(
     """
     api = Api.connect()
     fields = _with_folders(api, overlaid(task_config, fields), config.data, str(run_dir))
-    command = ["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()]
-    spec = LaunchSpec.create(**fields, command=command, metrics_port=config.prometheus_port)
+    port = config.prometheus_port
+    spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
     finished = launch(spec, *ids, api, run_dir, progress=True)
     return finished.job, claim_of(fields, str(run_dir))
+
+
+def node_command(config: TrainConfig) -> list[str]:
+    """What each worker runs, every word of which arrives as it is."""
+    words = map(unexpanded, config.to_argv())
+    return ["python3", "-m", "kfp_ddp.training.node", "--", *words]
+
+
+def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """`training` with the time-out of collectives that the settings of the job have.
+
+    Raises:
+        InputError: both have one, and they differ.
+    """
+    minutes = job.get("nccl_timeout_minutes") or training.get("timeout_minutes")
+    if minutes is None:
+        return dict(training)
+    own = training.get("timeout_minutes", minutes)
+    if own != minutes:
+        raise InputError(
+            f"training sets timeout_minutes={own} and job nccl_timeout_minutes={minutes}, which "
+            "are one time-out: give one of them"
+        )
+    return {**training, "timeout_minutes": minutes}
 
 
 def _with_folders(api: Api, fields: dict[str, Any], data: str, run_dir: str) -> dict[str, Any]:

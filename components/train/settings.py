@@ -22,8 +22,8 @@ class Supervision(Settings):
     """Silence of the step, in minutes, after which the job saves a checkpoint and stops itself; 0
     for never."""
     keep_runs: int = Field(0, ge=0)
-    """Folders of runs to keep on the work claim: older ones, in which nothing was written for a
-    day, are deleted at the end of a run; 0 for all."""
+    """Folders of runs to keep on the work claim: older ones, of runs that are over and that no step
+    uses, are deleted at the end of a run; 0 for all."""
 
 
 def check_backend(backend: str, nodes: int) -> None:

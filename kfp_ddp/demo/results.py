@@ -109,5 +109,5 @@ def _newest(output: Path, pattern: str) -> Path:
 
 def _events(output: Path) -> list[dict[str, Any]]:
     """Metrics of the one run in the demo's work folder."""
-    files = list(output.glob("work/*/metrics.jsonl"))
+    files = list(output.glob("work/*/*/metrics.jsonl"))
     return read_events(files[0]) if files else []

@@ -23,6 +23,8 @@ def test_a_tfjob_with_a_command_of_ones_own(scene: Scene, tmp_path: Path) -> Non
     def pipeline() -> None:
         job(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             kind="tfjob",
             image=IMAGE,
             command=["python3", "-c", SAY],
@@ -59,6 +61,8 @@ def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
     def pipeline() -> None:
         task = job(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             image="ghcr.io/kfp-ddp/trainer:0.1.0",
             command=["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()],
             nodes=2,

@@ -39,7 +39,7 @@ def test_the_demo_trains_evaluates_and_exports(summary: dict[str, Any], output: 
 
 
 def test_two_ranks_trained(summary: dict[str, Any], output: Path) -> None:
-    lines = next(output.glob("work/*/metrics.jsonl")).read_text().splitlines()
+    lines = next(output.glob("work/*/*/metrics.jsonl")).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     start = next(event for event in events if event["event"] == "start")
     assert start["world_size"] == 2
@@ -82,7 +82,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     program = [sys.executable, "-m", "kfp_ddp.cli", "demo", "--output", str(tmp_path)]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as demo:
-        while not list(tmp_path.glob("work/*/metrics.jsonl")):
+        while not list(tmp_path.glob("work/*/*/metrics.jsonl")):
             assert demo.poll() is None
             time.sleep(0.1)
         assert len(processes_of(tmp_path)) > 3, "demo, pipeline, step and ranks are at work"
@@ -172,4 +172,4 @@ def test_what_users_get_wrong_is_one_line(
     said = [text.strip() for text in done.stdout.splitlines() if "error: " in text]
     assert said, done.stdout
     assert all(line in text for text in said), said
-    assert not list(tmp_path.glob("work/*/checkpoints/*"))
+    assert not list(tmp_path.glob("work/*/*/checkpoints/*"))

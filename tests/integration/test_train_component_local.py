@@ -43,6 +43,8 @@ def arguments(dataset: Path, work_dir: Path, **training: Any) -> dict[str, Any]:
     """Inputs of the step; `training` is laid over its settings."""
     return {
         "run_id": "run-1",
+        "task_name": "train",
+        "task_id": "",
         "backend": "local",
         "dataset_path": str(dataset),
         "work_dir": str(work_dir),

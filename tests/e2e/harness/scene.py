@@ -30,8 +30,9 @@ class Scene:
     mirror: Path
 
     def events(self, run: Run) -> list[dict[str, Any]]:
-        """What training wrote to its metrics file on the work claim."""
-        lines = self.work.read(f"{run.id}/metrics.jsonl")
+        """What the run's one training wrote to its metrics file on the work claim."""
+        (task,) = (name for name in self.work.names(run.id) if name.startswith("train"))
+        lines = self.work.read(f"{run.id}/{task}metrics.jsonl")
         assert lines is not None, f"{run.id} has no metrics"
         return [json.loads(line) for line in lines.splitlines()]
 

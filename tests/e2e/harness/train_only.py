@@ -26,6 +26,7 @@ def train_only(
         task = train(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             dataset_path=dataset_path,
             training=training,
             backend=backend,
