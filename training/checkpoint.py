@@ -19,7 +19,16 @@ from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.base.files import durable, fsync
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
-from kfp_ddp.training.manifest import MANIFEST, STATE, read_manifest, step_dir, step_dirs, step_of
+from kfp_ddp.training.manifest import (
+    DIGEST,
+    MANIFEST,
+    STATE,
+    digest_of,
+    read_manifest,
+    step_dir,
+    step_dirs,
+    step_of,
+)
 
 _PAUSES_S = (0.5, 2.0)
 _DAMAGE = (
@@ -295,8 +304,9 @@ def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
     with durable(aside / STATE) as file:
         torch.save(state, file)
     files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
+    fields = json.loads(json.dumps({**manifest, "files": files}))
     with durable(aside / MANIFEST) as file:
-        file.write(json.dumps({**manifest, "files": files}, indent=1).encode())
+        file.write(json.dumps({**fields, DIGEST: digest_of(fields)}, indent=1).encode())
     fsync(aside)
 
 

@@ -1,5 +1,6 @@
 """A checkpoint's name and manifest, read without torch."""
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
+DIGEST = "sha256"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -27,11 +29,19 @@ def read_manifest(checkpoint: Path) -> Manifest:
         OSError: it is not there, or the volume fails.
         ValueError: it is damaged.
     """
-    fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
     try:
+        fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        told = fields.pop(DIGEST, None)
+        if told is not None and told != digest_of(fields):
+            raise ValueError(f"{checkpoint / MANIFEST} was altered")
         return Manifest(int(fields["step"]), str(fields["files"][STATE]["sha256"]), fields)
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+    """The sha256 of a manifest's fields but itself; earlier versions wrote none."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def step_dir(directory: Path, step: int) -> Path:

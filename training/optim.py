@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,12 @@ def sgd(model: nn.Module, config: TrainConfig) -> torch.optim.SGD:
         nesterov=config.momentum > 0,
         fused=None if config.strategy == "fsdp" else True,  # DTensors have foreach kernels only
     )
+
+
+def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the optimizer was made with, for each group of parameters."""
+    groups = optimizer.param_groups
+    return [{name: group[name] for name in group if name != "params"} for group in groups]
 
 
 def peak(config: TrainConfig) -> float:

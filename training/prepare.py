@@ -1,8 +1,10 @@
 """Before the first step: data and settings checked and completed, and decoded images kept."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ from kfp_ddp.training.images import Findings, examine
 from kfp_ddp.training.trainer import Split
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
+_TOGETHER = 1000
+
 
 def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
     """The configuration with its automatic values, and the training and validation splits.
@@ -30,7 +34,8 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: _begin(config, launches))
-    return config, Split(train, caches[0]), Split(val, caches[1])
+    digest = digest_of(train, world)
+    return config, Split(train, caches[0], digest), Split(val, caches[1])
 
 
 def _scan(config: TrainConfig) -> tuple[Index, Index]:
@@ -44,6 +49,34 @@ def _scan(config: TrainConfig) -> tuple[Index, Index]:
         ) from None
     train = data.scan(Path(config.data) / "train")
     return train, data.scan(Path(config.data) / "val", train.classes)
+
+
+def digest_of(index: Index, world: World) -> str:
+    """A digest of the images' paths below their split and their sizes, the same on any ranks.
+
+    Each rank asks for a share of the sizes, many at a time: a network file system answers slowly.
+    """
+    starts = range(0, len(index), _TOGETHER)
+    mine = starts[world.rank :: world.size]
+    with ThreadPoolExecutor(16) as pool:
+        parts = dict(zip(mine, pool.map(lambda start: _about(index, start), mine), strict=True))
+    for others in world.gather(parts):
+        parts |= others
+    whole = hashlib.sha256()
+    for start in starts:
+        whole.update(parts[start])
+    return whole.hexdigest()
+
+
+def _about(index: Index, start: int) -> bytes:
+    digest = hashlib.sha256()
+    for path in index.paths[start : start + _TOGETHER]:
+        try:
+            size = os.stat(path).st_size
+        except OSError:  # said better where it is read
+            size = -1
+        digest.update(f"{path.removeprefix(str(index.root))}\0{size}\0".encode())
+    return digest.digest()
 
 
 def resolve(
@@ -69,6 +102,10 @@ def resolve(
             f"{images} training images allow on {ranks} ranks",
             flush=True,
         )
+    kept = {}
+    if before:
+        unset = [name for name in ("weight_decay", "momentum") if not config.is_set(name)]
+        kept = {name: before[name] for name in unset}
     warmup = config.warmup_epochs
     if before and not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
         warmup = before["warmup_epochs"]
@@ -83,6 +120,7 @@ def resolve(
             "micro_batch_size": micro,
             "warmup_epochs": warmup,
             "precision": precision,
+            **kept,
         }
     )
 

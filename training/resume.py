@@ -1,7 +1,8 @@
 """What a run begins with: a checkpoint of its own, or the weights of another run."""
 
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from kfp_ddp.training.data import Index
 from kfp_ddp.training.strategies import FORMS, form_of
 
 
-def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> Path | None:
+def choose(
+    directory: Path, config: TrainConfig, training: Index, form: str, digest: str = ""
+) -> Path | None:
     """The checkpoint to go on from; None to begin. One that does not verify is set aside.
 
-    Under resume=never, `begin` has moved earlier ones away. `config`, `training` and `form`, the
-    strategy's, are as they are now.
+    Under resume=never, `begin` has moved earlier ones away. `config`, `training`, `digest`, that of
+    the training images, and `form`, the strategy's, are as they are now.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.
@@ -46,6 +49,7 @@ def choose(directory: Path, config: TrainConfig, training: Index, form: str) -> 
         ("seed", config.seed, before["config"]["seed"]),
         ("strategy", FORMS[form], FORMS.get(form_of(before))),
         ("the number of training images", len(training), before["samples"]),
+        ("the digest of paths and sizes of the training images", *_digests(digest, before)),
     ):
         if now != then:
             raise InputError(
@@ -59,6 +63,12 @@ def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, 
     """The first class of another name: all of them would not fit in a line."""
     pairs = enumerate(zip(now, before, strict=False))
     return [(f"class {i}", repr(new), repr(old)) for i, (new, old) in pairs if new != old][:1]
+
+
+def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:
+    """Shortened; earlier versions told none."""
+    then = before.get("images", "")
+    return (now[:12], then[:12]) if now and then else ("", "")
 
 
 def goes_on(config: TrainConfig, launches: Sequence[str]) -> bool:
@@ -84,9 +94,8 @@ def begin(config: TrainConfig, launches: Sequence[str]) -> None:
         return
     folder = RunFolder(config.output_dir)
     if checkpoint.steps(folder.checkpoints):
-        name = f"{folder.checkpoints.name}.old-"
-        number = len(list(folder.path.glob(f"{name}*")))
-        folder.checkpoints.rename(folder.path / f"{name}{number}")
+        names = (folder.path / f"{folder.checkpoints.name}.old-{i}" for i in itertools.count())
+        folder.checkpoints.rename(next(name for name in names if not os.path.lexists(name)))
     folder.begun_by.write_text("\n".join(sorted(_names(config, launches))))
 
 

@@ -37,6 +37,8 @@ class Split:
 
     index: Index
     cache: Cache | None
+    digest: str = ""
+    """Of the paths and sizes of the images."""
 
 
 class Trainer:
@@ -334,6 +336,7 @@ class Trainer:
             epoch=self.step / self.steps_per_epoch,
             world_size=self.world.size,
             samples=len(self.train_split.index),
+            images=self.train_split.digest,
             metrics=self.latest,
             form=self.strategy.form,
         )
@@ -347,15 +350,20 @@ class Trainer:
 
     def _resume(self) -> None:
         """Take over the newest checkpoint that verifies; rank 0 chooses, all load the same."""
-        directory, index = self.writer.directory, self.train_split.index
+        directory, split = self.writer.directory, self.train_split
         path = self.world.from_first(
-            lambda: resume.choose(directory, self.config, index, self.strategy.form)
+            lambda: resume.choose(
+                directory, self.config, split.index, self.strategy.form, split.digest
+            )
         )
         if path is None:
             return
         found = checkpoint.verify(path)
         state = found.state()
+        settings = optim.settings(self.optimizer)
         self.strategy.restore(self.optimizer, state)
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)  # the configuration's, not those of the checkpoint
         if self.ema:
             self.ema.model.load_state_dict(state["ema"] or state["model"])
         self.step = self.saved_step = found.step

@@ -1,0 +1,127 @@
+"""What a run that goes on takes from its checkpoint, and what from its configuration."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training import checkpoint, resume
+from kfp_ddp.training.checkpoint import newest_valid
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.manifest import MANIFEST
+from kfp_ddp.training.prepare import prepare, resolve
+from kfp_ddp.training.trainer import Trainer
+from tests.training_ranks import config, dataset
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return dataset(tmp_path / "data", train=16, val=4, classes=2)
+
+
+def trainer(run: TrainConfig) -> Trainer:
+    resolved, train, val = prepare(run, ALONE)
+    return Trainer(resolved, ALONE, train, val)
+
+
+def trained(data: Path, output: Path, **fields: Any) -> None:
+    settings = {"epochs": 1, "warmup_epochs": 0, "deterministic": False, **fields}
+    assert trainer(config(data, output, **settings)).fit()
+
+
+def groups(run: TrainConfig) -> list[dict[str, Any]]:
+    """The optimizer's settings once the run has taken over its checkpoint."""
+    loop = trainer(run)
+    try:
+        loop._resume()
+    finally:
+        loop.metrics.close()
+    assert loop.step == 2
+    return loop.optimizer.param_groups
+
+
+def test_decay_and_momentum_are_those_of_the_configuration(data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "run", weight_decay=0.5, momentum=0.8)
+    more = config(data, tmp_path / "run", weight_decay=0.25, momentum=0.0, deterministic=False)
+    decayed, plain = groups(more)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    assert [(group["momentum"], group["nesterov"]) for group in (decayed, plain)] == [
+        (0, False)
+    ] * 2
+    assert trainer(more).fit()
+
+
+def test_decay_and_momentum_that_nobody_set_stay(data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "run", weight_decay=0.5, momentum=0.8)
+    unset = config(data, tmp_path / "run", deterministic=False)
+    decayed, plain = groups(unset)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+    assert [group["momentum"] for group in (decayed, plain)] == [0.8] * 2
+    resolved = resolve(unset, ALONE, 16)
+    assert (resolved.weight_decay, resolved.momentum) == (0.5, 0.8)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (written["weight_decay"], written["momentum"]) == (0.5, 0.8)
+
+
+def _same_number(data: Path) -> None:
+    """Another image under another name, in place of one."""
+    image = next((data / "train" / "class1").iterdir())
+    image.rename(image.with_name("another.png"))
+
+
+def _same_name(data: Path) -> None:
+    """Another image of another size, under the name of one."""
+    image = next((data / "train" / "class1").iterdir())
+    image.write_bytes(image.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize("change", [_same_number, _same_name])
+def test_a_run_does_not_go_on_with_other_images(
+    data: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    trained(data, tmp_path / "run")
+    change(data)
+    longer = config(data, tmp_path / "run", deterministic=False)
+    with pytest.raises(InputError, match="paths and sizes of the training images") as caught:
+        groups(longer)
+    assert "\n" not in str(caught.value)
+    assert "resume=never" in str(caught.value)
+
+
+def test_the_images_may_lie_elsewhere(data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "run")
+    data.rename(tmp_path / "moved")
+    assert len(groups(config(tmp_path / "moved", tmp_path / "run", deterministic=False))) == 2
+
+
+def test_a_checkpoint_that_does_not_know_its_images_is_resumed(data: Path, tmp_path: Path) -> None:
+    """As earlier versions wrote it, without digests of the images and of the manifest itself."""
+    trained(data, tmp_path / "run")
+    newest = newest_valid(tmp_path / "run" / "checkpoints")
+    assert newest is not None
+    about = json.loads((newest.path / MANIFEST).read_text())
+    del about["images"], about["sha256"]
+    (newest.path / MANIFEST).write_text(json.dumps(about))
+    _same_name(data)
+    assert len(groups(config(data, tmp_path / "run", deterministic=False))) == 2
+
+
+def test_beginning_anew_finds_a_free_name(tmp_path: Path) -> None:
+    """Also where one of those that were kept is gone."""
+    run = config(tmp_path, tmp_path, resume="never")
+    for number in range(4):
+        about = {**checkpoint.manifest_of(run, ("a", "b")), "samples": 4}
+        checkpoint.write(tmp_path / "checkpoints", number, {"model": {}}, about)
+        resume.begin(run, [str(number)])
+        if number == 1:
+            (tmp_path / "checkpoints.old-0").rename(tmp_path / "moved")
+    kept = sorted(path.name for path in tmp_path.glob("checkpoints*"))
+    assert kept == ["checkpoints.old-0", "checkpoints.old-1", "checkpoints.old-2"]
+    assert not checkpoint.steps(tmp_path / "checkpoints")
