@@ -14,6 +14,7 @@ from kfp_ddp.components.preflight.parameters import described
 from kfp_ddp.components.shared.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
+from kfp_ddp.pipelines import pods
 
 # Keys of the bucket's secret that become environment variables: S3 and what speaks like it.
 SECRET_ENV = (
@@ -41,6 +42,7 @@ def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> 
     return task.set_caching_options(False)
 
 
+@pods.own_resources("train")
 @dsl.pipeline(
     name="train-resnet",
     display_name="Train a ResNet with PyTorch DDP",
@@ -71,12 +73,18 @@ def train_resnet(
     form = dict(locals())
     del form["bucket_secret"]
     # Not in the group: where a claim is missing, the pod of teardown could not start either.
-    plan = _bucket(preflight(**form).set_caching_options(False), bucket_secret).outputs
+    first = pods.waiting(preflight(**form).set_caching_options(False))
+    plan = _bucket(first, bucket_secret).outputs
+    computing = (
+        *(plan["evaluate_cpu"], plan["evaluate_memory"]),
+        *(plan["evaluate_gpus"], plan["gpu_resource"]),
+    )
     last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, backend=backend, job=job)
-    _mount(last, work=work_claim)
+    pods.waiting(_mount(last, work=work_claim))
     with dsl.ExitHandler(last, name="training"):
         synced = data_sync(source=source, dataset=plan["dataset"], options=plan["sync"])
         _bucket(_mount(synced, data=plan["data_claim"]), bucket_secret)
+        pods.kept(pods.working(synced, plan["sync_cpu"], plan["sync_memory"]))
         volume = dataset_volume(
             dataset=synced.outputs["dataset"],
             digest=synced.outputs["digest"],
@@ -86,7 +94,7 @@ def train_resnet(
             source=source,
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         )
-        _mount(volume)
+        pods.waiting(_mount(volume))
         data = volume.outputs["claim"]
         trained = train(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
@@ -98,6 +106,7 @@ def train_resnet(
             job=plan["job"],
         )
         _mount(trained, data=data, work=work_claim)
+        pods.kept(pods.working(trained, plan["train_cpu"], plan["train_memory"]))
         evaluated = evaluate(
             checkpoint=trained.outputs["checkpoint"],
             run_dir=trained.outputs["run_dir"],
@@ -105,14 +114,15 @@ def train_resnet(
             champion=plan["champion"],
         )
         _bucket(_mount(evaluated, data=data, work=work_claim), bucket_secret)
+        pods.working(evaluated, *computing)
         verdict = judge(
             accuracy=evaluated.outputs["accuracy"],
             evaluation=evaluated.outputs["evaluation"],
             rules=plan["gate"],
             champion=plan["champion"],
         )
-        _bucket(_mount(verdict, work=work_claim), bucket_secret)
-        with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
+        pods.waiting(_bucket(_mount(verdict, work=work_claim), bucket_secret))
+        with dsl.If(verdict.outputs["blessed"] == True, name="blessed"):  # noqa: E712
             exported = export(
                 checkpoint=trained.outputs["checkpoint"],
                 run_dir=trained.outputs["run_dir"],
@@ -120,5 +130,8 @@ def train_resnet(
                 evaluation=evaluated.outputs["evaluation"],
                 model_name=model_name,
                 destination=destination,
+                champion=plan["champion"],
+                champion_version=verdict.outputs["champion_version"],
             )
             _bucket(_mount(exported, data=data, work=work_claim), bucket_secret)
+            pods.working(exported, *computing)

@@ -38,6 +38,14 @@ def preflight(
         ("data_claim", str),
         ("publish", str),
         ("champion", str),
+        ("sync_cpu", str),
+        ("sync_memory", str),
+        ("train_cpu", str),
+        ("train_memory", str),
+        ("evaluate_cpu", str),
+        ("evaluate_memory", str),
+        ("evaluate_gpus", str),
+        ("gpu_resource", str),
     ],
 ):
     """Check the parameters of a training run before a byte moves, and return them as checked.
@@ -75,7 +83,7 @@ def preflight(
 
     Returns:
         The settings of training, job, sync and gate, the dataset's name, its claim and how it is
-        published, and the model to beat.
+        published, the model to beat, and what the pods of the steps take, as KFP takes it.
     """
     inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run

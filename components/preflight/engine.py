@@ -14,22 +14,27 @@ from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.request import check_strategy
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.preflight.gpus import gpus_of_nodes
+from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
+from kfp_ddp.components.preflight.nodes import gpus_a_node, schedulable, unused
 from kfp_ddp.components.preflight.parameters import (
     LAST,
     SUBJECTS,
     Dataset,
     Parameters,
+    StepResources,
     filled_in,
 )
+from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared.bundle import check_model_name
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.destination import Bucket, open_destination
 from kfp_ddp.components.shared.launch import check_job
+from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
+from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
 
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 BOX = "has a box of its own"
+LAUNCHER_CPU, LAUNCHER_MEMORY = "500m", "1Gi"
 
 
 class Plan(NamedTuple):
@@ -50,6 +56,15 @@ class Plan(NamedTuple):
     data_claim: str
     publish: str
     champion: str
+    sync_cpu: str
+    sync_memory: str
+    train_cpu: str
+    train_memory: str
+    evaluate_cpu: str
+    evaluate_memory: str
+    evaluate_gpus: str
+    """Empty for none: KFP's driver then leaves them out, where it fails for an empty CPU."""
+    gpu_resource: str
 
 
 @step
@@ -64,24 +79,23 @@ def run(inputs: dict[str, Any]) -> Plan:
     """
     given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
     parameters = Parameters.create(**given)
+    for name in ("source", "destination", "champion"):
+        place = getattr(parameters, name)
+        if place != LAST:
+            check_place(name, place)
     open_source(parameters.source)
     dataset, sync = _dataset(parameters)
     config = _training(parameters, inputs)
-    spec, supervision = _job(parameters, inputs)
+    spec, supervision, steps = _job(parameters, inputs)
     (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    champion = _champion(parameters, Rules.create(**gate))
+    champion, warnings = _champion(parameters, Rules.create(**gate))
     _check_destination(parameters)
     if parameters.backend == "local":
-        warnings = _in_this_image()
+        warnings += _in_this_image()
     else:
-        api = Api.connect()
-        if inputs["gpus_per_node"] < 0 and not spec.gpus():
-            found = gpus_of_nodes(api, spec.gpu_resource, spec.nodes)
-            spec = LaunchSpec.create(**{**spec.given(), "gpus_per_node": found})
-        mounts = {data_dir(): dataset.claim, work_dir(): parameters.work_claim, **spec.claims}
-        warnings = check_job.check(api, spec.model_copy(update={"claims": mounts}))
-        if not spec.gpus():
-            warnings.append("no GPU is asked for (gpus_per_node=0): this trains on CPUs")
+        spec, more = _on_cluster(spec, parameters, dataset, open_gpus=inputs["gpus_per_node"] == -1)
+        warnings += more
+    _check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
         job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | supervision,
@@ -91,6 +105,7 @@ def run(inputs: dict[str, Any]) -> Plan:
         data_claim=dataset.claim,
         publish=dataset.publish,
         champion=champion,
+        **_pods(steps, spec, parameters.backend),
     )
     what = _in_words(config, parameters.backend, spec)
     _tell(inputs["summary"], what, warnings, plan)
@@ -128,40 +143,110 @@ def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
     return configured(parameters.recipe, given)
 
 
-def _job(parameters: Parameters, inputs: Mapping[str, Any]) -> tuple[LaunchSpec, dict[str, Any]]:
-    """The job that `train` creates, but for its command, and how it is watched.
+def _job(
+    parameters: Parameters, inputs: Mapping[str, Any]
+) -> tuple[LaunchSpec, dict[str, Any], StepResources]:
+    """The job that `train` creates, but for its command, how it is watched, and what steps take.
 
     Raises:
         InputError: naming the setting.
     """
     own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), BOX)}
-    job, supervision = split("job", parameters.job, *SUBJECTS["job"], own=own)
+    job, supervision, steps = split("job", parameters.job, *SUBJECTS["job"], own=own)
     Supervision.create(**supervision)
     check_backend(parameters.backend, inputs["nodes"])
     kind = "pytorchjob" if parameters.backend == "local" else parameters.backend
     boxes = {"nodes": inputs["nodes"], "kind": kind, "command": ["true"]}
     if inputs["gpus_per_node"] != -1:
         boxes["gpus_per_node"] = inputs["gpus_per_node"]
-    return LaunchSpec.create(**{"image": inputs["image"], **job, **boxes}), supervision
+    spec = LaunchSpec.create(**{"image": inputs["image"], **job, **boxes})
+    return spec, supervision, StepResources.create(**steps)
 
 
-def _champion(parameters: Parameters, rules: Rules) -> str:
-    """The folder or address of the model to beat; empty for none.
+def _on_cluster(
+    spec: LaunchSpec, parameters: Parameters, dataset: Dataset, open_gpus: bool
+) -> tuple[LaunchSpec, list[str]]:
+    """The job with the GPUs that were left open, and warnings; refused where it could not run.
 
     Raises:
-        InputError: it cannot be read, or the rules need one.
+        InputError: no GPUs where they were left open, claims that pods cannot share, and what
+            check_job refuses.
     """
-    champion = parameters.champion
+    api = Api.connect()
+    nodes: list[Object] | ApiError
+    try:
+        nodes = schedulable(api)
+    except ApiError as error:
+        nodes = error
+    if open_gpus and not spec.gpus():
+        found = gpus_a_node(nodes, spec.gpu_resource, spec.pods())
+        spec = LaunchSpec.create(**{**spec.given(), "gpus_per_node": found})
+    mounts = {data_dir(): dataset.claim, work_dir(): parameters.work_claim, **spec.claims}
+    warnings = check_job.check(api, spec.model_copy(update={"claims": mounts}))
+    shared = mounted_at_once(spec, parameters.work_claim, dataset.claim, dataset.publish)
+    number = None if isinstance(nodes, ApiError) else len(nodes)
+    check_modes(api, shared, dataset.claim, number, spec.pods())
+    if not spec.gpus():
+        warnings.append(unused(nodes, spec.gpu_resource))
+    return spec, warnings
+
+
+def _check_batch(config: TrainConfig, spec: LaunchSpec, backend: str) -> None:
+    """Refuse a batch that was set and cannot be dealt among ranks whose number is known.
+
+    Raises:
+        InputError: naming a batch that can.
+    """
+    known = backend != "local" or spec.nproc_per_node
+    if known and config.is_set("batch_size") and not config.batch_size_per_rank:
+        uneven = bool(spec.elastic) and config.strategy != "fsdp"
+        ranks = spec.pods() * spec.processes()
+        check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
+
+
+def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str]:
+    """What the pods of the steps take, as KFP takes it; a launcher waits, unless it trains."""
+    limits = resources(spec).get("limits", {}) if backend == "local" else {}
+    return {
+        "sync_cpu": steps.sync_cpu,
+        "sync_memory": steps.sync_memory,
+        "train_cpu": limits.get("cpu", LAUNCHER_CPU),
+        "train_memory": limits.get("memory", LAUNCHER_MEMORY),
+        "evaluate_cpu": steps.evaluate_cpu,
+        "evaluate_memory": steps.evaluate_memory,
+        "evaluate_gpus": str(steps.evaluate_gpus or ""),
+        "gpu_resource": spec.gpu_resource,
+    }
+
+
+def _champion(parameters: Parameters, rules: Rules) -> tuple[str, list[str]]:
+    """The folder or address of the model to beat, empty for none, and warnings.
+
+    Raises:
+        InputError: it cannot be read, is not there, or the rules need one.
+    """
+    champion, own = parameters.champion.rstrip("/"), ""
+    if parameters.destination:
+        own = f"{parameters.destination.rstrip('/')}/{parameters.model_name}"
     if champion == LAST:
-        if not parameters.destination:
+        if not own:
             raise InputError("champion=last is the last model at destination, which is empty")
-        champion = f"{parameters.destination.rstrip('/')}/{parameters.model_name}"
+        champion = own
     rules.check_champion(champion)
+    if not champion:
+        return "", []
     # A folder lies on a claim, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
-    if champion and (mounted or isinstance(open_destination(champion), Bucket)):
-        champions.find(champion)
-    return champion
+    if not mounted and not isinstance(open_destination(champion), Bucket):
+        unseen = [f"champion {champion} lies on a claim, which is looked at by the gate"]
+        return champion, [] if champion == own else unseen
+    if champions.find(champion) is None and champion != own:
+        exported = f"; this run exports to {own}" if own else ""
+        raise InputError(
+            f"champion={champion} is not there{exported}: correct it, or give last for the model "
+            "that was exported last to destination, which need not be there yet"
+        )
+    return champion, []
 
 
 def _check_destination(parameters: Parameters) -> None:
@@ -191,7 +276,11 @@ def _in_words(config: TrainConfig, backend: str, spec: LaunchSpec) -> str:
         gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
         where = f"local, {gpus or 'no'} GPU(s)"
     else:
-        where = f"{backend} of {spec.nodes} pod(s), {spec.gpus() or 'no'} GPU(s) each"
+        limits = resources(spec).get("limits", {})
+        most = " and ".join(f"{limits.get(name, 'any')} {name}" for name in ("cpu", "memory"))
+        where = (
+            f"{backend} of {spec.nodes} pod(s), {spec.gpus() or 'no'} GPU(s) each, at most {most}"
+        )
     return f"{config.model} at {config.image_size} px, {config.epochs} epochs, {batch}, {where}"
 
 

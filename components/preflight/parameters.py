@@ -5,7 +5,7 @@ under their own names, and a box that is left at "auto" or 0 was not filled in.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -13,13 +13,18 @@ from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.launch_spec import (
+    IN_WORDS,
+    QUANTITY,
+    LaunchSpec,
+)
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName
 
 F = TypeVar("F", bound=Callable[..., Any])
 BOX_LEFT_OPEN = ("auto", 0)
+AMOUNT = QUANTITY.removeprefix("^$|")
 LAST = "last"
 """The champion that stands for the model exported last to this destination."""
 
@@ -73,11 +78,28 @@ class Dataset(Settings):
     a ReadOnlyMany copy; auto, the best that is known to work; none."""
 
 
+class StepResources(Settings):
+    """What the pods of the steps take that do the work themselves: as much as they may use."""
+
+    patterns: ClassVar = {AMOUNT: IN_WORDS[QUANTITY]}
+
+    sync_cpu: str = Field("2", pattern=AMOUNT)
+    """CPUs of the step that syncs."""
+    sync_memory: str = Field("4Gi", pattern=AMOUNT)
+    """Memory of the step that syncs."""
+    evaluate_cpu: str = Field("4", pattern=AMOUNT)
+    """CPUs of the steps that evaluate and export."""
+    evaluate_memory: str = Field("8Gi", pattern=AMOUNT)
+    """Memory of the steps that evaluate and export."""
+    evaluate_gpus: int = Field(0, ge=0)
+    """GPUs of the steps that evaluate and export, by the name in gpu_resource."""
+
+
 MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)
 """Who has the text of a box, in the order of asking."""
 SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
-    "job": (LaunchSpec, Supervision),
+    "job": (LaunchSpec, Supervision, StepResources),
     "sync": (Dataset, SyncSettings),
     "gate": (Rules,),
 }

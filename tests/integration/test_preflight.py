@@ -107,11 +107,30 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"destination": "gs://absent/x"}, "the bucket gs://absent is not there"),
         ({"champion": "gs://absent/x"}, "the bucket gs://absent is not there"),
         ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
+        ({"source": "gs:/bucket/ds"}, "source='gs:/bucket/ds' is no address: write gs://bucket/ds"),
+        ({"source": "GS//bucket/ds"}, "write gs://bucket/ds"),
+        ({"source": "my-bucket/flowers"}, "for a bucket write gs://my-bucket/flowers, for a"),
+        ({"source": "gs://My_Bucket/x"}, "no bucket can be called 'My_Bucket'"),
+        ({"destination": "models/resnet"}, "destination='models/resnet' is a folder that is not"),
+        ({"champion": "s3:bucket/x"}, "champion='s3:bucket/x' is no address: write s3://bucket/x"),
+        ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not there: correct"),
+        (
+            {"champion": "gs://bucket/models/x/0123456789ab", "destination": "gs://bucket/models"},
+            "is not there; this run exports to gs://bucket/models/resnet: correct it, or give last",
+        ),
+        (
+            {"batch_size": 100, "job": {"nproc_per_node": 8}},
+            "batch_size=100 cannot be divided evenly among 8 ranks; use a multiple of 8",
+        ),
+        ({"job": {"evaluate_cpu": ""}}, "evaluate_cpu='' cannot be used: it should be a quantity"),
+        ({"job": {"sync_memory": "4GB"}}, "sync_memory='4GB' cannot be used"),
+        ({"job": {"evaluate_gpu": 1}}, "job has no setting 'evaluate_gpu'; did you mean"),
     ],
 )
 def test_what_would_fail_after_the_training_fails_at_once(
     bucket: Bucket, summary: SimpleNamespace, given: dict[str, Any], why: str
 ) -> None:
+    bucket.put("models/x", b"x")
     with pytest.raises(SystemExit) as raised:
         check(summary, **given)
     said = str(raised.value)
@@ -123,7 +142,34 @@ def test_what_would_fail_after_the_training_fails_at_once(
 
 def test_a_bucket_that_is_there_is_a_destination(bucket: Bucket, summary: SimpleNamespace) -> None:
     bucket.put("models/x", b"x")
-    assert check(summary, destination="gs://bucket/models", champion="gs://bucket/none")
+    assert check(summary, destination="gs://bucket/models")
+
+
+@pytest.mark.parametrize(
+    "champion", ["last", "gs://bucket/models/resnet", "gs://bucket/models/resnet/"]
+)
+def test_a_champion_that_this_run_may_export_first_need_not_be_there(
+    bucket: Bucket, summary: SimpleNamespace, champion: str
+) -> None:
+    bucket.put("models/x", b"x")
+    plan = check(summary, destination="gs://bucket/models", champion=champion)
+    assert plan.champion == "gs://bucket/models/resnet"
+
+
+def test_what_steps_take_is_text_as_kfp_takes_it(summary: SimpleNamespace) -> None:
+    plan = check(summary, job={"memory": "32Gi", "evaluate_gpus": 1.0, "evaluate_cpu": "8"})
+    assert plan.job == {"image": "ghcr.io/kfp-ddp/trainer:0.1.0", "nodes": 1, "memory": "32Gi"}
+    assert (plan.sync_cpu, plan.sync_memory) == ("2", "4Gi")
+    assert plan.train_memory == "32Gi", "the ranks are in this step"
+    assert (plan.evaluate_cpu, plan.evaluate_memory) == ("8", "8Gi")
+    assert (plan.evaluate_gpus, plan.gpu_resource) == ("1", "nvidia.com/gpu")
+
+
+def test_no_gpu_is_an_empty_text(summary: SimpleNamespace) -> None:
+    """Of what is empty KFP's driver leaves a GPU out; for an empty CPU it fails the run."""
+    plan = check(summary)
+    assert plan.evaluate_gpus == ""
+    assert all((plan.sync_cpu, plan.train_cpu, plan.train_memory, plan.evaluate_memory))
 
 
 def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
@@ -132,9 +178,12 @@ def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
     bucket.put("ds/x", b"x")
     missing = str(tmp_path / "misspelt" / "resnet")
     assert check(summary, champion=missing)
+    assert "lies on a claim, which is looked at by the gate" in Path(summary.path).read_text()
     for variable in ("KFP_DDP_DATA_DIR", "KFP_DDP_WORK_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
-    assert check(summary, champion=str(tmp_path / "resnet"))
+    assert check(summary, champion=str(tmp_path / "resnet"), destination=str(tmp_path))
+    with pytest.raises(SystemExit, match="is not there: correct it, or give last"):
+        check(summary, champion=str(tmp_path / "resnet"))
     with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/misspelt: correct"):
         check(summary, champion=missing)
 

@@ -1,0 +1,71 @@
+"""Whether the claims of a run can be mounted by all of its pods at once."""
+
+import functools
+from collections.abc import Iterable, Mapping
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.launch.specification.claims import by_volume
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+ON_MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}
+
+
+def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> list[str]:
+    """The claims that the launching step and the workers mount at one time.
+
+    Args:
+        spec: The job, with claims of its own.
+        work: Claim of checkpoints.
+        data: Claim of the dataset's versions.
+        publish: How workers get the data; a copy is mounted in place of `data`.
+    """
+    own = {*spec.claims.values(), *by_volume(spec.volumes).values()}
+    found = {work, *(name.removesuffix(":ro") for name in own)}
+    return sorted(found | {data} if publish in ("in-place", "none") else found)
+
+
+def check_modes(api: Api, claims: Iterable[str], data: str, nodes: int | None, pods: int) -> None:
+    """Refuse claims that would keep the pods of a run waiting for each other for ever.
+
+    Args:
+        api: Asks the cluster; a claim that may not be read is passed over.
+        claims: What `mounted_at_once` has found.
+        data: The one among them that a copy could stand for.
+        nodes: Nodes of the cluster; None where they cannot be seen.
+        pods: Pods of the job.
+
+    Raises:
+        InputError: naming the first claim that cannot be mounted by all of them.
+    """
+    for name in claims:
+        path = core(api.namespace, "persistentvolumeclaims", name)
+        try:
+            found = api.patient(functools.partial(api.call, "GET", path))
+        except ApiError:
+            continue
+        if trouble := held_together(found, nodes):
+            copy = ', or set sync={"publish": "clone"}' if name == data else ""
+            alone = ", or apply deploy/rbac/nodes if the cluster has one node"
+            raise InputError(
+                f"claim {name} is {trouble}, and the step that launches the training and its "
+                f"{pods} pod(s) mount it at once: make it ReadWriteMany{copy}"
+                f"{alone if nodes is None and trouble == 'ReadWriteOnce' else ''}"
+            )
+
+
+def held_together(claim: Object, nodes: int | None) -> str:
+    """The mode by which a claim holds its pods on one node; '' where that is no trouble.
+
+    `nodes` is how many the cluster has, None where that is not known.
+    """
+    modes = _modes(claim["spec"]) | _modes(claim.get("status") or {})
+    if modes & ON_MANY_NODES or not modes:
+        return ""
+    if modes == {"ReadWriteOncePod"}:
+        return "ReadWriteOncePod"
+    return "ReadWriteOnce" if nodes != 1 else ""
+
+
+def _modes(part: Mapping[str, list[str]]) -> set[str]:
+    return set(part.get("accessModes") or ())

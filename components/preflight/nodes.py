@@ -1,0 +1,69 @@
+"""What the cluster's nodes have, and how many GPUs a pod of the job asks for where nobody said."""
+
+from collections.abc import Sequence
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
+
+CHOOSE = "give gpus_per_node, 0 to train on CPUs"
+
+
+def schedulable(api: Api) -> list[Object]:
+    """The nodes that pods may be put on.
+
+    Raises:
+        ApiError: this account may not look.
+    """
+    found: list[Object] = api.patient(lambda: api.call("GET", "/api/v1/nodes"))["items"]
+    return [node for node in found if not node["spec"].get("unschedulable")]
+
+
+def gpus(nodes: Sequence[Object]) -> dict[str, list[int]]:
+    """How many of each GPU resource the nodes have that have any, the most first."""
+    counts: dict[str, list[int]] = {}
+    for node in nodes:
+        for name, count in (node["status"].get("allocatable") or {}).items():
+            if str(count).isdecimal() and int(count):
+                counts.setdefault(name, []).append(int(count))
+    return {name: sorted(counts[name], reverse=True) for name in counts}
+
+
+def gpus_a_node(nodes: Sequence[Object] | ApiError, resource: str, wanted: int) -> int:
+    """As many as `wanted` of the nodes have each, or the largest node where fewer have any.
+
+    Args:
+        nodes: Those of the cluster, or why they cannot be seen.
+        resource: Name of a GPU, such as nvidia.com/gpu.
+        wanted: Pods of the job.
+
+    Raises:
+        InputError: no node has one, or this account may not look.
+    """
+    if isinstance(nodes, ApiError):
+        raise InputError(
+            f"whether nodes have GPUs cannot be seen ({nodes.message}): {CHOOSE}, "
+            "or apply deploy/rbac/nodes"
+        )
+    every = gpus(nodes)
+    counts = every.get(resource, [])
+    if counts:
+        return counts[wanted - 1] if wanted <= len(counts) else counts[0]
+    if others := sorted(name for name in every if is_gpu(name)):
+        raise InputError(
+            f"no node has {resource}, but there is {', '.join(others)}: "
+            f'set job={{"gpu_resource": "{others[0]}"}}, or {CHOOSE}'
+        )
+    raise InputError(
+        f"no node has {resource}: {CHOOSE}, or the number that an autoscaler's nodes will have"
+    )
+
+
+def unused(nodes: Sequence[Object] | ApiError, resource: str) -> str:
+    """What is said of a job without GPUs: that it is one, and which GPUs it leaves idle."""
+    said = "no GPU is asked for (gpus_per_node=0): this trains on CPUs"
+    if isinstance(nodes, ApiError):
+        return said
+    there = gpus(nodes)
+    idle = [f"{sum(there[n])} {n}" for n in sorted(there) if n == resource or is_gpu(n)]
+    return f"{said}, though nodes have {' and '.join(idle)}" if idle else said

@@ -1,0 +1,62 @@
+"""What the pods of a pipeline's steps ask of the cluster."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kfp import dsl, kubernetes
+
+P = TypeVar("P", bound=Any)
+# A PodDisruptionBudget in deploy/eviction selects by the label.
+KEPT = ("kfp-ddp/evict", "false")
+NOT_TO_EVICT = (
+    ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+    ("karpenter.sh/do-not-disrupt", "true"),
+)
+
+
+def own_resources(component: str) -> Callable[[P], P]:
+    """Let what is set on a launching task of a pipeline be its own pod's, not that of its workers.
+
+    KFP gives a pod nothing of what it passes through, and a namespace with a ResourceQuota takes no
+    pod without resources. Its driver can do this, its SDK has no way to say it.
+    """
+
+    def edit(pipeline: P) -> P:
+        passed = pipeline.pipeline_spec.components[f"comp-{component}"].task_config_passthroughs
+        kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
+        del passed[:]
+        passed.extend(kept)
+        return pipeline
+
+    return edit
+
+
+def waiting(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """A step that asks, writes a little, and is soon over."""
+    task.set_cpu_request("100m").set_cpu_limit("1")
+    return _restricted(task.set_memory_request("256Mi").set_memory_limit("1Gi"))
+
+
+def working(
+    task: dsl.PipelineTask, cpu: Any, memory: Any, gpus: Any = None, gpu_resource: Any = None
+) -> dsl.PipelineTask:
+    """A step that takes what an earlier one has told: it asks for as much as it may use."""
+    given = [each for each in (cpu, memory, gpus, gpu_resource) if each is not None]
+    task.register_pipeline_channels(given)  # or groups around the task do not hand them on
+    task.set_cpu_request(cpu).set_cpu_limit(cpu)
+    task.set_memory_request(memory).set_memory_limit(memory)
+    if gpus is not None:
+        task.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)
+    return _restricted(task)
+
+
+def kept(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """A step that runs for hours: whoever drains or packs nodes is asked to wait for it."""
+    for key, value in NOT_TO_EVICT:
+        kubernetes.add_pod_annotation(task, key, value)
+    return kubernetes.add_pod_label(task, *KEPT)
+
+
+def _restricted(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """What KFP leaves out for PodSecurity `restricted`; the images' user is 1000."""
+    return kubernetes.set_security_context(task, run_as_non_root=True)

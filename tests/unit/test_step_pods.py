@@ -1,0 +1,84 @@
+"""The pods of a compiled run: what they ask for, and which of them must not be taken away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kfp_ddp.components.preflight.parameters import StepResources
+
+COMPILED = Path(__file__).parents[2] / "compiled" / "train_resnet.yaml"
+DOCUMENT, PLATFORM = yaml.safe_load_all(COMPILED.read_text())
+EXECUTORS: dict[str, Any] = DOCUMENT["deploymentSpec"]["executors"]
+PLATFORMS: dict[str, Any] = PLATFORM["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+LAUNCHING = {"exec-data-sync", "exec-train"}
+EQUAL = {*LAUNCHING, "exec-evaluate", "exec-export"}
+PARTS = ("resourceCpuRequest", "resourceCpuLimit", "resourceMemoryRequest", "resourceMemoryLimit")
+
+every = pytest.mark.parametrize("name", sorted(EXECUTORS))
+
+
+@every
+def test_every_step_says_what_it_takes(name: str) -> None:
+    """A namespace with a ResourceQuota takes no pod that leaves one of them out."""
+    given = EXECUTORS[name]["container"]["resources"]
+    assert all(given.get(part) for part in PARTS), given
+    equal = given[PARTS[0]] == given[PARTS[1]] and given[PARTS[2]] == given[PARTS[3]]
+    assert equal == (name in EQUAL)
+
+
+def test_what_a_step_takes_beside_constants_is_an_output_of_preflight() -> None:
+    """And one that reaches the step, through every group around it: KFP's driver looks there."""
+    for name in EQUAL:
+        component = name.replace("exec-", "comp-")
+        (task,) = [
+            task
+            for group in [DOCUMENT["root"], *DOCUMENT["components"].values()]
+            for task in group.get("dag", {}).get("tasks", {}).values()
+            if task["componentRef"]["name"] == component
+        ]
+        for part in PARTS:
+            found = EXECUTORS[name]["container"]["resources"][part]
+            channel = found.partition("'")[2].partition("'")[0]
+            assert channel.startswith("pipelinechannel--preflight-"), found
+            assert channel in task["inputs"]["parameters"]
+
+
+def test_gpus_are_for_the_steps_that_compute() -> None:
+    with_gpus = {n for n, e in EXECUTORS.items() if "accelerator" in e["container"]["resources"]}
+    assert with_gpus == {"exec-evaluate", "exec-export"}
+
+
+def test_what_is_set_on_the_launcher_is_not_its_workers() -> None:
+    """KFP takes resources that it passes through away from the pod, which would have none then."""
+    passed = DOCUMENT["components"]["comp-train"]["taskConfigPassthroughs"]
+    assert "RESOURCES" not in {each["field"] for each in passed}
+    assert len(passed) == 5
+
+
+@every
+def test_every_step_is_one_that_pod_security_restricted_takes(name: str) -> None:
+    assert PLATFORMS[name]["securityContext"] == {"runAsNonRoot": True}
+
+
+@every
+def test_long_steps_ask_not_to_be_evicted(name: str) -> None:
+    metadata = PLATFORMS[name].get("podMetadata", {})
+    if name not in LAUNCHING:
+        assert metadata == {}
+        return
+    assert metadata["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+    budget = yaml.safe_load(
+        (COMPILED.parents[1] / "deploy/eviction/poddisruptionbudget.yaml").read_text()
+    )
+    assert metadata["labels"] == budget["spec"]["selector"]["matchLabels"]
+
+
+def test_what_steps_take_is_a_quantity_that_is_not_empty() -> None:
+    """KFP's driver fails a run for an empty one."""
+    for name, field in StepResources.model_fields.items():
+        assert field.default != "", name
