@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,17 @@ class Store:
             if path in self.objects:
                 raise ApiError(409, "AlreadyExists", "it is there")
             self.objects[path] = body
+        if query is not None and "labelSelector" in query:
+            return {"items": list(self.chosen(path, query["labelSelector"]))}
         return self.objects[path]
+
+    def chosen(self, path: str, selector: str) -> Iterator[Object]:
+        """What a LIST by labels finds."""
+        wanted = set(selector.split(","))
+        for name, each in self.objects.items():
+            labels = {f"{key}={value}" for key, value in each["metadata"]["labels"].items()}
+            if name.startswith(f"{path}/") and wanted <= labels:
+                yield each
 
 
 def make(store: Any, script: str) -> Object:
@@ -59,6 +70,60 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     kept = store.objects[f"/api/v1/namespaces/space/configmaps/{name}"]
     assert kept["data"] == {"script.py": "print('new')"}
     assert len(name) <= 63
+
+
+LONG = "t" * 40
+PAIRS = [(LONG, f"{LONG}-2"), (LONG, f"{LONG}.2"), ("a" * 63, "a" * 62 + "b"), ("a", "a.7")]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize("task_id", ["", "7", "x" * 30])
+def test_tasks_of_one_run_do_not_take_one_anothers_jobs(
+    first: str, second: str, task_id: str
+) -> None:
+    store: Any = Store()
+    spec = LaunchSpec.create(image="a:1", command=["x"])
+    one, other = (
+        Jobs(store, spec, identify("run-1", name, task_id, spec), None) for name in (first, second)
+    )
+    one.ensure(0)
+    other.ensure(0)
+    other.ensure(1)
+    assert list(one.attempts()) == [0]
+    assert list(other.attempts()) == [0, 1]
+
+
+def test_a_job_of_another_name_is_no_attempt_whatever_its_labels_say() -> None:
+    store: Any = Store()
+    spec = LaunchSpec.create(image="a:1", command=["x"])
+    jobs = Jobs(store, spec, identify("run-1", "train", "", spec), None)
+    made = jobs.ensure(0)
+    meta = {**made["metadata"], "name": "theirs", "labels": jobs.identity.labels(1)}
+    store.objects[f"{jobs.path(0).rpartition('/')[0]}/theirs"] = {**made, "metadata": meta}
+    assert list(jobs.attempts()) == [0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"script.py": "print('theirs')"}},
+        {"data": {"script.py": "print('ours')", "sitecustomize.py": "print('theirs')"}},
+        {"binaryData": {"sitecustomize.pyc": "AAAA"}},
+        {"metadata": {"labels": {}}},
+        {"metadata": {}},
+    ],
+)
+def test_a_script_of_somebody_else_is_not_mounted(change: dict[str, Any]) -> None:
+    store: Any = Store()
+    make(store, "print('ours')")
+    make(store, "print('ours')")  # of its own, it takes up what it made
+    (path,) = (each for each in store.objects if "configmaps" in each)
+    store.objects[path] |= change
+    for job in [each for each in store.objects if "pytorchjobs" in each]:
+        del store.objects[job]
+    with pytest.raises(InputError, match="does not hold this run's script; it is left alone"):
+        make(store, "print('ours')")
+    assert list(store.objects) == [path]
 
 
 def test_cursors_and_lines_are_taken_while_other_pods_begin_to_write() -> None:

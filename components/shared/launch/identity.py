@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import task_title
 from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
 from kfp_ddp.components.shared.launch.kueue import QUEUE_LABEL
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -64,11 +65,7 @@ def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Ide
         slug = f"t-{slug}".strip("-")
     name = f"{slug}-{_digest(key)[:12]}"
     body = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
-    task = task_name
-    if task_id:
-        fits = LABEL_VALUE.fullmatch(task_id) and len(task_id) <= 20
-        task = f"{task_name[:40].rstrip('-._')}.{task_id if fits else _digest(task_id)[:12]}"
-    return Identity(run_id, task, name, _digest(body)[:16])
+    return Identity(run_id, task_title(task_name, task_id), name, _digest(body)[:16])
 
 
 def _digest(text: str) -> str:

@@ -55,7 +55,9 @@ class Jobs:
             found = self.api.patient(lambda: self.api.call("GET", path, query=query))
         except ApiError as error:
             raise InputError(self._no_access("list", error)) from error
-        return {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+        jobs = {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+        named = self.identity.job_name
+        return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
 
     def ensure(self, attempt: int) -> Object:
         """Create the attempt's job, or adopt it when it is there and ours.
@@ -138,6 +140,7 @@ class Jobs:
                     f"the script has more than {ENV_SCRIPT_BYTES} bytes and no ConfigMap may be "
                     f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
                 ) from error
+                self._check_script(path, body)
             return ""
         return name
 
@@ -149,6 +152,18 @@ class Jobs:
                 f"(run {labels.get(RUN, 'unknown')}); it is left alone: rename the task"
             )
         if labels.get(SPEC) != self.identity.spec_digest:
+    def _check_script(self, path: str, body: Object) -> None:
+        """Refuse a map of the script's name that does not hold this run's script."""
+        meta = body["metadata"]
+        found = self.api.call("GET", f"{path}/{meta['name']}")
+        labels = found["metadata"].get("labels") or {}
+        ours = labels.items() >= meta["labels"].items()
+        if not ours or found.get("data") != body["data"] or found.get("binaryData"):
+            raise InputError(
+                f"ConfigMap {meta['name']} exists and does not hold this run's script; it is left "
+                "alone: delete it, or rename the task"
+            )
+
             raise InputError(
                 f"{self.kind.title} {name} of this run was made from another specification; "
                 "delete it to start anew"
