@@ -28,6 +28,8 @@ class Grounds:
     namespace: str
     service_account: str
     environment: dict[str, str] = field(default_factory=dict)
+    exact: bool = False
+    """Whether steps' pods have all that KFP gives them, and request all that they are said to."""
 
     @property
     def core(self) -> Any:
@@ -133,7 +135,7 @@ def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": UID},
+            "securityContext": {"runAsUser": UID, "seccompProfile": {"type": "RuntimeDefault"}},
             "serviceAccountName": grounds.service_account,
             "automountServiceAccountToken": False,
             "volumes": [{"name": "claim", "persistentVolumeClaim": source}],
@@ -143,6 +145,15 @@ def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
                     "image": IMAGE,
                     "command": ["python3", "-m", "http.server", "8000", "--directory", "/claim"],
                     "volumeMounts": [{"name": "claim", "mountPath": "/claim", "readOnly": True}],
+                    "resources": {
+                        "limits": {"cpu": "1", "memory": "256Mi"},
+                        "requests": {"cpu": "10m", "memory": "64Mi"},
+                    },
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                        "runAsNonRoot": True,
+                    },
                     "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
                 }
             ],

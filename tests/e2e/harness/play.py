@@ -21,8 +21,8 @@ from kfp.local import logging_utils, status, subprocess_task_handler, task_handl
 from kfp.local import utils as local_utils
 from kfp.local.orchestrator import enhanced_dag_orchestrator, task_executor
 
-from tests.e2e.harness import step_pod, task_config, workflow
-from tests.e2e.harness.grounds import UID, Folder, Grounds
+from tests.e2e.harness import kfp_pods, step_pod, task_config, workflow
+from tests.e2e.harness.grounds import Folder, Grounds
 from tests.e2e.harness.running import Attempt, signal_step
 
 LOST_PODS = 2  # Argo's limit for pods that are lost, in KFP's configuration
@@ -183,7 +183,7 @@ class Run:
             image=image,
             command=[],
             environment={**env, **self.grounds.environment, "STEP_GRACE": str(self._grace)},
-            resources=_resources(task.container.resources),
+            resources=kfp_pods.resources(task.container.resources, command),
             platform=task.platform,
             resolve=lambda parameter: _value(parameter, task.store),
         )
@@ -197,7 +197,7 @@ class Run:
         }
         pod["metadata"]["ownerReferences"] = [owner]
         pod["spec"]["serviceAccountName"] = self.grounds.service_account
-        pod["spec"]["securityContext"] = {"runAsUser": UID}
+        kfp_pods.complete(self.grounds, pod)
         ended = "Lost"
         while ended == "Lost" and len(step.attempts) <= LOST_PODS:
             attempt = Attempt(self.grounds, pod)
@@ -299,18 +299,6 @@ def _value(parameter: dict[str, Any], store: Any) -> str:
         source = parameter["taskOutputParameter"]
         return str(store.get_task_output(source["producerTask"], source["outputParameterKey"]))
     return str(parameter["runtimeValue"]["constant"])
-
-
-def _resources(spec: Any) -> dict[str, dict[str, str]]:
-    """Requests and limits of a step's container."""
-    requests = {"cpu": spec.resource_cpu_request, "memory": spec.resource_memory_request}
-    limits = {"cpu": spec.resource_cpu_limit, "memory": spec.resource_memory_limit}
-    if spec.accelerator.resource_type:
-        limits[spec.accelerator.resource_type] = spec.accelerator.resource_count
-    return {
-        "requests": {name: value for name, value in requests.items() if value},
-        "limits": {name: value for name, value in limits.items() if value},
-    }
 
 
 _install()

@@ -1,6 +1,7 @@
 """A namespace set as for a user of KFP: account, claims, bucket; runs are played in it."""
 
 import contextlib
+import dataclasses
 import json
 import uuid
 from collections.abc import Iterator
@@ -50,11 +51,13 @@ class Scene:
 
 
 @contextmanager
-def namespace(api: client.ApiClient, *, ours: bool = True) -> Iterator[Grounds]:
+def namespace(
+    api: client.ApiClient, *, ours: bool = True, labels: dict[str, str] | None = None
+) -> Iterator[Grounds]:
     """A fresh namespace with the steps' account, gone when the block is left."""
     core = client.CoreV1Api(api)
     name = f"e2e-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name}})
+    core.create_namespace({"metadata": {"name": name, "labels": labels or {}}})
     try:
         yield Grounds(api, name, rights.grant(api, name, ours=ours))
     finally:
@@ -70,14 +73,22 @@ def staged(
     storage_class: str | None = None,
     size: str = "1Gi",
     ours: bool = True,
+    strict: dict[str, str] | None = None,
 ) -> Iterator[Scene]:
-    """The scene, with claims of `storage_class` for data and work."""
+    """The scene, with claims of `storage_class` for data and work.
+
+    With `strict` it is one where PodSecurity is `restricted` and that is the ResourceQuota.
+    """
     workflow.define(api)
-    with namespace(api, ours=ours) as bare, contextlib.ExitStack() as stack:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"} if strict else {}
+    with namespace(api, ours=ours, labels=labels) as bare, contextlib.ExitStack() as stack:
         # Thread pools sized for a big machine only fight over a small one.
-        ground = Grounds(
-            bare.api, bare.namespace, bare.service_account, {"OMP_NUM_THREADS": "1"} | environment
+        ground = dataclasses.replace(
+            bare, environment={"OMP_NUM_THREADS": "1"} | environment, exact=strict is not None
         )
+        if strict:
+            quota = {"metadata": {"name": "compute"}, "spec": {"hard": strict}}
+            ground.core.create_namespaced_resource_quota(ground.namespace, quota)
         grounds.claim(ground, DATA, storage_class, size)
         grounds.claim(ground, WORK, storage_class, size)
         grounds.claim(ground, ARTIFACTS)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import emissary
+from tests.e2e.harness.grounds import UID
 
 _EMISSARY = Path(emissary.__file__).read_text()
 _SECURITY = {
@@ -46,7 +47,13 @@ def manifest(
         "securityContext": _SECURITY,
         "volumeMounts": [],
     }
-    spec: dict[str, Any] = {"restartPolicy": "Never", "containers": [container], "volumes": []}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "volumes": [],
+        # The image's user; containers of this cluster's images run as root unless told otherwise.
+        "securityContext": {"runAsUser": UID, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
     metadata: dict[str, Any] = {"name": name, "labels": {}, "annotations": {}}
     for setting, value in platform.items():
         if setting == "pvcMount":
@@ -64,6 +71,8 @@ def manifest(
             metadata["annotations"].update(value.get("annotations", {}))
         elif setting == "activeDeadlineSeconds":
             spec["activeDeadlineSeconds"] = int(value)
+        elif setting == "securityContext":
+            container["securityContext"] = _SECURITY | value
         elif setting == "nodeSelector":
             spec["nodeSelector"] = value["labels"]
         elif setting == "tolerations":

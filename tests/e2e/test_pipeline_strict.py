@@ -1,0 +1,140 @@
+"""The committed pipeline where little is allowed: a ResourceQuota, and PodSecurity `restricted`."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness.grounds import IMAGE, Grounds, until
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.rights import DEPLOY
+from tests.e2e.harness.scene import Scene, staged
+from tests.e2e.harness.training import TRAINING, WORKERS
+
+QUOTA = {
+    "requests.cpu": "1800m",
+    "limits.cpu": "16",
+    "requests.memory": "8Gi",
+    "limits.memory": "24Gi",
+}
+STEPS = {
+    "sync_cpu": "300m",
+    "sync_memory": "512Mi",
+    "evaluate_cpu": "500m",
+    "evaluate_memory": "2Gi",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run to its end, and what was seen of its pods on the way."""
+
+    scene: Scene
+    run: Run
+    evicted: dict[str, int]
+    """What the API server answered to an eviction, by step."""
+    resources: dict[str, Any]
+    """Of the main container, by step."""
+
+
+@pytest.fixture(scope="module")
+def seen(
+    cluster: client.ApiClient, bucket_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seen]:
+    folder = tmp_path_factory.mktemp("strict")
+    environment = {"STORAGE_EMULATOR_HOST": bucket_url}
+    with staged(cluster, folder, environment, strict=QUOTA) as scene:
+        applied = subprocess.run(
+            ["kubectl", "apply", "-n", scene.grounds.namespace, "-k", str(DEPLOY / "eviction")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert applied.returncode == 0, applied.stderr
+        given = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
+        run = scene.run(**given, backend="pytorchjob").start()
+        evicted = {name: _evict(scene.grounds, run, name) for name in ("data-sync", "train")}
+        run.wait()
+        pods = {name: _pod(scene.grounds, step.pod) for name, step in run.steps.items()}
+        resources = {n: pod.spec.containers[0].resources for n, pod in pods.items() if pod}
+        yield Seen(scene, run, evicted, resources)
+
+
+def test_it_runs_to_its_end(seen: Seen) -> None:
+    assert seen.run.succeeded, seen.run.explain()
+    assert "export" in seen.run.steps
+
+
+def test_the_quota_and_the_level_are_real(seen: Seen) -> None:
+    refused = {
+        "failed quota": {"name": "a", "image": IMAGE, "securityContext": _non_root()},
+        "violates PodSecurity": {"name": "a", "image": IMAGE},
+    }
+    for why, container in refused.items():
+        body = {"metadata": {"name": "b"}, "spec": {"containers": [container]}}
+        with pytest.raises(client.ApiException) as raised:
+            seen.scene.grounds.core.create_namespaced_pod(
+                seen.scene.grounds.namespace, body, dry_run="All"
+            )
+        assert why in raised.value.body
+
+
+def test_steps_take_what_preflight_was_told(seen: Seen) -> None:
+    wanted = {
+        "data-sync": {"cpu": "300m", "memory": "512Mi"},
+        "train": {"cpu": "500m", "memory": "1Gi"},
+        "evaluate": {"cpu": "500m", "memory": "2Gi"},
+        "export": {"cpu": "500m", "memory": "2Gi"},
+    }
+    for name, resources in wanted.items():
+        found = seen.resources[name]
+        assert (found.limits, found.requests) == (resources, resources), name
+
+
+def test_a_long_step_is_not_evicted_and_goes_on(seen: Seen) -> None:
+    """Too Many Requests is what a drain is answered, and waits for."""
+    assert seen.evicted == {"data-sync": 429, "train": 429}
+    assert {len(step.attempts) for step in seen.run.steps.values()} == {1}
+
+
+def _evict(grounds: Grounds, run: Run, step: str) -> int:
+    """Ask for the eviction of a step's pod once it runs; the status of the answer."""
+
+    def running() -> bool:
+        assert run.succeeded is None, run.explain()
+        pod = _pod(grounds, run.steps[step].pod) if step in run.steps else None
+        return bool(pod and pod.status.phase == "Running")
+
+    until(running, f"{step} runs", 240)
+    name = run.steps[step].pod
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+
+    def answer() -> int:
+        try:
+            grounds.core.create_namespaced_pod_eviction(name, grounds.namespace, body)
+        except client.ApiException as error:
+            return int(error.status)
+        return 201
+
+    return answer()
+
+
+def _pod(grounds: Grounds, name: str) -> Any:
+    try:
+        return grounds.core.read_namespaced_pod(name, grounds.namespace)
+    except client.ApiException as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def _non_root() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
