@@ -14,6 +14,10 @@ R = TypeVar("R")
 
 KEY = "/var/run/secrets/kfp-ddp/key.json"
 """Where pipelines mount the service account's key of a bucket, if there is one."""
+NETRC = "/var/run/secrets/kfp-ddp/netrc"
+"""The same with the logins at web servers, a key of the same secret."""
+
+HIDDEN = "(not recorded)"
 
 
 def step(run: Callable[P, R]) -> Callable[P, R]:
@@ -25,7 +29,7 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(run)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        _adopt_key()
+        _adopt_secrets()
         try:
             return run(*args, **kwargs)
         except KfpDdpError as error:
@@ -34,17 +38,35 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _adopt_key() -> None:
-    """Use the mounted key, unless credentials were named otherwise."""
-    if os.path.exists(KEY):
-        os.environ.setdefault("GOOGLE_APPLICATION_CREDENTIALS", KEY)
+def _adopt_secrets() -> None:
+    """Use what is mounted, unless credentials were named otherwise."""
+    for name, path in (("GOOGLE_APPLICATION_CREDENTIALS", KEY), ("NETRC", NETRC)):
+        if os.path.exists(path):
+            os.environ.setdefault(name, path)
 
 
 def write_job(artifact: Any, job: dict[str, Any]) -> None:
-    """Write the job as it ended, without the server's bookkeeping, to an output artifact."""
-    found = {key: value for key, value in job.items() if key != "metadata"}
+    """Write the job as it ended to an output artifact.
+
+    Without the server's bookkeeping, and without the values of variables: who may read artifacts
+    is not who may read the job.
+    """
+    found = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:
         found["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+
+
+def _without_values(tree: Any) -> Any:
+    """A part of a job in which each variable of a container has its name alone."""
+    if isinstance(tree, list):
+        return [_without_values(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    found = {key: _without_values(value) for key, value in tree.items()}
+    if isinstance(tree.get("env"), list):
+        hidden = {"value": HIDDEN}
+        found["env"] = [each | hidden if "value" in each else each for each in tree["env"]]
+    return found

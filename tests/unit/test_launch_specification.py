@@ -129,7 +129,7 @@ def test_a_script_never_meets_a_shell() -> None:
 def test_single_settings_win_over_what_the_task_has() -> None:
     given = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
     spec = LaunchSpec.create(**SPEC, resources=given, cpu="8", cpu_request="6", gpus_per_node=4)
-    assert pod.resources(spec) == {
+    assert pod.resources(spec, defaults=False) == {
         "limits": {"cpu": "8", "nvidia.com/gpu": "4"},
         "requests": {"cpu": "6"},
     }
@@ -282,10 +282,12 @@ def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
     assert seconds() is None
 
 
-def test_a_watchdog_that_is_given_more_time_still_ends_a_rank_as_torch_does() -> None:
-    spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=10)
-    watchdog = {"name": "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "value": "600"}
-    assert watchdog in pod.environment(spec, "")
+def test_a_command_of_ones_own_finds_the_time_out_of_its_collectives() -> None:
+    """Torch takes it from no variable, so nothing of torch's is set to something else."""
+    spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=2.5)
+    found = {each["name"]: each["value"] for each in pod.environment(spec, "")}
+    assert found["KFP_DDP_TIMEOUT_SECONDS"] == "150"
+    assert not [name for name in found if name.startswith("TORCH_NCCL")]
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "tfjob", "mpijob"])

@@ -3,10 +3,14 @@
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, allowed, core
 from kfp_ddp.components.shared.launch import kueue
+from kfp_ddp.components.shared.launch.gang import gang_scheduling
 from kfp_ddp.components.shared.launch.manifests.pod import resources
+from kfp_ddp.components.shared.launch.runtimes import find_runtime
 from kfp_ddp.components.shared.launch.specification.claims import by_volume
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+__all__ = ["check", "gang_scheduling"]
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:
@@ -14,7 +18,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
 
     Raises:
         InputError: for a job that cannot run: no right to create it, a claim, runtime or queue
-            that does not exist.
+            that does not exist, a gang that nobody would start together.
     """
     kind = KINDS[spec.kind]
     if not allowed(api, "create", kind.group_version.partition("/")[0], kind.plural):
@@ -29,16 +33,13 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
                 f"claim {claim} does not exist in namespace {api.namespace}; create it as "
                 "deploy/storage/claims.yaml does"
             )
+    if problem := gang_scheduling(api, spec):
+        raise InputError(problem)
     warnings = []
     if spec.scheduler == "kueue" and spec.queue:
         warnings = kueue.check_queue(api, spec.queue)
     if spec.kind == "trainjob":
-        runtime = f"/apis/{kind.group_version}/clustertrainingruntimes/{spec.runtime}"
-        if _missing(api, runtime):
-            raise InputError(
-                f"runtime {spec.runtime!r} does not exist; "
-                "use one of `kubectl get clustertrainingruntimes`"
-            )
+        find_runtime(api, spec)
     return warnings + _warnings(api, spec)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.components.shared.cluster.api import PASSING, Api, ApiError, Object, core
@@ -17,6 +18,8 @@ from kfp_ddp.components.shared.launch.identity import (
 from kfp_ddp.components.shared.launch.job_state import suspended
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
 from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
+from kfp_ddp.components.shared.launch.manifests.trainjob import Runtime
+from kfp_ddp.components.shared.launch.runtimes import find_runtime
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
@@ -43,6 +46,11 @@ class Jobs:
         """The kind of the jobs."""
         return KINDS[self.spec.kind]
 
+    @cached_property
+    def runtime(self) -> Runtime | None:
+        """What a TrainJob is made from; None for other kinds."""
+        return find_runtime(self.api, self.spec) if self.spec.kind == "trainjob" else None
+
     def path(self, attempt: int) -> str:
         """Path of an attempt's job."""
         return self.kind.path(self.api.namespace, self.identity.job_name(attempt))
@@ -55,9 +63,7 @@ class Jobs:
             found = self.api.patient(lambda: self.api.call("GET", path, query=query))
         except ApiError as error:
             raise InputError(self._no_access("list", error)) from error
-        jobs = {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
-        named = self.identity.job_name
-        return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
+        return {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
 
     def ensure(self, attempt: int) -> Object:
         """Create the attempt's job, or adopt it when it is there and ours.
@@ -114,7 +120,7 @@ class Jobs:
     def manifest(self, attempt: int, script_map: str = "") -> Object:
         """The job object of an attempt."""
         meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
-        return job_manifest(self.spec, meta, script_map)
+        return job_manifest(self.spec, meta, script_map, self.runtime)
 
     def _create(self, attempt: int) -> Object:
         body = self.manifest(attempt, self._script_map())
@@ -140,7 +146,6 @@ class Jobs:
                     f"the script has more than {ENV_SCRIPT_BYTES} bytes and no ConfigMap may be "
                     f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
                 ) from error
-                self._check_script(path, body)
             return ""
         return name
 
@@ -152,18 +157,6 @@ class Jobs:
                 f"(run {labels.get(RUN, 'unknown')}); it is left alone: rename the task"
             )
         if labels.get(SPEC) != self.identity.spec_digest:
-    def _check_script(self, path: str, body: Object) -> None:
-        """Refuse a map of the script's name that does not hold this run's script."""
-        meta = body["metadata"]
-        found = self.api.call("GET", f"{path}/{meta['name']}")
-        labels = found["metadata"].get("labels") or {}
-        ours = labels.items() >= meta["labels"].items()
-        if not ours or found.get("data") != body["data"] or found.get("binaryData"):
-            raise InputError(
-                f"ConfigMap {meta['name']} exists and does not hold this run's script; it is left "
-                "alone: delete it, or rename the task"
-            )
-
             raise InputError(
                 f"{self.kind.title} {name} of this run was made from another specification; "
                 "delete it to start anew"

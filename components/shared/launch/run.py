@@ -14,6 +14,7 @@ from kfp_ddp.components.shared.launch.follow.decisions import Limits
 from kfp_ddp.components.shared.launch.follow.follower import Follower, Outcome
 from kfp_ddp.components.shared.launch.follow.pods import writes_no_more
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.gang import check_gang
 from kfp_ddp.components.shared.launch.identity import find_owner, identify
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED, Jobs, marked
@@ -156,6 +157,7 @@ def _follow(
 ) -> Outcome:
     ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(attempt)}")
     job = jobs.ensure(attempt)
+    check_gang(jobs.api, jobs.spec, job, ending.cancelled)
     return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(_limits(jobs.spec))
 
 

@@ -12,9 +12,17 @@ WRITERS = {
 }
 
 
-def job_manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
+def job_manifest(
+    spec: LaunchSpec,
+    metadata: Object,
+    script_map: str = "",
+    runtime: trainjob.Runtime | None = None,
+) -> Object:
     """The job as the API server takes it, with its name, namespace, labels and owner.
 
-    `script_map` is the ConfigMap that holds the script; '' when it travels in the environment.
+    `script_map` is the ConfigMap that holds the script, '' when it travels in the environment;
+    `runtime` what a TrainJob is made from, where that is known.
     """
+    if spec.kind == "trainjob":
+        return trainjob.manifest(spec, metadata, script_map, runtime)
     return WRITERS[spec.kind](spec, metadata, script_map)

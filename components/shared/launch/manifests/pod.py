@@ -4,8 +4,13 @@ import hashlib
 from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.specification.default_resources import (
+    INIT_CONTAINER,
+    default_resources,
+)
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.script import unexpanded
 
 SHM = "shm"
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
@@ -41,7 +46,7 @@ def template(
     `labels` are those of the job, which the pods carry too; `script_map` is the ConfigMap that
     holds the script, '' when it travels in the environment.
     """
-    annotations = {}
+    annotations = dict(spec.annotations)
     # A queue's label belongs on the job alone; on a pod it would be queued a second time.
     ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
     pod_labels = {**spec.labels, **ours}
@@ -57,6 +62,7 @@ def template(
         "spec": _without_empty(
             {
                 **scheduling(spec),
+                "topologySpreadConstraints": topology_spread(spec, ours),
                 "restartPolicy": "OnFailure" if spec.restart_policy == "OnFailure" else "Never",
                 "terminationGracePeriodSeconds": spec.grace_seconds,
                 "hostNetwork": spec.host_network or None,
@@ -65,9 +71,11 @@ def template(
                 # The operator sets the gang schedulers' own when it is left out.
                 "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
                 "serviceAccountName": spec.service_account,
+                "automountServiceAccountToken": None if spec.service_account else False,
                 "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
                 "securityContext": security(spec),
                 "volumes": volumes(spec, script_map),
+                "initContainers": init_containers(spec, script_map),
                 "containers": [
                     _without_empty(
                         {
@@ -116,24 +124,26 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.nccl_infiniband:
         preset["NCCL_IB_DISABLE"] = "1" if spec.nccl_infiniband == "off" else "0"
     if spec.nccl_timeout_minutes:
-        seconds = str(round(spec.nccl_timeout_minutes * 60))
-        preset["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = seconds
+        preset["KFP_DDP_TIMEOUT_SECONDS"] = f"{spec.nccl_timeout_minutes * 60:g}"
     if spec.elastic:
         # Or torchrun waits in vain for an address, where a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.script and not script_map:
-        # Kubernetes expands $(NAME) in values, and makes $$ one $.
-        preset["KFP_DDP_SCRIPT"] = spec.script.replace("$", "$$")
+        preset["KFP_DDP_SCRIPT"] = unexpanded(spec.script)
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values.update({item["name"]: item for item in spec.env_vars})
     values.update({k: {"name": k, "value": v} for k, v in spec.env.items()})
     return list(values.values())
 
 
-def resources(spec: LaunchSpec) -> Object:
-    """Requests and limits: what came in Kubernetes' form, overlaid with the single settings."""
-    limits = dict(spec.resources.get("limits", {}))
-    requests = dict(spec.resources.get("requests", {}))
+def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
+    """Requests and limits: what came in Kubernetes' form, overlaid with the single settings.
+
+    `defaults` fill in CPU and memory where nobody said anything.
+    """
+    found = default_resources(spec) if defaults else {}
+    limits = {**spec.resources.get("limits", {}), **found.get("limits", {})}
+    requests = {**spec.resources.get("requests", {}), **found.get("requests", {})}
     for name, limit, request in (
         ("cpu", spec.cpu, spec.cpu_request),
         ("memory", spec.memory, spec.memory_request),
@@ -144,6 +154,8 @@ def resources(spec: LaunchSpec) -> Object:
             requests[name] = request or limit
     if spec.gpus_per_node:
         limits[spec.gpu_resource] = str(spec.gpus_per_node)
+    if spec.rdma_resource:
+        limits.setdefault(spec.rdma_resource, "1")
     return _without_empty({"limits": limits, "requests": requests})
 
 
@@ -196,6 +208,23 @@ def scheduling(spec: LaunchSpec) -> Object:
     )
 
 
+def topology_spread(spec: LaunchSpec, labels: dict[str, str]) -> list[Object]:
+    """How the pods spread; where nothing else is selected, it is the pods with `labels`."""
+    among = {"labelSelector": {"matchLabels": labels}}
+    return [{**among, **each} for each in spec.topology_spread]
+
+
+def init_containers(spec: LaunchSpec, script_map: str) -> list[Object]:
+    """What runs in the pod before its worker, as its worker may run where it says nothing."""
+    like_worker: Object = {
+        "image": spec.image,
+        "resources": INIT_CONTAINER,
+        "volumeMounts": mounts(spec, script_map),
+        "securityContext": container_security(spec),
+    }
+    return [{**like_worker, **each} for each in spec.init_containers]
+
+
 def security(spec: LaunchSpec) -> Object:
     """Security context of the pod."""
     return _without_empty(
@@ -215,11 +244,17 @@ def container_security(spec: LaunchSpec) -> Object:
     return _without_empty(
         {
             "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
+            "capabilities": _without_empty({"drop": ["ALL"], "add": capabilities(spec)}),
             "seccompProfile": {"type": "RuntimeDefault"},
             "runAsNonRoot": spec.non_root or None,
         }
     )
+
+
+def capabilities(spec: LaunchSpec) -> list[str]:
+    """Capabilities that are given; RDMA locks the memory that it reads and writes."""
+    rdma = ["IPC_LOCK"] if spec.nccl_infiniband == "on" else []
+    return list(dict.fromkeys([*spec.capabilities, *rdma]))
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def mpijob(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
     worker["spec"]["containers"][0]["command"] = WAIT
     worker["spec"]["containers"][0].pop("args", None)
     launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
+    launcher["spec"].pop("automountServiceAccountToken", None)  # it starts the ranks by the API
     if "command" in launcher["spec"]["containers"][0]:
         workers = f"{V1_JOB}={metadata['name']},{V1_TYPE}=worker"
         first = ["sh", "-c", WHEN_WORKERS_RUN, workers]

@@ -1,23 +1,44 @@
 """The TrainJob of a specification, for Trainer v2."""
 
+from typing import NamedTuple
+
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.manifests import pod
 from kfp_ddp.components.shared.launch.specification.kinds import PATCHES_MANAGER
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 CONTAINER = "node"
+# A mount at this path keeps Kubernetes from mounting the token, for which a patch has no field.
+TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105
+EMPTY = "empty"
 
 
-def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object:
+class Runtime(NamedTuple):
+    """What a TrainJob is made from."""
+
+    kind: str = "ClusterTrainingRuntime"
+    has_resources: bool = False
+    """Whether it says itself what a node asks for, so that defaults would overrule it."""
+
+
+def manifest(
+    spec: LaunchSpec, metadata: Object, script_map: str = "", runtime: Runtime | None = None
+) -> Object:
     """A TrainJob that patches its runtime with volumes, scheduling and security."""
     from kubeflow_trainer_api import models
 
+    runtime = runtime or Runtime()
     template = pod.template(spec, metadata["labels"], CONTAINER, script_map)
+    volumes, mounts = pod.volumes(spec, script_map), pod.mounts(spec, script_map)
+    if not spec.service_account:
+        volumes.append({"name": EMPTY, "emptyDir": {}})
+        mounts.append({"name": EMPTY, "mountPath": TOKEN_DIR, "readOnly": True})
+    resources = pod.resources(spec, defaults=not runtime.has_resources)
     patch = {
         "metadata": template["metadata"],
         "spec": {
             **pod.scheduling(spec),
-            "volumes": pod.volumes(spec, script_map),
+            "volumes": volumes,
             "securityContext": pod.security(spec),
             "serviceAccountName": spec.service_account or None,
             "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
@@ -25,7 +46,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             "containers": [
                 {
                     "name": CONTAINER,
-                    "volumeMounts": pod.mounts(spec, script_map),
+                    "volumeMounts": mounts,
                     "securityContext": pod.container_security(spec),
                 }
             ],
@@ -38,7 +59,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
             "kind": "TrainJob",
             "metadata": metadata,
             "spec": {
-                "runtimeRef": {"name": spec.runtime},
+                "runtimeRef": {"name": spec.runtime, "kind": runtime.kind},
                 "trainer": {
                     "image": spec.image,
                     "command": pod.command(spec, script_map) or None,
@@ -46,7 +67,7 @@ def manifest(spec: LaunchSpec, metadata: Object, script_map: str = "") -> Object
                     "env": pod.environment(spec, script_map) or None,
                     "numNodes": spec.nodes,
                     "numProcPerNode": spec.processes(),
-                    "resourcesPerNode": _as_strings(pod.resources(spec)) or None,
+                    "resourcesPerNode": _as_strings(resources) or None,
                 },
                 "runtimePatches": [
                     {

@@ -114,7 +114,7 @@ KINDS: dict[str, Kind] = {
             ),
             Unsupported(
                 "nccl_timeout_minutes",
-                "nccl_timeout_minutes={value}: the watchdog is torch's, which a {kind} does not "
+                "nccl_timeout_minutes={value}: the time-out is torch's, which a {kind} does not "
                 "run; leave it at 0",
             ),
         ),
@@ -141,6 +141,8 @@ KINDS: dict[str, Kind] = {
         unsupported=(
             NOT_ELASTIC,
             Unsupported("host_network", IN_THE_RUNTIME),
+            Unsupported("init_containers", IN_THE_RUNTIME),
+            Unsupported("topology_spread", IN_THE_RUNTIME),
             Unsupported("priority_class", IN_THE_RUNTIME),
             Unsupported("image_pull_policy", IN_THE_RUNTIME),
             Unsupported("restart_policy", IN_THE_RUNTIME),

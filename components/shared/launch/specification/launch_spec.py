@@ -18,7 +18,9 @@ IMAGE = r"^[^\s]+$"
 MOUNT = r"^/[^:]+$"
 VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
+CAPABILITY = r"^[A-Z][A-Z0-9_]*$"
 KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+RESOURCE = f"^$|{KEY}"
 
 IN_WORDS = {
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
@@ -30,6 +32,8 @@ IN_WORDS = {
     VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
     NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
     KEY: "the key of a label or resource, such as zone or example.com/zone",
+    RESOURCE: "the name of a resource, such as rdma/hca",
+    CAPABILITY: "the name of a capability of Linux without CAP_, such as IPC_LOCK",
 }
 
 Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]
@@ -37,6 +41,7 @@ Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
 MountPath = Annotated[str, StringConstraints(pattern=MOUNT)]
 VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
 LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
+Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 
 
@@ -67,23 +72,29 @@ class LaunchSpec(Settings):
     nproc_per_node: int = Field(0, ge=0)
     """Processes (ranks) in each pod; 0 for one for each GPU, or one."""
     runtime: str = Field("torch-distributed", pattern=NAME)
-    """ClusterTrainingRuntime that a TrainJob is made from."""
+    """Runtime that a TrainJob is made from: a TrainingRuntime of the namespace, or a
+    ClusterTrainingRuntime."""
 
     gpus_per_node: int = Field(0, ge=0)
     """GPUs of each pod; 0 for those that are set on the KFP task, or none."""
     gpu_resource: LabelKey = "nvidia.com/gpu"
     """Resource name under which the cluster offers its GPUs."""
     cpu: str = Field("", pattern=QUANTITY)
-    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for no limit."""
+    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for a default by
+    its GPUs: 8, of which 2 are requested, for each, without any 4 and 100m for each process."""
     memory: str = Field("", pattern=QUANTITY)
-    """Memory that each pod requests and may use at most, such as 16Gi; '' for no limit."""
+    """Memory that each pod requests and may use at most, such as 16Gi; '' for a default
+    by its GPUs: 32Gi, of which 8Gi are requested, for each, without any 4Gi and 512Mi for each
+    process."""
     cpu_request: str = Field("", pattern=QUANTITY)
-    """CPUs that each pod requests, where that is less than its limit; '' for cpu."""
+    """CPUs that each pod requests, where that is less than its limit; '' for cpu. Without cpu
+    the pod has no limit of it."""
     memory_request: str = Field("", pattern=QUANTITY)
-    """Memory that each pod requests, where that is less than its limit; '' for memory."""
+    """Memory that each pod requests, where that is less than its limit; '' for memory. Without
+    memory the pod has no limit of it."""
     resources: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Limits and requests of each pod as Kubernetes writes them; cpu, memory and gpus_per_node go
-    before it."""
+    """Limits and requests of each pod as Kubernetes writes them, of any resource; cpu, memory and
+    gpus_per_node go before it."""
     shm_size: str = Field("2Gi", pattern=QUANTITY)
     """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' for the container
     runtime's own, mostly 64 MB."""
@@ -102,16 +113,29 @@ class LaunchSpec(Settings):
     """Further volumes of the workers as Kubernetes writes them."""
     volume_mounts: tuple[dict[str, Any], ...] = ()
     """Where the workers mount those volumes, as Kubernetes writes it."""
+    init_containers: tuple[dict[str, Any], ...] = ()
+    """Containers that run to their end in each pod before its worker, as Kubernetes writes them;
+    one has the worker's image, mounts and security where it names none."""
+    capabilities: tuple[Capability, ...] = ()
+    """Capabilities of Linux that the workers get, such as IPC_LOCK; PodSecurity baseline and
+    restricted refuse most."""
 
     nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = ""
     """How much NCCL logs (NCCL_DEBUG); '' for its own default."""
     nccl_socket_interface: str = ""
     """Network interface that NCCL and gloo use, such as eth0; '' for their own choice."""
     nccl_infiniband: Literal["", "on", "off"] = ""
-    """Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one."""
+    """Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one. With on the workers get
+    the capability IPC_LOCK, which has effect for root; others need an unlimited memlock of the
+    node."""
+    rdma_resource: str = Field("", pattern=RESOURCE)
+    """Resource name under which the cluster offers its RDMA devices, such as
+    rdma/hca_shared_devices_a, of which each pod asks for one; '' for none. It needs
+    nccl_infiniband=on."""
     nccl_timeout_minutes: float = Field(0, ge=0)
-    """Minutes without a sign of life of torch's NCCL watchdog thread, after which it ends the rank;
-    0 for torch's own."""
+    """Minutes that a collective may take before the ranks fail; 0 for torch's own. train hands it
+    to its ranks; a command or script finds the seconds in KFP_DDP_TIMEOUT_SECONDS, for
+    init_process_group(timeout=...): torch takes it from no variable itself."""
     host_network: bool = False
     """Whether the pods use the network of their node instead of their own."""
     metrics_port: int = Field(0, ge=0, le=65535)
@@ -121,12 +145,17 @@ class LaunchSpec(Settings):
 
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
     """Further labels of the pods, such as a team or a cost center."""
+    annotations: dict[LabelKey, str] = Field(default_factory=dict)
+    """Further annotations of the pods, such as those of a network or of a queue's topology."""
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict)
     """Labels that a node must have to run a pod of the job."""
     tolerations: tuple[dict[str, Any], ...] = ()
     """Taints of nodes that the pods tolerate, as Kubernetes writes them."""
     affinity: dict[str, Any] = Field(default_factory=dict)
     """Affinity of the pods to nodes and to one another, as Kubernetes writes it."""
+    topology_spread: tuple[dict[str, Any], ...] = ()
+    """How the pods spread over zones, racks or nodes, as Kubernetes writes
+    topologySpreadConstraints; one without labelSelector counts the pods of the job."""
     spot: Literal["", "gke", "aks", "karpenter", "eks"] = ""
     """Provider on whose interruptible (spot) nodes the pods run; '' for other nodes."""
     priority_class: str = Field("", pattern=NAME)
@@ -181,6 +210,11 @@ class LaunchSpec(Settings):
                 raise ValueError(
                     f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
                 )
+        if self.rdma_resource and self.nccl_infiniband != "on":
+            raise ValueError(
+                f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
+                "NCCL would leave the device alone"
+            )
         if self.queue and not self.scheduler:
             raise ValueError(
                 f"queue={self.queue!r} without scheduler: say whose queue it is, "

@@ -19,6 +19,14 @@ def packed(path: str | Path) -> str:
     return PREFIX + base64.b64encode(Path(path).read_bytes()).decode()
 
 
+def unexpanded(text: str) -> str:
+    """Text that Kubernetes leaves as it was, in an argument or a variable of a container.
+
+    It expands $(NAME) there, and makes $$ one $.
+    """
+    return text.replace("$", "$$")
+
+
 def unpacked(script: str) -> str:
     """The text of a file that `packed` made; any other text as it is.
 

@@ -1,0 +1,208 @@
+"""What stands in every pod of a job, whatever its kind: what is asked for, given and kept out."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
+from kfp_ddp.components.shared.launch.manifests.trainjob import TOKEN_DIR, Runtime
+from kfp_ddp.components.shared.launch.specification.default_resources import (
+    PER_GPU,
+    PER_RANK_ON_CPUS,
+    default_resources,
+)
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
+LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
+V1 = ["pytorchjob", "tfjob", "mpijob"]
+
+
+def made(kind: str, found: Runtime | None = None, **fields: Any) -> dict[str, Any]:
+    spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
+    return dict(job_manifest(spec, {"name": "job", "labels": LABELS}, "", found)["spec"])
+
+
+def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pod templates of a job by role; of a TrainJob what it patches in its runtime."""
+    if "runtimePatches" in job:
+        (patch,) = job["runtimePatches"]
+        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        return {"Node": node["template"]["spec"]["template"]}
+    (replicas,) = (value for key, value in job.items() if key.endswith("eplicaSpecs"))
+    return {role: replica["template"] for role, replica in replicas.items()}
+
+
+def asked(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the workers of a job ask for."""
+    if kind == "trainjob":
+        return [job["trainer"].get("resourcesPerNode", {})]
+    workers = {role: each for role, each in templates(job).items() if role != "Launcher"}
+    return [each["spec"]["containers"][0]["resources"] for each in workers.values()]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_workers_get_no_token_unless_they_have_an_account(kind: str) -> None:
+    """An MPIJob's launcher starts its ranks through the API server."""
+    for role, template in templates(made(kind, nodes=2)).items():
+        pod = template["spec"]
+        hidden = {mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])}
+        if kind == "trainjob":
+            assert TOKEN_DIR in hidden
+        else:
+            assert pod.get("automountServiceAccountToken") is (
+                None if role == "Launcher" else False
+            )
+    for template in templates(made(kind, nodes=2, service_account="worker")).values():
+        pod = template["spec"]
+        assert "automountServiceAccountToken" not in pod
+        assert TOKEN_DIR not in {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_annotations_go_to_every_pod_and_replace_none_of_ours(kind: str) -> None:
+    given = {"k8s.v1.cni.cncf.io/networks": "rdma", "sidecar.istio.io/inject": "true"}
+    for template in templates(made(kind, nodes=2, annotations=given)).values():
+        found = template["metadata"]["annotations"]
+        assert found["k8s.v1.cni.cncf.io/networks"] == "rdma"
+        assert found["sidecar.istio.io/inject"] == "false"
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_infiniband_locks_memory_and_has_its_device(kind: str) -> None:
+    job = made(kind, nccl_infiniband="on", rdma_resource="rdma/hca", capabilities=["SYS_NICE"])
+    for template in templates(job).values():
+        capabilities = template["spec"]["containers"][0]["securityContext"]["capabilities"]
+        assert capabilities == {"drop": ["ALL"], "add": ["SYS_NICE", "IPC_LOCK"]}
+    assert [each["limits"]["rdma/hca"] for each in asked(kind, job)] == ["1"] * len(
+        asked(kind, job)
+    )
+    several = made(
+        kind,
+        nccl_infiniband="on",
+        rdma_resource="rdma/hca",
+        resources={"limits": {"rdma/hca": "4", "example.com/fpga": "2"}},
+    )
+    for each in asked(kind, several):
+        assert (each["limits"]["rdma/hca"], each["limits"]["example.com/fpga"]) == ("4", "2")
+    for template in templates(made(kind)).values():
+        security = template["spec"]["containers"][0]["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"rdma_resource": "rdma/hca"}, "rdma_resource='rdma/hca' without nccl_infiniband=on"),
+        ({"rdma_resource": "a b", "nccl_infiniband": "on"}, "it should be the name of a resource"),
+        ({"capabilities": ["CAP sys"]}, "it should be the name of a capability"),
+        ({"annotations": {"a b": "c"}}, "it should be the key of a label or resource"),
+    ],
+)
+def test_a_device_or_capability_that_cannot_be_is_one_line(fields: Any, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        LaunchSpec.create(**SPEC, **fields)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", V1)
+def test_pods_spread_as_asked_among_those_of_the_job(kind: str) -> None:
+    zones = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {**zones, "labelSelector": {"matchLabels": {"team": "vision"}}}
+    for template in templates(made(kind, nodes=2, topology_spread=[zones, own])).values():
+        first, second = template["spec"]["topologySpreadConstraints"]
+        assert first["labelSelector"] == {"matchLabels": {"kfp-ddp/run-id": "run"}}
+        assert second == own
+        assert (
+            first["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        )
+
+
+@pytest.mark.parametrize("kind", V1)
+def test_an_init_container_runs_as_its_worker_does_where_it_says_nothing(kind: str) -> None:
+    given = {"name": "fetch", "command": ["true"]}
+    other = {**given, "name": "other", "image": "b:2", "volumeMounts": [], "resources": {}}
+    job = made(kind, nodes=2, claims={"/data": "images"}, init_containers=[given, other])
+    for template in templates(job).values():
+        worker = template["spec"]["containers"][0]
+        first, second = template["spec"]["initContainers"][:2]
+        for name in ("image", "volumeMounts", "securityContext"):
+            assert first[name] == worker[name]
+        assert set(first["resources"]) == {"limits", "requests"}
+        assert (second["image"], second["volumeMounts"], second["resources"]) == ("b:2", [], {})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_no_container_lacks_what_a_quota_counts(kind: str) -> None:
+    """A ResourceQuota takes no pod with a container that lacks a request or a limit."""
+    init = [] if kind == "trainjob" else [{"name": "fetch", "command": ["true"]}]
+    for gpus, elastic in itertools.product((0, 2), ("", "1:2")):
+        more: dict[str, Any] = {"elastic": elastic} if elastic and kind == "pytorchjob" else {}
+        job = made(kind, gpus_per_node=gpus, init_containers=init, **more)
+        whole = asked(kind, job)
+        for template in templates(job).values():
+            pod = template["spec"]
+            here = [*pod["containers"], *pod.get("initContainers", [])]
+            whole += [each["resources"] for each in here if kind != "trainjob"]
+        for each in whole:
+            for part in ("limits", "requests"):
+                assert each[part].keys() >= {"cpu", "memory"}
+
+
+def test_defaults_grow_with_gpus_and_without_any_with_ranks() -> None:
+    def found(**fields: Any) -> Any:
+        return default_resources(LaunchSpec.create(**SPEC, **fields))
+
+    assert found(gpus_per_node=8) == {
+        "limits": {"cpu": "64", "memory": "256Gi"},
+        "requests": {"cpu": "16", "memory": "64Gi"},
+    }
+    assert found() == {
+        "limits": {"cpu": "4", "memory": "4Gi"},
+        "requests": {"cpu": "100m", "memory": "512Mi"},
+    }
+    assert found(nproc_per_node=4)["requests"] == {"cpu": "400m", "memory": "2048Mi"}
+    on_task = {"limits": {"nvidia.com/mig-1g.5gb": "1"}}
+    assert found(resources=on_task) == found(gpus_per_node=1)
+    assert found(gpus_per_node=2, nproc_per_node=8) == found(gpus_per_node=2)
+    for shares in (PER_GPU, PER_RANK_ON_CPUS):
+        assert set(shares) == {"limits", "requests"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({"cpu": "4"}, {"memory"}),
+        ({"cpu_request": "1"}, {"memory"}),
+        ({"memory": "4Gi"}, {"cpu"}),
+        ({"memory_request": "4Gi"}, {"cpu"}),
+        ({"resources": {"limits": {"memory": "4Gi"}}}, {"cpu"}),
+        ({"resources": {"requests": {"cpu": "1"}}, "memory": "1Gi"}, set()),
+    ],
+)
+def test_a_default_overrules_nothing_that_was_said(fields: Any, left: set[str]) -> None:
+    found = default_resources(LaunchSpec.create(**SPEC, **fields))
+    assert set(found.get("limits", {})) == set(found.get("requests", {})) == left
+
+
+def test_a_runtime_that_says_what_its_nodes_ask_for_is_not_overruled() -> None:
+    def of(runtime: Runtime | None, **fields: Any) -> Any:
+        return made("trainjob", runtime, **fields)["trainer"].get("resourcesPerNode")
+
+    assert of(Runtime(has_resources=False))["limits"] == {"cpu": "4", "memory": "4Gi"}
+    assert of(Runtime(has_resources=True)) is None
+    assert of(Runtime(has_resources=True), cpu="2") == {
+        "limits": {"cpu": "2"},
+        "requests": {"cpu": "2"},
+    }
+
+
+def test_a_trainjob_names_the_kind_of_its_runtime() -> None:
+    for kind in ("TrainingRuntime", "ClusterTrainingRuntime"):
+        reference = made("trainjob", Runtime(kind), runtime="mine")["runtimeRef"]
+        assert reference["name"] == "mine"
+        assert reference["kind"] == kind
