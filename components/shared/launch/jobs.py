@@ -63,7 +63,9 @@ class Jobs:
             found = self.api.patient(lambda: self.api.call("GET", path, query=query))
         except ApiError as error:
             raise InputError(self._no_access("list", error)) from error
-        return {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+        jobs = {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+        named = self.identity.job_name
+        return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
 
     def ensure(self, attempt: int) -> Object:
         """Create the attempt's job, or adopt it when it is there and ours.
@@ -138,6 +140,7 @@ class Jobs:
             self.api.call("POST", path, body)
         except ApiError as error:
             if error.status == 409:
+                self._check_script(path, body)
                 return name
             if error.status in PASSING:
                 raise
@@ -148,6 +151,18 @@ class Jobs:
                 ) from error
             return ""
         return name
+
+    def _check_script(self, path: str, body: Object) -> None:
+        """Refuse a map of the script's name that does not hold this run's script."""
+        meta = body["metadata"]
+        found = self.api.call("GET", f"{path}/{meta['name']}")
+        labels = found["metadata"].get("labels") or {}
+        ours = labels.items() >= meta["labels"].items()
+        if not ours or found.get("data") != body["data"] or found.get("binaryData"):
+            raise InputError(
+                f"ConfigMap {meta['name']} exists and does not hold this run's script; it is left "
+                "alone: delete it, or rename the task"
+            )
 
     def _check_ours(self, found: Object) -> None:
         name, labels = found["metadata"]["name"], found["metadata"].get("labels", {})
