@@ -4,8 +4,10 @@ from typing import Any
 
 from kfp_ddp.base.run_folder import open_run_dir, task_title
 from kfp_ddp.base.settings import check_given
+from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.script import unpacked
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
@@ -35,7 +37,8 @@ def run(
     task = task_title(task_name, task_id)
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
-    write_job(job_object, finished.job)
+    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    write_job(job_object, {**finished.job, "kfp_ddp": ran})
     return str(finished.job["metadata"]["name"])
 
 

@@ -8,6 +8,7 @@ from kfp_ddp.base import failure, folders
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.base.run_folder import RunFolder, open_run_dir, task_title
 from kfp_ddp.base.settings import split
+from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.launch import local_processes
@@ -20,6 +21,7 @@ from kfp_ddp.components.shared.launch.specification.claims import (
     read_only,
     with_claims,
 )
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
@@ -89,6 +91,7 @@ def run(
             record, claim = _train_on_cluster(config, fields, task_config, folder.path, ids)
     write_job(job_object, record)
     newest = write_outputs(folder.path, claim, trained_model, metrics, loss_curve)
+    trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
     print(f"checkpoint {newest.path}, step {newest.step}, sha256 {newest.digest}", flush=True)
     return Trained(str(newest.path), str(folder.path))
 
@@ -106,7 +109,8 @@ def _train_here(
     ended = run_ranks(config.to_argv(), ranks, run_dir)
     if ended.code != 0 or ended.stopped_by is not None:
         raise _failure(ended, folder)
-    return {"backend": "local", "config": config.model_dump()}
+    ran = images.record()
+    return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
 
 
 def _train_on_cluster(
@@ -125,7 +129,8 @@ def _train_on_cluster(
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
     finished = launch(spec, *ids, api, run_dir, progress=True)
-    return finished.job, claim_of(fields, str(run_dir))
+    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    return {**finished.job, "kfp_ddp": ran}, claim_of(fields, str(run_dir))
 
 
 def node_command(config: TrainConfig) -> list[str]:

@@ -26,10 +26,11 @@ SILENCE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Finished:
-    """A launch that succeeded: its last job and how many attempts it took."""
+    """A launch that succeeded: its last job, how many attempts it took, and the last one's pods."""
 
     job: Object
     attempts: int
+    pods: list[Object]
 
 
 def launch(
@@ -69,7 +70,7 @@ def launch(
             ending.job_path = jobs.path(attempts.current)
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress)
             if outcome.state.phase == "succeeded":
-                return Finished(outcome.job, attempts.made)
+                return Finished(outcome.job, attempts.made, outcome.pods)
             if outcome.given_up:
                 ending.delete_job()
             if outcome.preempted:
