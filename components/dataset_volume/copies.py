@@ -4,6 +4,7 @@ import time
 from pathlib import PurePosixPath
 
 from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync.http.origin import display
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
 from kfp_ddp.components.dataset_volume.request import DOMAIN, Published, Request
 from kfp_ddp.components.shared.cluster.api import Object
@@ -203,7 +204,7 @@ def _claim(request: Request, staging: Object, source: Object, strategy: str) -> 
         **request.lease,
     }
     if request.source:
-        annotations[f"{DOMAIN}/source"] = request.source
+        annotations[f"{DOMAIN}/source"] = display(request.source)
     node = staging["metadata"].get("annotations", {}).get(SELECTED_NODE)
     if node and strategy != "populator":
         # A late-binding class would follow the first reader's zone, away from the copy's source.

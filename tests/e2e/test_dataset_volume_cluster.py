@@ -11,7 +11,7 @@ from kubernetes import client
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.components.dataset_volume.publish import collect, publish
-from kfp_ddp.components.dataset_volume.request import Published
+from kfp_ddp.components.dataset_volume.request import DOMAIN, Published
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.identity import RUN
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
@@ -268,10 +268,13 @@ def test_a_claim_is_kept_for_a_run_that_lives_though_no_pod_mounts_it(ground: Gr
 
 def test_a_claim_that_was_handed_out_meanwhile_is_not_deleted(ground: Ground) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "d" * 64, publish="clone", dataset="raced", run_id="first")
+    signed = "https://data.example/m.jsonl?signature=secret"
+    first = {"dataset": "raced", "run_id": "first", "source": signed}
+    wanted = request(staging, "d" * 64, publish="clone", **first)
     name = publish(ground.stock, wanted).claim
     seen = ground.stock.claim(name)
     assert seen is not None
+    assert seen["metadata"]["annotations"][f"{DOMAIN}/source"] == "https://data.example/m.jsonl"
     publish(ground.stock, wanted.model_copy(update={"run_id": "second"}))
     assert not ground.stock.delete_unchanged(seen)
     assert not ground.gone(name)
