@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Cache:
     """The images of a split as a transform wants them, uint8, each local rank's share in a file.
 
     Image i lies in part i % parts, row i // parts; parts are written aside, synced and renamed, so
-    that what is there is whole, also after a power cut.
+    that what is there is whole, also after a power cut. The folder is this user's alone.
     """
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
@@ -39,13 +40,13 @@ class Cache:
         """
         mine = range(part, self.samples, self.parts)
         pixels, table = self._files(part)
+        self._refuse_if_shared(make=True)
         if pixels.exists() and table.exists():
             return Findings(0, 0, 0, 0, "")
         rows: list[tuple[int, int, int]] = []
         # Nodes may share the folder, and then each writes the same.
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(pixels, aside) as file:
 
                 def keep(position: int, image: Tensor | None) -> None:
@@ -60,10 +61,7 @@ class Cache:
             with atomic_write(table, aside) as file:
                 torch.save(rows, file)
         except OSError as error:
-            raise StorageError(
-                f"cannot cache decoded images in {self.folder}: {error.strerror}; "
-                "set cache_dir to a folder with room, or cache_gb=0"
-            ) from None
+            raise self._unusable(error) from None
         return findings
 
     def read(self, position: int, path: str) -> Tensor:
@@ -85,7 +83,29 @@ class Cache:
         """Delete the files; what is mapped stays readable."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _refuse_if_shared(self, make: bool = False) -> None:
+        """Raise StorageError where others can write: all can work out the folder's name."""
+        try:
+            if make:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = self.folder.lstat()
+        except OSError as error:
+            raise self._unusable(error) from None
+        own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+        if not own or about.st_mode & 0o022:
+            raise StorageError(
+                f"the cache {self.folder} is not this user's alone: "
+                "remove it, or set cache_dir to another folder, or cache_gb=0"
+            )
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot cache decoded images in {self.folder}: {error.strerror}; "
+            "set cache_dir to a folder with room, or cache_gb=0"
+        )
+
     def _map(self, part: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
+        self._refuse_if_shared()
         pixels, table = self._files(part)
         size = pixels.stat().st_size
         if size == 0:  # fewer images than parts, or none that can be read
@@ -125,9 +145,9 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
         )
     name = hashlib.sha256()
     shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
-    checks = (config.images, config.on_bad_image)
+    checks = (config.images, config.on_bad_image, config.max_pixels)
     name.update(repr((os.path.abspath(config.output_dir), config.model, *shape, *checks)).encode())
     for path in (path for paths in splits for path in paths):
         about = os.stat(path)
         name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
-    return base / f"kfp-ddp-cache-{name.hexdigest()[:16]}"
+    return base / f"kfp-ddp-cache-{os.geteuid()}-{name.hexdigest()[:16]}"

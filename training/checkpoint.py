@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -93,7 +94,7 @@ class ModelInfo:
 
 
 def verify(path: Path) -> Checkpoint:
-    """Read one step directory and check each file's size and sha256 against its manifest.
+    """Read one step directory and check the state's size and sha256 against its manifest.
 
     Raises:
         InputError: no manifest, a missing, torn or altered file.
@@ -101,12 +102,14 @@ def verify(path: Path) -> Checkpoint:
     """
 
     def check() -> Checkpoint:
-        manifest = read_manifest(path)
-        for name, expected in manifest.fields["files"].items():
-            if (path / name).stat().st_size != expected["size"]:
-                raise InputError(f"{path / name} is torn: use an older checkpoint")
-            if _sha256(path / name) != expected["sha256"]:
-                raise InputError(f"{path / name} was altered: use an older checkpoint")
+        manifest, state = read_manifest(path), path / STATE
+        about = state.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError(f"{STATE} is no file")
+        if about.st_size != manifest.fields["files"][STATE]["size"]:
+            raise InputError(f"{state} is torn: use an older checkpoint")
+        if _sha256(state) != manifest.digest:
+            raise InputError(f"{state} was altered: use an older checkpoint")
         return Checkpoint(path, manifest.step, manifest.digest, manifest.fields)
 
     return _read(path, check)

@@ -34,6 +34,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
         told = fields.pop(DIGEST, None)
         if told is not None and told != digest_of(fields):
             raise ValueError(f"{checkpoint / MANIFEST} was altered")
+        if list(fields["files"]) != [STATE]:
+            raise ValueError(f"{checkpoint / MANIFEST} tells of other files")
         return Manifest(int(fields["step"]), str(fields["files"][STATE]["sha256"]), fields)
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None

@@ -79,6 +79,13 @@ def _prometheus(port: int) -> Sink:
     return write
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes an error of a redirect, which would take the token elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class TrainJobStatus:
     """Progress in the status of a Kubeflow TrainJob (Trainer 2.2, feature gate TrainJobStatus).
 
@@ -138,7 +145,8 @@ class TrainJobStatus:
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             request = urllib.request.Request(self._url, body, headers)  # noqa: S310
             context = ssl.create_default_context(cafile=certificate) if certificate else None
-            with urllib.request.urlopen(request, timeout=5, context=context):  # noqa: S310
+            handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
+            with urllib.request.build_opener(*handlers).open(request, timeout=5):
                 pass
         except (OSError, ValueError, KeyError) as error:
             print(f"warning: the TrainJob's status was not updated: {error}", flush=True)

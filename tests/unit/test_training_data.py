@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import stat
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +148,9 @@ def test_a_cache_is_used_again_and_never_for_other_data(split: Path, tmp_path: P
     assert folder_for(config, [index.paths, ()]) != folder
     names = {
         folder_for(run(split, cache_dir=str(tmp_path), **checks), [index.paths, ()])
-        for checks in ({}, {"images": "strict"}, {"on_bad_image": "skip"})
+        for checks in ({}, {"images": "strict"}, {"on_bad_image": "skip"}, {"max_pixels": 9})
     }
-    assert len(names) == 3
+    assert len(names) == 4
     assert folder_for(run(split, cache_gb=0), [index.paths, ()]) is None
 
 
@@ -158,6 +160,47 @@ def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path
     cache = Cache(tmp_path / "file" / "cache", "train", 6, 1)
     with pytest.raises(StorageError, match="cache_dir"):
         cache.build(index.paths, run(split), True, 0)
+
+
+def _of_everybody(folder: Path) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+
+
+def _of_another_user(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, -1)
+
+
+def _of_somewhere_else(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("made", [_of_everybody, _of_another_user, _of_somewhere_else])
+def test_a_cache_that_others_can_write_is_refused(
+    split: Path, tmp_path: Path, made: Callable[[Path], None]
+) -> None:
+    """A rank would train on what they put there: the folder's name can be worked out by all."""
+    if made is _of_another_user and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    index, config = scan(split), run(split, cache_dir=str(tmp_path))
+    folder = folder_for(config, [index.paths, ()])
+    assert folder is not None
+    first = Cache(folder, "train", 6, 1)
+    first.build(index.paths, config, True, 0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rename(tmp_path / "kept")
+    made(folder)
+    for path in (tmp_path / "kept").iterdir():
+        shutil.copy(path, folder)
+    for use in (
+        lambda: Cache(folder, "train", 6, 1).build(index.paths, config, True, 0),
+        lambda: first.read(0, index.paths[0]),
+    ):
+        with pytest.raises(StorageError, match=r"is not this user's alone.* cache_dir") as caught:
+            use()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_cache_is_durable_before_it_has_its_name(
