@@ -97,22 +97,33 @@ def folders_of(names: Iterable[str]) -> set[str]:
     return found
 
 
-def select(listing: Listing, include: Iterable[str], exclude: Iterable[str]) -> Listing:
-    """The objects that match any of `include` (or all, when empty) and none of `exclude`.
+class Filter:
+    """The names that match any of `include` (or all, when empty) and none of `exclude`.
 
     `*` and `?` stop at a slash, `**` does not; a pattern without a slash matches the last
     segment of the name, as in rclone and gitignore.
     """
-    wanted, unwanted = _pattern(include), _pattern(exclude)
-    if wanted is None and unwanted is None:
-        return listing
-    kept = [
-        index
-        for index, name in enumerate(listing.names)
-        if (wanted is None or wanted.fullmatch(name))
-        and (unwanted is None or not unwanted.fullmatch(name))
-    ]
-    return listing.take(kept)
+
+    def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
+        self._wanted, self._unwanted = _pattern(include), _pattern(exclude)
+        whole = [glob.strip()[:-3] for glob in exclude if glob.strip().endswith("/**")]
+        self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
+
+    def takes(self, name: str) -> bool:
+        """Whether an object of this name is wanted."""
+        return (self._wanted is None or self._wanted.fullmatch(name) is not None) and (
+            self._unwanted is None or self._unwanted.fullmatch(name) is None
+        )
+
+    def passes_over(self, folder: str) -> bool:
+        """Whether nothing below a folder is wanted, whatever it is called; `x/**` says that."""
+        return self._closed is not None and self._closed.fullmatch(folder) is not None
+
+    def select(self, listing: Listing) -> Listing:
+        """The objects that are wanted."""
+        if self._wanted is None and self._unwanted is None:
+            return listing
+        return listing.take([i for i, name in enumerate(listing.names) if self.takes(name)])
 
 
 def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:

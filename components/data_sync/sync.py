@@ -10,7 +10,7 @@ from kfp_ddp.components.data_sync.build import build, changes, stage_of
 from kfp_ddp.components.data_sync.context import Context, Watch
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.disk import writing
-from kfp_ddp.components.data_sync.listing import select
+from kfp_ddp.components.data_sync.listing import Filter
 from kfp_ddp.components.data_sync.lock import locked
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.repair import repair
@@ -43,6 +43,7 @@ def sync(
         timeout=options.timeout,
         symlinks=options.symlinks,
         ahead=options.concurrency if new else 0,
+        wanted=Filter(options.include, options.exclude),
     )
     dataset = dataset_name(options.dataset, source_url)
     context = Context(source, options, retry or Retry(), watch)
@@ -98,7 +99,7 @@ def _listed(context: Context, target: Path) -> names.Names:
     source, options = context.source, context.options
     context.phase("listing")
     listing, markers = names.without_markers(source.listing())
-    listing = select(listing, options.include, options.exclude)
+    listing = Filter(options.include, options.exclude).select(listing)
     if not listing:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
     checks.check_sizes(listing, options, source.url)

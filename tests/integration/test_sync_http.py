@@ -1,6 +1,7 @@
 """What web servers and proxies do that a sync has to bear: chunks, logins, redirects, and worse."""
 
 import base64
+import dataclasses
 import json
 import socketserver
 import tracemalloc
@@ -11,8 +12,10 @@ import google_crc32c
 import pytest
 
 from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.http.origin import Origin, Request
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.sync import sync
 from tests.serving import serving
 from tests.sync_runs import RETRY, content
@@ -79,8 +82,15 @@ def web() -> Iterator[Web]:
         yield server
 
 
-def address(web: Web, login: str = "") -> str:
-    return f"http://{login}127.0.0.1:{web.server_address[1]}/v/_MANIFEST.jsonl"
+@pytest.fixture
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A netrc file with our login at the server."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def address(web: Web) -> str:
+    return f"http://127.0.0.1:{web.server_address[1]}/v/_MANIFEST.jsonl"
 
 
 def bring(url: str, target: Path) -> dict[str, bytes]:
@@ -119,18 +129,37 @@ def test_chunked_body_needs_no_more_memory_than_some_blocks(web: Web, tmp_path: 
     assert (version / "big").read_bytes() == body
 
 
-def test_user_and_password_of_the_address_are_sent_as_such(web: Web, tmp_path: Path) -> None:
-    assert bring(address(web, "me:p%40ss@"), tmp_path) == FILES
+@pytest.mark.usefixtures("login")
+def test_login_of_the_netrc_file_is_sent(web: Web, tmp_path: Path) -> None:
+    assert bring(address(web), tmp_path / "target") == FILES
     login = "Basic " + base64.b64encode(b"me:p@ss").decode()
     host = f"127.0.0.1:{web.server_address[1]}"
     assert {(h["host"], h["authorization"]) for _, h in web.seen} == {(host, login)}
-    assert "ss" not in next(tmp_path.glob("current/_MANIFEST.jsonl")).read_text().split("\n")[0]
+    for text, line in (("machine", "line 1 is wrong"), (None, "No such file")):
+        (tmp_path / "netrc").unlink() if text is None else (tmp_path / "netrc").write_text(text)
+        with pytest.raises(InputError, match=f"^cannot read the netrc file [^\n]*{line}[^\n]*$"):
+            bring(address(web), tmp_path / "target")
+
+
+def test_query_of_an_address_is_sent_and_nowhere_kept(web: Web, tmp_path: Path) -> None:
+    web.answers = {f"{path}?s=hunter2": answer for path, answer in web.answers.items()}
+    found: list[Result] = []
+    for mirror in (False, True):
+        options, target = dataclasses.replace(QUICK, mirror=mirror), tmp_path / f"t/{mirror}"
+        found.append(sync(f"{address(web)}?s=hunter2", target, options, retry=RETRY))
+        assert content(found[-1].path) == FILES
+    assert all(path.endswith("?s=hunter2") for path, _ in web.seen)
+    kept = [path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file()]
+    told = [report.line(result) + report.markdown(result) for result in found]
+    assert not any(b"hunter2" in text for text in kept)
+    assert not any("hunter2" in text for text in told)
     web.answers.clear()
     with pytest.raises(InputError, match="HTTP 404; check the address") as caught:
-        bring(address(web, "me:secret@"), tmp_path / "none")
-    assert "secret" not in str(caught.value)
+        bring(f"{address(web)}?s=hunter2", tmp_path / "none")
+    assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("login")
 def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) -> None:
     with serving(far := Web()) as elsewhere:
         for path in list(web.answers):
@@ -138,7 +167,7 @@ def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) 
             web.answers[path] = sized(b"moved", "302 Found", f"Location: {elsewhere}/cdn{path}")
         web.answers["/v/b"] = sized(b"", "307 Temporary Redirect", "Location: c?signed=1%2F2")
         web.answers["/v/c?signed=1%2F2"] = sized(FILES["b"])
-        assert bring(address(web, "me:secret@"), tmp_path) == FILES
+        assert bring(address(web), tmp_path / "target") == FILES
         assert all("authorization" in headers for _, headers in web.seen)
         assert len(far.seen) == 2
         assert not any("authorization" in headers for _, headers in far.seen)

@@ -260,21 +260,6 @@ def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("size", [300, SMALL + 1])
-def test_source_disk_that_fails_while_read_is_one_line(tmp_path: Path, size: int) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "x").write_bytes(bytes(size))
-
-    def fail(phase: str, *_: object) -> None:
-        if phase == "downloading":
-            (source / "x").unlink()
-            (source / "x").symlink_to("/proc/self/mem")  # whose first bytes cannot be read
-
-    with pytest.raises(StorageError, match=r"cannot read source .*/x: Input/output error"):
-        sync(str(source), tmp_path / "target", QUICK, fail)
-
-
 @pytest.mark.parametrize("mirror", [False, True])
 def test_markers_of_other_tools_are_left_out_and_told(tmp_path: Path, mirror: bool) -> None:
     """As Spark and Beam leave one, and as a version of ours has both."""

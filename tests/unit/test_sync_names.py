@@ -9,7 +9,7 @@ import pytest
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import names
 from kfp_ddp.components.data_sync.dataset import dataset_name
-from kfp_ddp.components.data_sync.listing import Listing, select
+from kfp_ddp.components.data_sync.listing import Filter, Listing
 
 
 def listing(*objects: str) -> Listing:
@@ -147,5 +147,5 @@ def test_encoded_names_are_safe_and_distinct_for_random_hostile_ones(seed: int) 
 )
 def test_globs(glob: str, matching: set[str]) -> None:
     made = listing("a.png", "d/b.png", "d/e/c.png", "other")
-    assert set(select(made, [glob], []).names) == matching
-    assert set(select(made, [], [glob]).names) == set(made.names) - matching
+    assert set(Filter([glob]).select(made).names) == matching
+    assert set(Filter([], [glob]).select(made).names) == set(made.names) - matching

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from kfp_ddp.base.errors import InputError
 
 _TARGET = re.compile(r"/[!-~]*")
+_PARTS = re.compile(r"([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 _UNQUOTED = "".join(map(chr, range(33, 127)))
 
 
@@ -48,9 +49,9 @@ class Origin:
             host = parts.hostname or ""
             host = host if ":" in host else host.encode("idna").decode()
         except ValueError as error:
-            raise InputError(f"{redacted(url)!r} is no address: {error}; check it") from error
+            raise InputError(f"{display(url)!r} is no address; check host and port") from error
         if parts.scheme not in ("http", "https") or not host:
-            raise InputError(f"{redacted(url)!r} is no address; give it as https://host/path")
+            raise InputError(f"{display(url)!r} is no address; give it as https://host/path")
         return cls(secure, host, port, _proxy(parts.scheme, host, port))
 
     @functools.cached_property
@@ -67,7 +68,7 @@ class Origin:
         parts = urlsplit(self.proxy if "//" in self.proxy else f"//{self.proxy}")
         if parts.scheme not in ("", "http"):
             raise InputError(
-                f"proxy {redacted(self.proxy)} wants {parts.scheme}; name one as http://host:port"
+                f"proxy {display(self.proxy)} wants {parts.scheme}; name one as http://host:port"
             )
         to = _authority(self.host, self.port)
         login = credentials(parts, b"Proxy-Authorization")
@@ -126,15 +127,42 @@ def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:
     """The header line for the user and password of an address; b'' without."""
     if parts.username is None and parts.password is None:
         return b""
-    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-    return b"%b: Basic %b\r\n" % (header, base64.b64encode(login.encode()))
+    return _basic(header, unquote(parts.username or ""), unquote(parts.password or ""))
 
 
-def redacted(url: str) -> str:
-    """The address without user and password, for messages."""
-    scheme, slashes, rest = url.rpartition("//")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{slashes}{authority.rpartition('@')[2]}{slash}{path}"
+def netrc_login(host: str) -> bytes:
+    """The header line for the login that the netrc file has for a host; b'' without.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    if "NETRC" not in os.environ and not os.path.exists(path):
+        return b""
+    import netrc
+
+    try:
+        found = netrc.netrc(path).authenticators(host)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or f"line {getattr(error, 'lineno', '?')} is wrong"
+        raise InputError(
+            f"cannot read the netrc file {path}: {why}; mend it, or unset NETRC"
+        ) from None
+    return _basic(b"Authorization", found[0], found[2]) if found else b""
+
+
+def display(url: str) -> str:
+    """The address as it may be stored and printed: without user, password, query and fragment."""
+    scheme, slashes, rest = url.partition("//") if "//" in url else ("", "", url)
+    place, path, more = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
+    port = place.rpartition(":")[2]
+    if "@" in path + more and not (path and (port.isdigit() or ":" not in place)):
+        return f"{scheme}{slashes}…"  # perhaps a password with such a character in it
+    return f"{scheme}{slashes}{place.rpartition('@')[2]}{path}"
+
+
+def _basic(header: bytes, user: str, password: str) -> bytes:
+    return b"%b: Basic %b\r\n" % (header, base64.b64encode(f"{user}:{password}".encode()))
 
 
 def _authority(host: str, port: int) -> bytes:

@@ -7,10 +7,10 @@ listed, and its whole body is checked before the file counts.
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.http.origin import display
+from kfp_ddp.components.data_sync.listing import Filter, Listing
 
 
 class Entry(NamedTuple):
@@ -61,6 +61,7 @@ class Source(Protocol):
     """A prefix of a bucket, or a folder."""
 
     url: str
+    """As it is stored and printed: without what may be secret, see `http.origin.display`."""
     resumes: bool
     """Whether a broken body can be continued at an offset."""
     max_workers: int
@@ -78,18 +79,32 @@ class Source(Protocol):
 
 
 def open_source(
-    url: str, *, timeout: float = 30.0, symlinks: str = "error", ahead: int = 0
+    url: str,
+    *,
+    timeout: float = 30.0,
+    symlinks: str = "error",
+    ahead: int = 0,
+    wanted: Filter | None = None,
 ) -> Source:
     """The source that a URL names.
 
     gs:// or s3://bucket/prefix, file:///folder, a path, or a manifest's https:// address.
     `timeout` is the longest silence of a peer in seconds, `ahead` how many connections to open
-    while the listing runs, for a transfer that is sure to follow.
+    while the listing runs, for a transfer that is sure to follow. Of a folder only what is
+    `wanted` is looked at.
 
     Raises:
-        InputError: unknown scheme, or no bucket in the URL.
+        InputError: unknown scheme, no bucket in the URL, or a password.
     """
     scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in ("", "file") and "@" in url.partition("://")[2].partition("/")[0]:
+        raise InputError(
+            f"source {display(url)!r} has a user or a password in its address, which is kept with "
+            "the run; give them in a netrc file (machine HOST login USER password PASSWORD) that "
+            "the environment variable NETRC names"
+        )
+    if "\0" in url or url.encode("utf-8", "replace").decode() != url:
+        raise InputError(f"source {display(url)!r} is no text; give it in UTF-8")
     if scheme == "gs":
         from kfp_ddp.components.data_sync.sources.gcs import GcsSource
 
@@ -107,9 +122,9 @@ def open_source(
 
         if not url.removeprefix("file://"):
             raise InputError("source is empty; give gs://bucket/prefix or a folder")
-        return FolderSource(url, symlinks=symlinks)
+        return FolderSource(url, symlinks, wanted)
     raise InputError(
-        f"source {url!r} has the unknown scheme {scheme}://; use gs://, s3://, https:// or file://"
+        f"source {display(url)!r} has the unknown scheme {scheme}://; use gs://, s3://, https:// or file://"
     )
 
 
@@ -119,10 +134,11 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     Raises:
         InputError: there is no bucket.
     """
-    bucket = urlsplit(url).netloc
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise InputError(
-            f"source {url!r} names no bucket; give it as {url.partition(':')[0]}://bucket/prefix"
+            f"source {display(url)!r} names no bucket; give it as {scheme}://bucket/prefix"
         )
-    prefix = url.partition("://")[2][len(bucket) :].strip("/")
+    prefix = prefix.strip("/")
     return bucket, f"{prefix}/" if prefix else ""

@@ -15,8 +15,8 @@ from kfp_ddp.components.data_sync.http.client import HttpClient, HttpPool
 from kfp_ddp.components.data_sync.http.origin import (
     Origin,
     Request,
-    credentials,
-    redacted,
+    display,
+    netrc_login,
     target_of,
 )
 from kfp_ddp.components.data_sync.listing import Listing
@@ -33,14 +33,14 @@ class WebSource:
     resumes = True
 
     def __init__(self, url: str, timeout: float) -> None:
-        parts = urlsplit(url)
-        if not parts.netloc or not parts.path.endswith(".jsonl"):
+        self.url = display(url)
+        origin, parts = Origin.of(url), urlsplit(url)
+        if not parts.path.endswith(".jsonl"):
             raise InputError(
-                f"source {redacted(url)!r} is not a manifest; give https://host/folder/{manifest.NAME}"
+                f"source {self.url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
             )
-        self.url = redacted(url)
         self.max_workers = 256
-        self._manifest = Request(Origin.of(url), target_of(parts), b"", credentials(parts))
+        self._manifest = Request(origin, target_of(parts), b"", netrc_login(origin.host))
         self._pool = HttpPool(self._manifest.origin, timeout)
 
     def listing(self) -> Listing:

@@ -1,0 +1,199 @@
+"""A folder as a source, on a volume of others: links, pipes, and what nobody may read."""
+
+import os
+import random
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.listing import Filter, Listing
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sources.files import FolderSource
+from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
+from kfp_ddp.components.data_sync.transfer import SMALL
+from tests.sync_runs import RETRY, content
+
+QUICK = Options(concurrency=2)
+sync = partial(sync_stubbornly, retry=RETRY)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with three files, and beside it a secret that is not part of it."""
+    folder = tmp_path / "source"
+    (folder / "a/b").mkdir(parents=True)
+    for name in ("a/b/1.jpg", "a/2.jpg", "3.jpg"):
+        (folder / name).write_bytes(b"image")
+    (tmp_path / "secret").mkdir()
+    for name in ("1.jpg", "2.jpg", "3.jpg", "b"):
+        (tmp_path / "secret" / name).write_bytes(b"token")
+    return folder
+
+
+def swap(source: Path, what: str, made: str) -> None:
+    """What another writer of the folder does: put something else in a file's or folder's place."""
+    place, secret = source / what, source.parent / "secret"
+    os.rename(place, source.parent / "taken")
+    if made == "pipe":
+        os.mkfifo(place)
+    elif made == "folder":
+        place.mkdir()
+    elif made == "link":
+        place.symlink_to(secret if what == "a/b" else secret / place.name)
+
+
+PLACES = [(what, made) for what in ("3.jpg", "a/2.jpg") for made in ("link", "pipe", "folder", "")]
+PLACES += [("a/b", "link"), ("a/b", "pipe"), ("a/b", "")]
+
+
+@pytest.mark.parametrize("when", ["checksum", "download"])
+@pytest.mark.parametrize(("what", "made"), PLACES)
+def test_what_another_writer_puts_in_place_is_never_read(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, made: str, when: str
+) -> None:
+    swapped = threading.Event()
+
+    def once() -> None:
+        if not swapped.is_set():
+            swapped.set()
+            swap(source, what, made)
+
+    def watch(phase: str, *_: object) -> None:
+        if phase == "downloading" and when == "download":
+            once()
+
+    walk = FolderSource._walk
+
+    def walk_and_swap(self: FolderSource) -> object:
+        found = walk(self)
+        if when == "checksum":
+            once()
+        return found
+
+    monkeypatch.setattr(FolderSource, "_walk", walk_and_swap)
+    if made in ("link", "pipe"):
+        with pytest.raises(InputError, match=r"is a symbolic link|is neither a file nor a folder"):
+            sync(str(source), tmp_path / "target", QUICK, watch)
+    else:
+        result = sync(str(source), tmp_path / "target", QUICK, watch)
+        assert set(content(result.path).values()) == {b"image"}
+    assert swapped.is_set()
+    written = [path for path in (tmp_path / "target").rglob("*.jpg") if path.is_file()]
+    assert not [path for path in written if path.read_bytes() == b"token"]
+
+
+@pytest.mark.parametrize("size", [5, SMALL + 1])
+def test_link_that_is_followed_leads_where_it_led_when_listed(
+    source: Path, tmp_path: Path, size: int
+) -> None:
+    (tmp_path / "secret/1.jpg").write_bytes(b"x" * size)
+    (tmp_path / "secret/2.jpg").write_bytes(b"x" * size)  # the same content in another file
+    (source / "link.jpg").symlink_to(tmp_path / "secret/1.jpg")
+    listings: list[str] = []
+
+    def watch(phase: str, *_: object) -> None:
+        listings.extend([phase] if phase == "listing" else [])
+        if phase == "downloading" and len(listings) == 1:
+            (source / "link.jpg").unlink()
+            (source / "link.jpg").symlink_to(tmp_path / "secret/2.jpg")
+
+    result = sync(str(source), tmp_path / "target", Options(symlinks="follow"), watch)
+    assert content(result.path)["link.jpg"] == b"x" * size
+    assert len(listings) == 2
+
+
+def test_links_between_folders_are_followed_but_not_in_circles(
+    source: Path, tmp_path: Path
+) -> None:
+    for number in range(4):
+        (source / f"to-{number}").symlink_to("a")
+    follow = Options(symlinks="follow")
+    result = sync(str(source), tmp_path / "target", follow)
+    assert len(content(result.path)) == 3 + 4 * 2
+    (source / "a/b/up").symlink_to(source)
+    with pytest.raises(InputError, match=r"up is a link to a folder above it$"):
+        sync(str(source), tmp_path / "target", follow)
+
+
+def test_source_disk_that_fails_while_read_is_one_line(source: Path, tmp_path: Path) -> None:
+    (source / "x").symlink_to("/proc/self/mem")  # whose first bytes cannot be read
+    with pytest.raises(StorageError, match=r"^cannot read source .*/x: Input/output error[^\n]*$"):
+        sync(str(source), tmp_path / "target", Options(symlinks="follow"))
+
+
+def test_root_of_a_volume_is_a_source(source: Path, tmp_path: Path) -> None:
+    """As uid 1000 sees ext4's own folder."""
+    closed = source / "lost+found"
+    closed.mkdir(mode=0o700)
+    (closed / "#12").write_bytes(b"of a broken disk")
+    (source / "a/lost+found").mkdir()
+    (source / "a/lost+found/x").write_bytes(b"an image of ours")
+    found = content(sync(str(source), tmp_path / "target", QUICK).path)
+    assert sorted(found) == ["3.jpg", "a/2.jpg", "a/b/1.jpg", "a/lost+found/x"]
+
+
+def test_what_is_excluded_is_neither_entered_nor_read(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to make what another user may not read")
+    (source / "other").mkdir(mode=0o700)
+    (source / "a/private.key").touch(mode=0o600)
+    (source / "a/link").symlink_to("nowhere")
+    os.mkfifo(source / "pipe")
+    monkeypatch.chdir(source)
+    os.seteuid(65534)
+    try:
+        wanted = Filter((), ("other/**", "*.key", "pipe", "/a/link"))
+        found = FolderSource(".", wanted=wanted).listing()
+        with pytest.raises(StorageError, match=r"^cannot read source other: Permission denied"):
+            FolderSource(".", wanted=Filter((), ("*.key", "pipe", "/a/link"))).listing()
+    finally:
+        os.seteuid(0)
+    assert sorted(found.names) == ["3.jpg", "a/2.jpg", "a/b/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "over", "not_over"),
+    [
+        ("a/**", ["a"], ["b", "ab", "x/a", "a/b"]),
+        ("/a/**", ["a"], ["b", "x/a"]),
+        ("**/cache/**", ["cache", "a/cache", "a/b/cache"], ["caches", "cache/a"]),
+        ("a/*/**", ["a/b", "a/c"], ["a", "a/b/c"]),
+        ("a/*", [], ["a"]),
+        ("a", [], ["a"]),
+    ],
+)
+def test_folders_that_are_passed_over(exclude: str, over: list[str], not_over: list[str]) -> None:
+    chosen = Filter((), (exclude,))
+    assert [name for name in over + not_over if chosen.passes_over(name)] == over
+
+
+def test_2000_filters_pass_over_nothing_that_they_take() -> None:
+    choose = random.Random(5)
+    parts = ["a", "b", "*", "**", "?", "a*"]
+    passed = 0
+    for _ in range(2000):
+        globs = [
+            "/".join(choose.choices(parts, k=choose.randint(1, 3))) + choose.choice(["", "/**"])
+            for _ in range(choose.randint(1, 2))
+        ]
+        chosen = Filter((), tuple(globs))
+        made = Listing()
+        for _ in range(20):
+            made.add("/".join(choose.choices(["a", "b", "ab", "c"], k=choose.randint(2, 4))), 1, 1)
+        for name in chosen.select(made).names:
+            segments = name.split("/")
+            above = ["/".join(segments[:end]) for end in range(1, len(segments))]
+            assert not any(chosen.passes_over(folder) for folder in above), (globs, name)
+        passed += any(chosen.passes_over(name) for name in ("a", "b", "a/b", "c"))
+    assert passed > 300
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "a/" * 3000, "\ud800", "3.jpg/x"])
+def test_paths_that_cannot_be_are_one_line(source: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises((InputError, StorageError), match=r"^[^\n]*source[^\n]*$"):
+        sync(f"{source}/{name}", tmp_path / "target", QUICK)
