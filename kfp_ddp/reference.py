@@ -5,6 +5,8 @@ made from the models of settings and the signatures of components: text between
 
     <!-- settings: training.config.TrainConfig -->   and   <!-- /settings -->
     <!-- inputs: train -->                           and   <!-- /inputs -->
+
+Our images are tagged with the version of the package wherever they are named.
 """
 
 import ast
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp import __version__
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.preflight.parameters import choices, description
 
@@ -25,7 +28,12 @@ ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
 PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
 DOCUMENTS = ("README.md", "training/README.md", "components/*/README.md")
+NAMING_IMAGES = (
+    *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
+    *(".ci/run", "benchmarks/*.py", "tests/**/*.py"),
+)
 NOT_CHECKED = ("bucket_secret",)
+IMAGE = re.compile(r"((?:kfp-ddp/(?:launcher|trainer)|\$image):)\d[\w.+-]*\w")
 BLOCK = re.compile(r"(<!-- (settings|inputs): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
 TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 
@@ -45,11 +53,15 @@ def main(arguments: list[str]) -> int:
 
 
 def _documents() -> Iterator[tuple[Path, str]]:
-    """Each file that is made in part, and what it should be; the component before its table."""
-    yield PREFLIGHT, preflight(FORM.read_text(), PREFLIGHT.read_text())
-    for path in sorted(found for pattern in DOCUMENTS for found in ROOT.glob(pattern)):
+    """Each file that is made in part, and what it should be; a component before its table."""
+    found = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
+    for path in sorted(found, key=lambda path: (path.suffix == ".md", path)):
         text = path.read_text()
-        yield path, BLOCK.sub(_block, text)
+        if path == PREFLIGHT:
+            text = preflight(FORM.read_text(), text)
+        if path.suffix == ".md":
+            text = BLOCK.sub(_block, text)
+        yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
 
 
 def preflight(pipeline: str, component: str) -> str:

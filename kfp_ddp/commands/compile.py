@@ -5,7 +5,11 @@ from pathlib import Path
 
 import click
 
+from kfp_ddp import __version__
 from kfp_ddp.base.errors import InputError, KfpDdpError
+
+# Host, port and folders, as images are named; a scheme would have an empty folder.
+REGISTRY = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*/?"
 
 
 @click.command("compile")
@@ -21,14 +25,16 @@ from kfp_ddp.base.errors import InputError, KfpDdpError
     "--registry",
     default="ghcr.io/kfp-ddp",
     show_default=True,
-    help="Where the images launcher:0.1.0 and trainer:0.1.0 are pulled from.",
+    help=f"Where the images launcher:{__version__} and trainer:{__version__} are pulled from.",
 )
 def command(check: bool, directory: Path, registry: str) -> None:
     """Compile every pipeline to a YAML file for upload to Kubeflow Pipelines."""
     from kfp_ddp.pipelines import compiled
 
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.:/_-]*", registry):
-        raise InputError(f"registry {registry!r} is not a registry; give host/path, no scheme")
+    if not re.fullmatch(REGISTRY, registry):
+        raise InputError(
+            f"registry {registry!r} is not a registry: give host/path in small letters, no scheme"
+        )
     if not check:
         for path in compiled.write(directory, registry):
             click.echo(path)

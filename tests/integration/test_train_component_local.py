@@ -15,6 +15,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from kfp_ddp import __version__
+
 CHILD = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
@@ -106,6 +108,9 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     model = outputs["trained_model"]
     assert model["digest"] == "sha256:" + manifest["files"]["state.pt"]["sha256"]
     assert model["path"] == str(checkpoint)
+    assert model["kfp_ddp"] == {"version": __version__, "step": [], "workers": []}
+    record = json.loads(next((tmp_path / "outputs").rglob("job_object")).read_text())
+    assert record["kfp_ddp"] == model["kfp_ddp"]
     assert outputs["metrics"]["step"] == 6
     assert outputs["metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
     html = next((tmp_path / "outputs").rglob("loss_curve")).read_text()

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kfp_ddp import __version__
 from kfp_ddp.pipelines import NAMES, compiled
 from kfp_ddp.training.config import MODELS
 from kfp_ddp.training.recipes import RECIPES
@@ -54,11 +55,11 @@ def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()
     assert {executor["container"]["image"] for executor in executors} == {
-        "registry.example.com/team/launcher:0.1.0",
-        "registry.example.com/team/trainer:0.1.0",
+        f"registry.example.com/team/launcher:{__version__}",
+        f"registry.example.com/team/trainer:{__version__}",
     }
     workers = document["components"]["comp-preflight"]["inputDefinitions"]["parameters"]["image"]
-    assert workers["defaultValue"] == "registry.example.com/team/trainer:0.1.0"
+    assert workers["defaultValue"] == f"registry.example.com/team/trainer:{__version__}"
 
 
 def test_the_form_is_short_and_its_closed_choices_are_menus(committed: Path) -> None:
