@@ -32,7 +32,7 @@ def evaluate_again(
         InputError: the champion's bundle is damaged.
     """
     own = held.evaluation
-    if own.same_samples(challenger) or held.unknown_class(challenger) or not held.version():
+    if own.same_samples(challenger) or held.unknown_class(challenger) or not held.version:
         return None
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +41,7 @@ def evaluate_again(
             model, info = weights.read(file, own.step)
         except (InputError, StorageError) as error:
             raise type(error)(
-                f"the champion {held.where.uri} cannot be evaluated on this split: {error}"
+                f"the champion {held.uri} cannot be evaluated on this split: {error}"
             ) from None
     number = {name: at for at, name in enumerate(info.classes)}
     targets = tuple(number[index.classes[target]] for target in index.targets)
@@ -50,7 +50,7 @@ def evaluate_again(
     result = results.summarise(
         found,
         info,
-        checkpoint=held.where.uri,
+        checkpoint=held.uri,
         checkpoint_digest=own.checkpoint_digest,
         device=device.type,
         started=started,

@@ -127,7 +127,7 @@ def evaluate(
     if held is not None:
         again = baseline.evaluate_again(held, result, index, batch_size, device, target / AGAIN)
         if again is not None:
-            print(f"champion {held.where.uri} on this split: accuracy {again.accuracy:.4f}")
+            print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
     return result, found.tally.roc(), document
 
 

@@ -1,6 +1,6 @@
 """A bundle in words: the model card, and the summary in the KFP UI."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kfp_ddp.components.evaluate.report import cell, figures
@@ -92,17 +92,17 @@ bundle's `serving/` as `storageUri`.
 
 def markdown(
     name: str,
-    where: str,
-    digest: str,
+    facts: Sequence[str],
     sizes: Mapping[str, int],
     parity: Mapping[str, Any],
     latency: Mapping[str, Any],
 ) -> str:
-    """The summary of the export: where it lies, what is in it, how it compares."""
+    """The summary of the export: what there is to say of it, what is in it, how it compares."""
+    said = "\n\n".join(cell(fact) for fact in facts if fact)
     rows = "\n".join(f"| `{file}` | {size / 1e6:.2f} |" for file, size in sorted(sizes.items()))
     return f"""## {name}
 
-{cell(where)}, digest `{digest}`
+{said}
 
 | file | MB |
 |---|---|

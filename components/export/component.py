@@ -16,6 +16,8 @@ def export(
     model_name: str = "model",
     destination: str = "",
     split: str = "val",
+    champion: str = "",
+    champion_version: str = "",
 ) -> NamedTuple("Exported", [("bundle", str), ("destination", str)]):
     """Export a checkpoint as a bundle that other runtimes serve, proven against the checkpoint.
 
@@ -24,12 +26,16 @@ def export(
         run_dir: Folder of the run; the bundle is written to bundle/ below it.
         dataset_path: Folder of the dataset version; its images prove that the formats agree.
         evaluation: Path of evaluation.json, from evaluate.
-        model: Digest, formats, accuracy and place of the bundle.
+        model: Digest, formats, accuracy and place of the bundle, and whether it is the champion.
         summary: Sizes, parity and latency.
         model_name: Name of the model in the bundle, its serving layout and the destination.
         destination: Where to upload to, as <destination>/<model_name>/<digest>/: gs://bucket/prefix,
             file:///folder or a folder; empty for nowhere but the run.
         split: Folder of the dataset that the samples are from.
+        champion: The gate's, if it has one. Where it is this model's, CHAMPION moves only if it
+            still names what the gate compared with; else if it names what it did when the step
+            began.
+        champion_version: The gate's output.
 
     Returns:
         bundle: Folder of the bundle.

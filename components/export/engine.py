@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import open_destination, sha256
+from kfp_ddp.components.shared.champion import compared_with, move
+from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 _FORMAT = 1  # of the bundle; a new one makes existing bundles be made again
+_LARGEST_CONFIG = 16 << 20
 
 
 @step
@@ -30,6 +32,8 @@ def run(
     model_name: str,
     destination: str,
     split: str,
+    champion: str,
+    champion_version: str,
     model: "dsl.Model",
     summary: "dsl.Markdown",
 ) -> tuple[str, str]:
@@ -37,15 +41,46 @@ def run(
     started = time.monotonic()
     bundle.check_model_name(model_name)
     target = open_destination(destination) if destination else None
+    expected = ""
     if target is not None:
         target.prepare()
+        expected = compared_with(champion, champion_version, target, model_name)
     samples = Path(dataset_path) / split
     folder = make(Path(checkpoint), Path(run_dir), samples, Path(evaluation), model_name)
-    uri = bundle.upload(folder, model_name, target) if target is not None else ""
-    _fill(folder, uri, model_name, model, summary)
+    uri = stays = ""
+    if target is not None:
+        uri, stays = publish(folder, model_name, target, expected)
+    _fill(folder, uri, stays, model_name, model, summary)
     where = f"{folder} and {uri}" if uri else str(folder)
     print(f"exported {model_name} to {where} in {time.monotonic() - started:.1f} s")
+    if stays:
+        print(stays)
     return str(folder), uri
+
+
+def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple[str, str]:
+    """Upload a bundle and make it the champion, if that still is what it was compared with.
+
+    Args:
+        folder: The bundle.
+        name: Of the model.
+        where: The destination.
+        expected: The version that it was compared with; '' for none.
+
+    Returns:
+        The bundle's URI, and why it is not the champion, '' if it is.
+
+    Raises:
+        KfpDdpError: it cannot be written, or arrives different.
+    """
+    uri, version = bundle.upload(folder, name, where), bundle.version(folder)
+    found = move(where, name, version, expected)
+    if found == version:
+        return uri, ""
+    return uri, (
+        f"{version} was uploaded, but {expected or 'none'}, which it was compared with, is not the "
+        f"champion any more: CHAMPION names {found or 'none'} and stays; run the gate again"
+    )
 
 
 def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model_name: str) -> Path:
@@ -129,14 +164,19 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
 def _made_of(target: Path) -> str:
     """The key of what an existing bundle was made from, '' if there is none."""
     try:
-        config = json.loads((target / "config.json").read_text())
+        config = json.loads(bundle.read(target, "config.json", _LARGEST_CONFIG))
         return str(config["export"]["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
 def _fill(
-    folder: Path, uri: str, model_name: str, model: "dsl.Model", summary: "dsl.Markdown"
+    folder: Path,
+    uri: str,
+    stays: str,
+    model_name: str,
+    model: "dsl.Model",
+    summary: "dsl.Markdown",
 ) -> None:
     """Fill the artifacts from the bundle alone, so that a reused one says the same."""
     from kfp_ddp.components.export import card
@@ -161,14 +201,13 @@ def _fill(
         "image_size": result.image_size,
         "accuracy": round(result.accuracy, 6),
         "samples": result.samples,
+        "champion": bool(uri) and not stays,
+        "champion_stays": stays,
     }
     model.metadata.update(described)
     # The artifact's own object points to the bundle: its URI is KFP's to give.
     Path(model.path).parent.mkdir(parents=True, exist_ok=True)
     Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    Path(summary.path).write_text(
-        card.markdown(
-            model_name, uri or str(folder), digest, weights, content["parity"], content["latency"]
-        ),
-        encoding="utf-8",
-    )
+    where = f"{uri or folder}, digest {digest}"
+    text = card.markdown(model_name, [where, stays], weights, content["parity"], content["latency"])
+    Path(summary.path).write_text(text, encoding="utf-8")

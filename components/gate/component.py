@@ -1,5 +1,7 @@
 """The KFP component `gate`."""
 
+from typing import NamedTuple
+
 from kfp import dsl
 
 
@@ -10,7 +12,7 @@ def gate(
     evaluation: str = "",
     rules: dict = {},  # noqa: B006
     champion: str = "",
-) -> bool:
+) -> NamedTuple("Judged", [("Output", bool), ("champion_version", str)]):
     """Decide whether a model may be exported. Not blessed is a result, not a failure.
 
     Args:
@@ -20,11 +22,12 @@ def gate(
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.
         champion: Model to beat: <destination>/<model_name> of an export for the last one there,
             a bundle, or an evaluation.json; as path, file:// or gs://; empty for none. While
-            nothing is there yet, every challenger passes. Better in a bucket: one on the work
-            claim may go with the runs that keep_runs deletes.
+            nothing is there yet, every challenger passes, unless champion_must_exist is set.
+            Better in a bucket: one on the work claim may go with the runs that keep_runs deletes.
 
     Returns:
-        Whether the model is blessed: all rules hold.
+        Output: Whether the model is blessed: all rules hold.
+        champion_version: What the model was compared with, for export; empty where there is none.
     """
     inputs = dict(locals())
     from kfp_ddp.components.gate.engine import run

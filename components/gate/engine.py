@@ -3,17 +3,23 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict_of
 from kfp_ddp.components.shared.champion import Champion, find
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, hits_by_path
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
 from kfp_ddp.components.shared.step import step
 
 if TYPE_CHECKING:
     from kfp import dsl
+
+
+class Judged(NamedTuple):
+    """Whether the model is blessed, and the version of the champion that it was compared with."""
+
+    Output: bool
+    champion_version: str
 
 
 @step
@@ -23,18 +29,18 @@ def run(
     evaluation: str,
     rules: Mapping[str, Any],
     champion: str,
-) -> bool:
-    """Judge the model, write the verdict, and return whether it is blessed."""
-    checks = judge(Rules.create(**rules), accuracy, evaluation, champion)
+) -> Judged:
+    """Judge the model and write the verdict."""
+    checks, version = judge(Rules.create(**rules), accuracy, evaluation, champion)
     blessed, reason = verdict_of(checks)
     Path(verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
-    verdict.metadata.update({"blessed": blessed, "reason": reason})
+    verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})
     print(reason)
-    return blessed
+    return Judged(blessed, version)
 
 
-def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list[Check]:
-    """Apply the rules.
+def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> tuple[list[Check], str]:
+    """Apply the rules; what came of each, and the champion's version, '' where there is none.
 
     Raises:
         InputError: for a rule that lacks what it compares with, or a file that cannot be used.
@@ -54,35 +60,33 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> list
             "same evaluate step"
         )
     checks = own_checks(rules, accuracy, found)
-    if champion and found is not None:
-        checks += _against(rules, found, Path(evaluation).parent, champion)
-    return checks
-
-
-def _against(rules: Rules, challenger: Evaluation, folder: Path, champion: str) -> list[Check]:
-    """The comparison with the champion at the URI `champion`."""
+    if not champion or found is None:
+        return checks, ""
     held = find(champion)
     if held is None:
-        return [Check(True, f"there is no champion at {champion} yet")]
-    record, where, note = held.evaluation, held.where, ""
-    if not record.same_samples(challenger):
+        must = rules.champion_must_exist
+        checks.append(Check(not must, f"there is no champion at {champion} yet"))
+        return checks, ""
+    return checks + _against(rules, found, Path(evaluation).parent, held), held.version
+
+
+def _against(rules: Rules, challenger: Evaluation, folder: Path, held: Champion) -> list[Check]:
+    """The comparison with the champion."""
+    again = None
+    if not held.evaluation.same_samples(challenger):
         again = _evaluated_again(folder / AGAIN, held, challenger)
         if again is None:
             return [Check(False, incomparable(held, challenger))]
-        record, where = again, open_destination(str(folder / AGAIN))
-        note = f" (champion {held.version()} re-evaluated on this split: {again.accuracy:.4f})"
     hits = None
     if rules.max_p_value < 1:
-        ours = open_destination(str(folder)).read(challenger.predictions)
-        theirs = where.read(record.predictions)
-        if ours is None or theirs is None:
-            missing = f"{folder if ours is None else where.uri}/{record.predictions}"
-            raise InputError(
-                f"max_p_value compares sample by sample, but there is no {missing}: "
-                "keep the predictions beside the evaluation, or leave max_p_value at 1"
-            )
-        hits = (hits_by_path(ours.decode()), hits_by_path(theirs.decode()))
-    return champion_checks(rules, challenger, record, hits, note)
+        theirs = again.read_hits(folder / AGAIN) if again is not None else held.predictions()
+        hits = (challenger.read_hits(folder), theirs)
+    note = ""
+    if again is not None:
+        note = f" (champion {held.version} re-evaluated on this split: {again.accuracy:.4f})"
+    elif not challenger.of_known_content:
+        note = " (their samples have the same names; neither side knows a digest of them)"
+    return champion_checks(rules, challenger, again or held.evaluation, hits, note)
 
 
 def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Evaluation | None:
@@ -96,15 +100,15 @@ def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Ev
 
 def incomparable(held: Champion, challenger: Evaluation) -> str:
     """Why a champion that was evaluated on other samples was not evaluated on these too."""
-    said = "the champion was evaluated on other samples, so the two do not compare"
+    said = f"the champion was {held.evaluation.differs(challenger)}, so the two do not compare"
     if name := held.unknown_class(challenger):
         return (
             f"{said}, and it does not know the class {name!r} of this split: "
             "run once with champion empty to export this model as the next one to beat"
         )
-    if not held.version():
+    if not held.version:
         return (
-            f"{said}, and only its evaluation is at {held.where.uri}: give its bundle, "
+            f"{said}, and only its evaluation is at {held.uri}: give its bundle, "
             "which evaluate can evaluate on this split"
         )
     return f"{said}: give evaluate the same champion, which it then evaluates on this split"

@@ -17,7 +17,8 @@ class Rules(Settings):
     use_lower_bound: bool = False
     """Hold min_accuracy against the lower end of the accuracy's 95 % interval."""
     min_class_recall: float = Field(0.0, ge=0, le=1)
-    """Recall that every class must have, as a share: 0.97 for 97 %."""
+    """Recall that every class must have, as a share: 0.97 for 97 %; without samples it has
+    none."""
     max_calibration_error: float = Field(1.0, ge=0, le=1)
     """Expected calibration error to have at most, as a share: 0.97 for 97 %."""
     min_improvement: float = Field(0.0, ge=-1, le=1)
@@ -25,6 +26,8 @@ class Rules(Settings):
     tie passes."""
     max_p_value: float = Field(1.0, gt=0, le=1)
     """Chance that the gain is luck, by McNemar's exact test on the same samples; 1 to not ask."""
+    champion_must_exist: bool = False
+    """Fail where no model lies at champion yet, as after a misspelt name; false for a first run."""
 
     @property
     def need_evaluation(self) -> list[str]:
@@ -42,6 +45,7 @@ class Rules(Settings):
         asked = {
             "min_improvement": self.min_improvement != 0,
             "max_p_value": self.max_p_value < 1,
+            "champion_must_exist": self.champion_must_exist,
         }
         return [name for name, is_set in asked.items() if is_set]
 
@@ -93,13 +97,21 @@ def own_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> 
     else:
         checks = [at_least("accuracy", accuracy, rules.min_accuracy)]
     if evaluation is not None and rules.min_class_recall > 0:
-        worst = min((c for c in evaluation.classes if c.samples), key=lambda c: c.recall)
-        what = f"lowest class recall ({worst.name})"
-        checks.append(at_least(what, worst.recall, rules.min_class_recall))
+        checks.append(_class_recall(rules.min_class_recall, evaluation))
     if evaluation is not None and rules.max_calibration_error < 1:
         error = evaluation.calibration_error
         checks.append(at_most("calibration error", error, rules.max_calibration_error))
     return checks
+
+
+def _class_recall(bound: float, evaluation: Evaluation) -> Check:
+    absent = [one.name for one in evaluation.classes if not one.samples]
+    if absent:
+        more = f" and {len(absent) - 1} more" if absent[1:] else ""
+        said = f"class {absent[0]}{more} has no samples in {evaluation.split}, so no recall"
+        return Check(False, f"{said} >= {bound:g}")
+    worst = min(evaluation.classes, key=lambda one: one.recall)
+    return at_least(f"lowest class recall ({worst.name})", worst.recall, bound)
 
 
 def champion_checks(

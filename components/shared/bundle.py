@@ -1,26 +1,30 @@
 """A bundle on disk: built aside, listed in a manifest, complete only when `_SUCCESS` is there."""
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.files import fsync
+from kfp_ddp.base.files import fsync, open_below
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.destination import Destination, sha256
 
 NAME = RunFolder("").bundle.name
 WEIGHTS = "model.safetensors"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
-CHAMPION = "CHAMPION"
-"""Beside the versions of a model: the one that was exported last, which a next one has to beat."""
+_LISTED = 1 << 20  # bytes of a manifest, which has a line for each of some twenty files
 _ASIDE = f".{NAME}-"
+_LOCK = "lock"
 
 
 def check_model_name(model_name: str) -> None:
@@ -39,26 +43,57 @@ def check_model_name(model_name: str) -> None:
 def digest(folder: Path) -> str:
     """The digest in `_SUCCESS`: sha256 of the manifest, and so of all files. '' if incomplete."""
     try:
-        text = (folder / SUCCESS).read_text().strip()
-        return text if text == sha256(folder / MANIFEST) else ""
-    except OSError:
+        text = read(folder, SUCCESS, 100).decode(errors="replace").strip()
+        return text if text == hashlib.sha256(read(folder, MANIFEST, _LISTED)).hexdigest() else ""
+    except (OSError, InputError):
         return ""
 
 
+def version(folder: Path) -> str:
+    """What a complete bundle is called where it is uploaded to."""
+    return digest(folder)[:12]
+
+
+def read(folder: Path, name: str, limit: int) -> bytes:
+    """The content of a plain file of at most `limit` bytes below a folder.
+
+    Raises:
+        InputError: it has more.
+        OSError: it cannot be read.
+    """
+    with open_below(folder, name) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{folder / name} has more than {limit:,} bytes: name another file")
+    return content
+
+
 def files(folder: Path) -> list[str]:
-    """Names of all files below `folder`, sorted, with forward slashes."""
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    """Names of all files and links below `folder`, sorted, with forward slashes."""
+    return sorted(
+        Path(at, name).relative_to(folder).as_posix()
+        for at, folders, names in os.walk(folder)
+        for name in (*names, *(one for one in folders if os.path.islink(os.path.join(at, one))))
+    )
 
 
 def intact(folder: Path) -> bool:
     """Is the bundle complete, and does every file have the digest in the manifest?"""
     if not digest(folder):
         return False
-    listed = listed_in((folder / MANIFEST).read_text(encoding="utf-8"))
-    there = [name for name in files(folder) if name not in (MANIFEST, SUCCESS)]
-    return there == sorted(listed) and all(
-        sha256(folder / n) == wanted for n, wanted in listed.items()
-    )
+    try:
+        listed = listed_in(read(folder, MANIFEST, _LISTED).decode())
+        there = [name for name in files(folder) if name not in (MANIFEST, SUCCESS)]
+        return there == sorted(listed) and all(
+            _sha256_below(folder, name) == wanted for name, wanted in listed.items()
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _sha256_below(folder: Path, name: str) -> str:
+    with open_below(folder, name) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def listed_in(manifest: str) -> dict[str, str]:
@@ -71,32 +106,85 @@ def listed_in(manifest: str) -> dict[str, str]:
 def replacing(run_dir: Path) -> Iterator[Path]:
     """A new folder that becomes `<run_dir>/bundle` when the block ends well, and else goes.
 
-    Only then are the manifest and `_SUCCESS` written, after all files are on the disk.
+    Only then are the manifest and `_SUCCESS` written, after all files are on the disk. What a step
+    that was killed left is removed; what another one works on is locked, and stays.
 
     Raises:
         InputError: if the folder cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        for left in run_dir.glob(f"{_ASIDE}*"):  # of a step that was killed
-            shutil.rmtree(left)
-        aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=run_dir))
+        for left in run_dir.glob(f"{_ASIDE}*"):
+            _remove_unused(left)
+        aside, lock = _locked_folder(run_dir)
     except OSError as error:
         raise _unwritable(run_dir, error) from None
     try:
-        yield aside
-        seal(aside)
-        aside.chmod(0o755)
-        target = run_dir / NAME
-        if target.exists():
-            target.rename(run_dir / f"{_ASIDE}old")
-        aside.rename(target)
+        made = aside / NAME
+        made.mkdir()
+        yield made
+        seal(made)
+        made.chmod(0o755)
+        _put_in_place(made, run_dir / NAME)
         fsync(run_dir)
-        shutil.rmtree(run_dir / f"{_ASIDE}old", ignore_errors=True)
     except OSError as error:
         raise _unwritable(run_dir, error) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked_folder(run_dir: Path) -> tuple[Path, int]:
+    """A new folder beside the bundle, and the descriptor whose closing gives up its lock."""
+    while True:
+        aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=run_dir))
+        try:
+            lock = _lock(aside)
+        except (FileNotFoundError, BlockingIOError):
+            continue  # another step took it for one that was left
+        except OSError:  # no locks here, so nobody removes it either
+            return aside, os.open(aside, os.O_RDONLY)
+        if (aside / _LOCK).exists():
+            return aside, lock
+        os.close(lock)
+
+
+def _remove_unused(left: Path) -> None:
+    """Remove a folder that nobody holds locked; one that cannot be looked at stays."""
+    if not stat.S_ISDIR(left.lstat().st_mode):
+        return
+    with suppress(OSError):
+        lock = _lock(left)
+        try:
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _lock(aside: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    lock = os.open(aside / _LOCK, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _put_in_place(made: Path, target: Path) -> None:
+    """Rename a folder to `target`; what has that name goes aside, and with its folder."""
+    for number in range(100):  # another step may put its own there in between
+        with suppress(FileNotFoundError):
+            target.rename(made.with_name(f"old-{number}"))
+        try:
+            made.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            return
+    raise OSError(errno.EBUSY, "others keep writing it", str(target))
 
 
 def seal(folder: Path) -> str:
@@ -120,20 +208,16 @@ def upload(folder: Path, name: str, where: Destination) -> str:
     """Copy a bundle to `<where>/<name>/<digest12>/`, `_SUCCESS` last; returns that URI.
 
     The folder is named by content, so a complete one is never changed, and a second upload
-    only finds that all is there. Last of all `<where>/<name>/CHAMPION` is made to name it.
+    only finds that all is there.
 
     Raises:
         InputError: if a file cannot be written or arrives different.
     """
-    version = f"{name}/{digest(folder)[:12]}"
+    target = f"{name}/{version(folder)}"
     names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]
     for file in (*names, MANIFEST, SUCCESS):
-        where.put(folder / file, f"{version}/{file}")
-    with tempfile.NamedTemporaryFile("w", encoding="ascii") as pointer:
-        pointer.write(digest(folder)[:12] + "\n")
-        pointer.flush()
-        where.put(Path(pointer.name), f"{name}/{CHAMPION}")
-    return f"{where.uri}/{version}"
+        where.put(folder / file, f"{target}/{file}")
+    return f"{where.uri}/{target}"
 
 
 def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:

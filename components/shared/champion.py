@@ -1,29 +1,42 @@
-"""The model that a new one has to beat: where it lies, its own evaluation, and its weights."""
+"""The model that a new one has to beat: where it lies, what is known of it, who takes its place."""
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.bundle import CHAMPION, MANIFEST, SUCCESS, WEIGHTS, listed_in
+from kfp_ddp.components.shared.bundle import MANIFEST, SUCCESS, WEIGHTS, listed_in
 from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
-from kfp_ddp.components.shared.evaluation import FILE, Evaluation
+from kfp_ddp.components.shared.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation
 
+CHAMPION = "CHAMPION"
+"""Beside the versions of a model: the one that a next one has to beat."""
 _FILES: tuple[str, ...] = (FILE, "metrics.json")  # beside a run, and in a bundle
+_LARGEST_WEIGHTS = 4 << 30
+_LARGEST_MANIFEST = 1 << 20
+_LARGEST_POINTER = 100
 
 
 @dataclass(frozen=True)
 class Champion:
-    """A model to beat: the folder it lies in, and the file in it that is its own evaluation."""
+    """A model to beat: the place it lies in, below which `folder` of it, and its own evaluation."""
 
     where: Destination
+    folder: str
+    """Empty, or the version that CHAMPION names with a slash at its end."""
     file: str
     evaluation: Evaluation
+    listed: Mapping[str, str] | None
+    """SHA-256 of each file of the bundle; None where there is an evaluation without a bundle."""
+    version: str
+    """What an export calls the bundle; '' without one."""
 
-    def version(self) -> str:
-        """What an export calls the bundle; '' where there is an evaluation without a bundle."""
-        manifest = self.where.read(MANIFEST)
-        return "" if manifest is None else hashlib.sha256(manifest).hexdigest()[:12]
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+        return f"{self.where.uri}/{self.folder}".rstrip("/")
 
     def unknown_class(self, challenger: Evaluation) -> str:
         """The first class with samples of the challenger that the champion was not taught."""
@@ -31,73 +44,181 @@ class Champion:
         wanted = (one.name for one in challenger.classes if one.samples)
         return next((name for name in wanted if name not in known), "")
 
+    def predictions(self) -> dict[str, bool]:
+        """For each sample of its own evaluation: was it told right?
+
+        Raises:
+            InputError: they are missing, damaged, or not those of the evaluation.
+        """
+        name = self.evaluation.predictions
+        content = self.where.read(self.folder + name, LARGEST_PREDICTIONS)
+        if content is None:
+            raise InputError(
+                f"max_p_value compares sample by sample, but there is no {self.uri}/{name}: "
+                "keep the predictions beside the evaluation, or leave max_p_value at 1"
+            )
+        _check(self.uri, self.listed, name, hashlib.sha256(content).hexdigest())
+        return self.evaluation.hits(content, f"{self.uri}/{name}")
+
     def fetch_weights(self, folder: Path) -> Path:
         """Bring the bundle's weights to `folder`, checked against the bundle's manifest.
 
         Raises:
             InputError: the bundle is damaged, or has none.
         """
-        manifest, success = self.where.read(MANIFEST) or b"", self.where.read(SUCCESS) or b""
-        if success.decode(errors="replace").strip() != hashlib.sha256(manifest).hexdigest():
-            raise self._damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
-        listed = listed_in(manifest.decode(errors="replace"))
-        if WEIGHTS not in listed:
+        if self.listed is None or WEIGHTS not in self.listed:
             raise InputError(
-                f"the champion {self.where.uri} has no {WEIGHTS} to evaluate on this split: "
+                f"the champion {self.uri} has no {WEIGHTS} to evaluate on this split: "
                 "name a bundle that export wrote, or leave champion empty"
             )
-        content = {name: self.where.read(name) for name in (self.file, WEIGHTS)}
-        for name, found in content.items():
-            if found is None:
-                raise self._damaged(f"{name} is missing")
-            if hashlib.sha256(found).hexdigest() != listed.get(name):
-                raise self._damaged(f"{name} is not what {MANIFEST} lists")
         target = folder / WEIGHTS
-        target.write_bytes(content[WEIGHTS] or b"")
+        with target.open("w+b") as file:
+            if not self.where.fetch(self.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
+                raise _damaged(self.uri, f"{WEIGHTS} is missing")
+            file.seek(0)
+            _check(self.uri, self.listed, WEIGHTS, hashlib.file_digest(file, "sha256").hexdigest())
         return target
-
-    def _damaged(self, what: str) -> InputError:
-        return InputError(
-            f"the champion {self.where.uri} is damaged: {what}; "
-            "upload that bundle again, or name another champion"
-        )
 
 
 def find(champion: str) -> Champion | None:
     """The champion at a path or URI; None while nothing is there yet.
 
-    The folder of a model's exports stands for the one that was exported last.
+    The folder of a model's exports stands for the version that CHAMPION in it names. A bundle is
+    believed only where its evaluation is what its manifest lists.
 
     Args:
         champion: Folder of a model's exports, a bundle, or an evaluation or its folder.
 
     Raises:
-        InputError: a place that is not there or cannot be read, a file that is not an evaluation.
+        InputError: a place that is not there or cannot be read, a bundle that is damaged, a file
+            that is not an evaluation.
     """
-    version, names = None, _FILES
+    pointed, names = "", _FILES
     if champion.endswith(".json"):
-        folder, slash, name = champion.rpartition("/")
-        where, names = open_destination(folder or slash or "."), (name,)
+        parent, slash, name = champion.rpartition("/")
+        where, names = open_destination(parent or slash or "."), (name,)
         needed = where.root if isinstance(where, Folder) else None
     else:
         where = open_destination(champion)
         needed = where.root.parent if isinstance(where, Folder) else None
-        version = where.read(CHAMPION)
-        if version is not None:
-            where = open_destination(f"{where.uri}/{version.decode(errors='replace').strip()}")
-    for name in names:
-        text = where.read(name)
-        if text is not None:
-            record = Evaluation.parse(text.decode(errors="replace"), f"{where.uri}/{name}")
-            return Champion(where, name, record)
-    if version is not None:
+        pointed = pointed_at(where)
+    folder = f"{pointed}/" if pointed else ""
+    uri = f"{where.uri}/{folder}".rstrip("/")
+    listed, version = _listed(where, folder, uri)
+    if pointed and listed is None:
         raise InputError(
-            f"{champion}/{CHAMPION} names {where.uri}, where no evaluation lies: "
+            f"{where.uri}/{CHAMPION} names {uri}, where no bundle lies: "
             f"upload that bundle again, or write the version to beat into {CHAMPION}"
         )
+    if pointed and version != pointed:
+        raise _damaged(uri, f"{MANIFEST} is that of {version}")
+    for name in names:
+        content = where.read(folder + name, LARGEST)
+        if content is not None:
+            _check(uri, listed, name, hashlib.sha256(content).hexdigest())
+            record = Evaluation.parse(content.decode(errors="replace"), f"{uri}/{name}")
+            return Champion(where, folder, name, record, listed, version)
+    if listed is not None:
+        raise _damaged(uri, f"{names[-1]} is missing")
     if needed is not None and not needed.is_dir():
         raise InputError(
             f"champion is {champion}, but there is no folder {needed}: correct the path, or make "
             "that folder where the first model is still to be exported"
         )
     return None
+
+
+def pointed_at(where: Destination, name: str = "") -> str:
+    """The version that CHAMPION in the folder of a model's exports names; '' if there is none.
+
+    Raises:
+        InputError: it cannot be read, or names no version.
+    """
+    file = f"{name}/{CHAMPION}".lstrip("/")
+    return _version_in(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
+
+
+def move(where: Destination, name: str, version: str, expected: str) -> str:
+    """Make CHAMPION name `version` if it names `expected` now, or is absent where that is ''.
+
+    Args:
+        where: The destination of exports.
+        name: Of the model.
+        version: An uploaded one.
+        expected: What it was compared with.
+
+    Returns:
+        What CHAMPION names after that: `version`, or what came first.
+
+    Raises:
+        InputError: it cannot be read or written.
+        StorageError: other writers always came first, or there are no locks.
+    """
+    file, named = f"{name}/{CHAMPION}", ""
+
+    def change(content: bytes | None) -> bytes | None:
+        nonlocal named
+        found = _version_in(content, f"{where.uri}/{file}")
+        named = version if found == expected else found
+        return None if found == named else f"{version}\n".encode()
+
+    where.update(file, change)
+    return named
+
+
+def compared_with(champion: str, champion_version: str, where: Destination, name: str) -> str:
+    """The version that CHAMPION of a model has to name for its next version to take the place.
+
+    It is what the gate compared with, where the gate's champion was this model's: its CHAMPION, or
+    a version beside it; else what CHAMPION names now.
+
+    Args:
+        champion: As the gate was given it; '' for none.
+        champion_version: As the gate returned it.
+        where: The destination of exports.
+        name: Of the model.
+
+    Raises:
+        InputError: CHAMPION cannot be read, or names no version.
+    """
+    now = pointed_at(where, name)
+    of_gate = f"{open_destination(champion).place}/" if champion else ""
+    return champion_version if of_gate.startswith(f"{where.place}/{name}/") else now
+
+
+def _version_in(content: bytes | None, uri: str) -> str:
+    if content is None:
+        return ""
+    text = content.decode(errors="replace").strip()
+    if not re.fullmatch(r"[0-9a-f]{12}", text):
+        raise InputError(
+            f"{uri} names no version, which is 12 hexadecimal digits: write the version to beat "
+            "into it, or delete it"
+        )
+    return text
+
+
+def _listed(where: Destination, folder: str, uri: str) -> tuple[Mapping[str, str] | None, str]:
+    """What the manifest of a bundle lists, and the bundle's version; (None, '') without one."""
+    manifest = where.read(folder + MANIFEST, _LARGEST_MANIFEST)
+    success = where.read(folder + SUCCESS, _LARGEST_POINTER)
+    if manifest is None:
+        if success is not None:
+            raise _damaged(uri, f"{MANIFEST} is missing")
+        return None, ""
+    digest = hashlib.sha256(manifest).hexdigest()
+    if (success or b"").decode(errors="replace").strip() != digest:
+        raise _damaged(uri, f"{SUCCESS} is not the digest of {MANIFEST}")
+    return listed_in(manifest.decode(errors="replace")), digest[:12]
+
+
+def _check(uri: str, listed: Mapping[str, str] | None, name: str, digest: str) -> None:
+    """Refuse a file of a bundle that is not what its manifest lists; without one, all is taken."""
+    if listed is not None and listed.get(name) != digest:
+        raise _damaged(uri, f"{name} is not what {MANIFEST} lists")
+
+
+def _damaged(uri: str, what: str) -> InputError:
+    return InputError(
+        f"the champion {uri} is damaged: {what}; upload that bundle again, or name another champion"
+    )

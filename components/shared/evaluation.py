@@ -6,14 +6,19 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import open_below
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
 AGAIN = "champion"
 """Beside the evaluation of a model: that of the champion on the same samples."""
+LARGEST = 64 << 20
+"""Bytes of an evaluation that is read: 200 classes with their confusion have 0.2 MB."""
+LARGEST_PREDICTIONS = 512 << 20
+"""Bytes of predictions that are read: a million samples have some 100 MB."""
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -46,7 +51,8 @@ class Evaluation(_Frozen):
     `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
     cross-entropy in nats, without label smoothing. Macro means leave out classes that were
     neither there nor predicted. `samples_digest` identifies the samples by path and class,
-    `split_digest` by path, size and crc32c, where the version has a manifest.
+    `split_digest` by path, size and crc32c, where the version has a manifest; `skipped` files of
+    the split cannot be read and were left out, as in training under on_bad_image=skip.
     """
 
     format: Literal[1] = 1
@@ -77,6 +83,15 @@ class Evaluation(_Frozen):
     predictions: str = Field(PREDICTIONS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     device: str
     seconds: float
+    skipped: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Evaluation":
+        if self.correct > self.samples:
+            raise ValueError("correct is more than samples")
+        if abs(self.accuracy - self.correct / self.samples) > 1e-6:
+            raise ValueError("accuracy is not correct / samples")
+        return self
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Evaluation":
@@ -102,22 +117,73 @@ class Evaluation(_Frozen):
         Raises:
             InputError: if the file cannot be read or is not an evaluation.
         """
+        return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
+
+    def read_hits(self, folder: Path) -> dict[str, bool]:
+        """For each sample, by path: was it told right? From the predictions in `folder`.
+
+        Raises:
+            InputError: they cannot be read, or are not those of this evaluation.
+        """
+        path = folder / self.predictions
+        return self.hits(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
+
+    def hits(self, predictions: bytes, where: str) -> dict[str, bool]:
+        """The same from the content of the predictions, which came from `where`."""
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            rows = csv.DictReader(io.StringIO(predictions.decode(), newline=""))
+            found = {r["path"]: r["target"] == r["predicted"] != None for r in rows}  # noqa: E711
+        except (ValueError, KeyError, csv.Error) as error:
             raise InputError(
-                f"the evaluation {path} cannot be read: {reason(error)}; run evaluate first"
+                f"{where} are no predictions: {reason(error)}; run evaluate again"
             ) from None
-        return cls.parse(text, str(path))
+        if (len(found), sum(found.values())) != (self.samples, self.correct):
+            raise InputError(
+                f"{where} has {sum(found.values())} of {len(found)} samples right, the evaluation "
+                f"beside it {self.correct} of {self.samples}: keep predictions.csv beside the "
+                "evaluation.json it belongs to"
+            )
+        return found
+
+    def differs(self, other: "Evaluation") -> str:
+        """Why the two are not known to be of the same samples; '' if they are.
+
+        Content counts where both know a digest of it; paths alone where neither does.
+        """
+        if (self.samples_digest, self.samples) != (other.samples_digest, other.samples):
+            return "evaluated on other samples"
+        digests = [(self.split_digest, other.split_digest)]
+        digests += [(self.dataset_digest, other.dataset_digest)]
+        both = next((pair for pair in digests if all(pair)), None)
+        if both is not None:
+            return "" if both[0] == both[1] else "evaluated on other samples"
+        if any(map(any, digests)):
+            return "evaluated on samples of the same names, but one side knows no digest of them"
+        return ""
 
     def same_samples(self, other: "Evaluation") -> bool:
-        """Were both evaluated on the same samples? Content counts where both know its digest."""
-        if self.samples_digest != other.samples_digest:
-            return False
-        if self.split_digest and other.split_digest:
-            return self.split_digest == other.split_digest
-        known = self.dataset_digest and other.dataset_digest
-        return not known or self.dataset_digest == other.dataset_digest
+        """Are both known to be of the same samples?"""
+        return not self.differs(other)
+
+    @property
+    def of_known_content(self) -> bool:
+        """Whether it has a digest of what its samples contain."""
+        return bool(self.split_digest or self.dataset_digest)
+
+
+def _read(path: Path, limit: int, what: str) -> bytes:
+    try:
+        with open_below(path.parent, path.name) as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the {what} {path} cannot be read: {reason(error)}; run evaluate first"
+        ) from None
+    if len(content) > limit:
+        raise InputError(
+            f"the {what} {path} cannot be read: more than {limit:,} bytes; run evaluate again"
+        )
+    return content
 
 
 def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
@@ -127,12 +193,6 @@ def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
     centre = (p + z * z / (2 * samples)) / shrink
     half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def hits_by_path(text: str) -> dict[str, bool]:
-    """For each sample in the text of a `predictions.csv`: was it told right?"""
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return {row["path"]: row["target"] == row["predicted"] for row in rows}
 
 
 def reason(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.evaluate.engine import evaluate as engine
 from kfp_ddp.components.evaluate.samples import split_digest
-from kfp_ddp.components.export.engine import make
+from kfp_ddp.components.export.engine import make, publish
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination
@@ -82,7 +82,7 @@ def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
     """Whether the gate blesses, and why."""
     verdict = dsl.Markdown(name="verdict", uri=str(folder / "verdict.md"))
     record = Evaluation.read(folder / "evaluation.json")
-    blessed = gate.python_func(
+    blessed, _ = gate.python_func(
         accuracy=record.accuracy,
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
@@ -114,7 +114,7 @@ def test_one_more_training_image_leaves_the_champion_comparable(
     trained_checkpoint: Path,
     tmp_path: Path,
 ) -> None:
-    bundle.upload(exported, "squares", open_destination("gs://models/exports"))
+    publish(exported, "squares", open_destination("gs://models/exports"), "")
     version = today(source, tmp_path, lambda data: picture(data / "train" / "red" / "more.png"))
     folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
     mine = Evaluation.read(folder / "evaluation.json")
@@ -146,7 +146,7 @@ def test_where_the_split_changed_the_gate_decides_by_the_champion_evaluated_agai
             else:
                 picture(data / f"val/red/{'more' if kind == 'added' else '00'}{number}.png")
 
-    bundle.upload(exported, "squares", open_destination("gs://models/exports"))
+    publish(exported, "squares", open_destination("gs://models/exports"), "")
     version = today(source, tmp_path, change)
     folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
     mine = Evaluation.read(folder / "evaluation.json")

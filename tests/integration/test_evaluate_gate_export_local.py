@@ -35,6 +35,8 @@ def last_steps(checkpoint: str, run_dir: str, data: str, rules: dict, destinatio
             evaluation=found.outputs["evaluation"],
             model_name="squares",
             destination=destination,
+            champion=champion,
+            champion_version=verdict.outputs["champion_version"],
         )
 
 root, checkpoint, run_dir, data, minimum = sys.argv[1:]

@@ -12,9 +12,9 @@ import pytest
 from google.cloud import storage
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.export.engine import publish
 from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared import destination as places
-from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.destination import open_destination, place
 from tests.serving import serving
 
 
@@ -35,7 +35,7 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
 ) -> None:
     where = open_destination("gs://models/exports/")
     where.prepare()
-    uri = bundle.upload(sealed, "squares", where)
+    uri, _ = publish(sealed, "squares", where, "")
     assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
 
     def there() -> dict[str, tuple[bytes, Any]]:
@@ -49,16 +49,16 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
     assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
         name: (sealed / name).read_bytes() for name in bundle.files(sealed)
     } | {"exports/squares/CHAMPION": pointer}
-    assert bundle.upload(sealed, "squares", where) == uri
+    assert publish(sealed, "squares", where, "") == (uri, "")
     assert there() == first
 
 
 def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.Client) -> None:
     emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
-    assert open_destination("gs://models/a").read("evaluation.json") == b"{}"
-    assert open_destination("gs://models/a").read("other.json") is None
+    assert open_destination("gs://models/a").read("evaluation.json", 99) == b"{}"
+    assert open_destination("gs://models/a").read("other.json", 99) is None
     with pytest.raises(InputError, match="the bucket gs://absent is not there"):
-        open_destination("gs://absent/a").read("evaluation.json")
+        open_destination("gs://absent/a").read("evaluation.json", 99)
 
 
 def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> None:
@@ -163,14 +163,14 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket that keeps to generation preconditions."""
     bucket = Bucket()
-    monkeypatch.setattr(places, "_PATIENCE", 2.0)
+    monkeypatch.setattr(place, "PATIENCE", 2.0)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield bucket
 
 
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
-    bundle.upload(sealed, "squares", open_destination("gs://models"))
+    publish(sealed, "squares", open_destination("gs://models"), "")
     last = [name.rpartition("/")[2] for name in strict.order[-3:]]
     assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION"]
     assert len(strict.order) == len(bundle.files(sealed)) + 1
@@ -204,7 +204,7 @@ def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
 def test_a_server_that_does_not_answer_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(places, "_PATIENCE", 1.0)
+    monkeypatch.setattr(place, "PATIENCE", 1.0)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises(InputError, match="gs://models/x cannot be listed") as caught:
         open_destination("gs://models/x").prepare()

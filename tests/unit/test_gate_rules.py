@@ -1,4 +1,3 @@
-import hashlib
 import json
 import math
 import re
@@ -11,11 +10,14 @@ from kfp import dsl
 from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.gate.rules import mcnemar
-from kfp_ddp.components.shared.evaluation import (
-    ClassResult,
-    Evaluation,
-    wilson,
-)
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
+
+CLASSES = [
+    ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
+    ClassResult(name="dog|x", samples=50, precision=0.9, recall=0.8, f1=0.9),
+    ClassResult(name="absent", samples=0, precision=0, recall=0, f1=0),
+]
 
 
 def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
@@ -37,11 +39,7 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
         "macro_f1": 0.9,
         "calibration_error": 0.04,
         "roc_auc": 0.99,
-        "classes": [
-            ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
-            ClassResult(name="dog|x", samples=50, precision=0.9, recall=0.8, f1=0.9),
-            ClassResult(name="absent", samples=0, precision=0, recall=0, f1=0),
-        ],
+        "classes": CLASSES,
         "calibration": [],
         "confusion": None,
         "model": "resnet18",
@@ -66,13 +64,23 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
     inputs = {name: rules.pop(name) for name in ("evaluation", "champion") if name in rules}
-    blessed = gate.python_func(accuracy=accuracy, verdict=verdict, rules=rules, **inputs)
+    blessed, version = gate.python_func(accuracy=accuracy, verdict=verdict, rules=rules, **inputs)
+    assert verdict.metadata["champion"] == version
     reason = verdict.metadata["reason"]
     assert verdict.metadata["blessed"] is blessed
     text = (tmp_path / "verdict.md").read_text()
     assert text.startswith("## Blessed" if blessed else "## Not blessed")
     assert "\n" not in reason
     return blessed, reason
+
+
+def exported(exports: Path, wrong: int) -> str:
+    """Put a bundle of an evaluation beside others, and return its version."""
+    champion = Path(evaluation(exports / "made", hits(wrong)))
+    champion.rename(champion.with_name("metrics.json"))
+    version = bundle.seal(champion.parent)[:12]
+    champion.parent.rename(exports / version)
+    return version
 
 
 def hits(wrong: int, n: int = 100) -> list[bool]:
@@ -109,8 +117,8 @@ def test_the_lower_bound_is_harder_to_meet(tmp_path: Path) -> None:
     assert "lower end of the 95 % interval of the accuracy 0.9155 < 0.95" in reason
 
 
-def test_the_weakest_class_is_named_and_one_without_samples_is_none(tmp_path: Path) -> None:
-    path = evaluation(tmp_path / "run", hits(3))
+def test_the_weakest_class_is_named(tmp_path: Path) -> None:
+    path = evaluation(tmp_path / "run", hits(3), classes=CLASSES[:2])
     given = {"evaluation": path, "max_calibration_error": 0.05}
     assert judged(tmp_path, 0.97, min_class_recall=0.8, **given)[0]
     blessed, reason = judged(tmp_path, 0.97, min_class_recall=0.81, **given)
@@ -120,6 +128,18 @@ def test_the_weakest_class_is_named_and_one_without_samples_is_none(tmp_path: Pa
     )
     assert "dog&#124;x" in (tmp_path / "verdict.md").read_text()
     assert "- holds: calibration error 0.0400 &#60;= 0.05" in (tmp_path / "verdict.md").read_text()
+
+
+def test_a_class_without_samples_has_not_the_recall_that_every_class_must_have(
+    tmp_path: Path,
+) -> None:
+    path = evaluation(tmp_path / "run", hits(3))
+    assert judged(tmp_path, 0.97, evaluation=path)[0]
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, min_class_recall=0.01)
+    assert (blessed, reason) == (
+        False,
+        "not blessed: class absent has no samples in val, so no recall >= 0.01",
+    )
 
 
 def test_a_calibration_error_too_large(tmp_path: Path) -> None:
@@ -196,7 +216,8 @@ def test_the_champion_evaluated_again_counts_if_it_is_of_this_model_and_these_sa
 ) -> None:
     before = {"dataset_digest": "e" * 64, "checkpoint_digest": "a" * 64}
     champion = Path(evaluation(tmp_path / "champion", hits(50), **before))
-    (champion.parent / "MANIFEST.sha256").write_text("0  model.safetensors\n")
+    champion.rename(champion.with_name("metrics.json"))
+    version = bundle.seal(champion.parent)[:12]
     path = evaluation(tmp_path / "run", hits(3))
     evaluation(tmp_path / "run" / "champion", hits(2), **{"checkpoint_digest": "a" * 64} | changed)
     asked = {"evaluation": path, "champion": str(champion.parent), "max_p_value": 1 - 1e-9}
@@ -205,7 +226,6 @@ def test_the_champion_evaluated_again_counts_if_it_is_of_this_model_and_these_sa
     if changed:
         assert "give evaluate the same champion" in reason
     else:
-        version = hashlib.sha256(b"0  model.safetensors\n").hexdigest()[:12]
         note = f"(champion {version} re-evaluated on this split: 0.9800)"
         assert f"improvement on the champion -0.0100 < 0 {note}" in reason
         assert "(0 samples won, 1 lost)" in reason
@@ -244,7 +264,7 @@ def test_a_pointer_to_a_version_that_is_gone_is_no_first_model(tmp_path: Path) -
     exports = tmp_path / "models"
     exports.mkdir()
     (exports / "CHAMPION").write_text("bbbbbbbbbbbb\n")
-    says = f"{exports}/CHAMPION names {exports}/bbbbbbbbbbbb, where no evaluation lies"
+    says = f"{exports}/CHAMPION names {exports}/bbbbbbbbbbbb, where no bundle lies"
     with pytest.raises(SystemExit, match=re.escape(says)):
         judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
 
@@ -260,14 +280,12 @@ def test_a_bundle_is_a_champion_too(tmp_path: Path) -> None:
 
 def test_the_exports_of_a_model_stand_for_the_last_of_them(tmp_path: Path) -> None:
     exports = tmp_path / "models" / "digits"
-    for version, hit in (("aaaaaaaaaaaa", 8), ("bbbbbbbbbbbb", 5)):
-        champion = Path(evaluation(exports / version, hits(hit)))
-        champion.rename(champion.with_name("metrics.json"))
-    (exports / "CHAMPION").write_text("bbbbbbbbbbbb\n")
+    versions = [exported(exports, hit) for hit in (8, 5)]
+    (exports / "CHAMPION").write_text(f"{versions[1]}\n")
     path = evaluation(tmp_path / "run", hits(3))
     _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
     assert "improvement on the champion 0.0200 >= 0" in reason
-    (exports / "CHAMPION").write_text("aaaaaaaaaaaa\n")
+    (exports / "CHAMPION").write_text(f"{versions[0]}\n")
     _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
     assert "improvement on the champion 0.0500 >= 0" in reason
 

@@ -1,0 +1,36 @@
+"""A place that results go to and come from: a folder, `file://` or `gs://bucket/prefix`.
+
+Writing is verified end to end, and a name that is there with the same content stays as it is.
+Reading ends at a limit, whatever size is told. Below a folder no link is followed.
+"""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.destination.bucket import Bucket
+from kfp_ddp.components.shared.destination.folder import Folder
+from kfp_ddp.components.shared.destination.place import Destination, sha256
+
+__all__ = ["Bucket", "Destination", "Folder", "open_destination", "sha256"]
+
+
+def open_destination(uri: str) -> Destination:
+    """The place that `uri` names.
+
+    Raises:
+        InputError: for a scheme that is not one of ours, or a URI without bucket.
+    """
+    scheme, rest = uri.split("://", 1) if "://" in uri else ("", uri)
+    if scheme == "gs":
+        return Bucket(uri)
+    if scheme == "file":
+        parts = urlsplit(uri)
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise InputError(f"{uri} is not a file URI; write file:///folder with three slashes")
+        return Folder(Path(unquote(parts.path)), uri)
+    if scheme:
+        raise InputError(f"{uri} cannot be used: give gs://bucket/prefix, file:///folder or a path")
+    if not rest.strip():
+        raise InputError("an empty path names no place: give gs://bucket/prefix or a folder")
+    return Folder(Path(uri), uri)

@@ -1,0 +1,97 @@
+"""What every place of results can do."""
+
+import hashlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from kfp_ddp.base.errors import InputError
+
+Change = Callable[[bytes | None], bytes | None]
+PATIENCE = 60.0
+"""Seconds: over all tries of one request, and to wait for a lock."""
+BLOCK = 1 << 20
+SMALL = 4096
+"""Bytes of a file that `update` changes."""
+CHANGED = "was changed by another writer meanwhile: run the step again"
+
+
+class Destination(ABC):
+    """Files under relative names with forward slashes."""
+
+    uri: str
+    place: str
+    """One text for every way to write this place, without a slash at its end."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Raise InputError if nothing can be written here, before there is anything to write."""
+
+    @abstractmethod
+    def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
+        """Copy a file's content to `into`; False if there is none.
+
+        Raises:
+            InputError: it cannot be had, or has more than `limit` bytes.
+        """
+
+    @abstractmethod
+    def put(self, file: Path, name: str) -> bool:
+        """Store a copy of `file`, verified; False if it was there already. Raises InputError."""
+
+    @abstractmethod
+    def update(self, name: str, change: Change) -> None:
+        """Replace a small file by what `change` makes of it, with no other writer in between.
+
+        Args:
+            name: The file.
+            change: Given its content, or None if it is not there, says what it shall hold, or None
+                to leave it. It is asked again where another writer came first.
+
+        Raises:
+            InputError: it cannot be read or written.
+            StorageError: other writers always came first, or there are no locks.
+        """
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """The content of a file, None if there is none; raises as `fetch` does."""
+        content = io.BytesIO()
+        return content.getvalue() if self.fetch(name, content, limit) else None
+
+
+class Bounded:
+    """A stream to write, which takes no more than `limit` bytes and keeps their crc32c."""
+
+    def __init__(self, into: BinaryIO, limit: int, what: str) -> None:
+        self.crc = 0
+        self._into = into
+        self._limit = limit
+        self._what = what
+        self._size = 0
+
+    def write(self, block: bytes) -> None:
+        """Pass a block on; raises InputError."""
+        import google_crc32c
+
+        self._size += len(block)
+        if self._size > self._limit:
+            raise InputError(
+                f"{self._what} has more than {self._limit:,} bytes, so it is not what export "
+                "writes: name another one"
+            )
+        self.crc = google_crc32c.extend(self.crc, block)
+        self._into.write(block)
+
+    def seek(self, start: int) -> None:
+        """Begin again, as the client asks where a server sends all of it again."""
+        self._into.seek(start)
+        self._into.truncate()
+        self._size = self.crc = 0
+
+
+def sha256(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
