@@ -88,13 +88,15 @@ def run(inputs: dict[str, Any]) -> Plan:
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)
     (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    champion, warnings = _champion(parameters, Rules.create(**gate))
+    champion = _champion(parameters, Rules.create(**gate))
+    if champion and champion != _exported_to(parameters):
+        gate["champion_must_exist"] = True  # or one that is misspelt is beaten by every model
     _check_destination(parameters)
     if parameters.backend == "local":
-        warnings += _in_this_image()
+        warnings = _in_this_image()
     else:
-        spec, more = _on_cluster(spec, parameters, dataset, open_gpus=inputs["gpus_per_node"] == -1)
-        warnings += more
+        left_open = inputs["gpus_per_node"] == -1
+        spec, warnings = _on_cluster(spec, parameters, dataset, left_open)
     _check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
@@ -164,7 +166,7 @@ def _job(
 
 
 def _on_cluster(
-    spec: LaunchSpec, parameters: Parameters, dataset: Dataset, open_gpus: bool
+    spec: LaunchSpec, parameters: Parameters, dataset: Dataset, gpus_left_open: bool
 ) -> tuple[LaunchSpec, list[str]]:
     """The job with the GPUs that were left open, and warnings; refused where it could not run.
 
@@ -178,7 +180,7 @@ def _on_cluster(
         nodes = schedulable(api)
     except ApiError as error:
         nodes = error
-    if open_gpus and not spec.gpus():
+    if gpus_left_open and not spec.gpus():
         found = gpus_a_node(nodes, spec.gpu_resource, spec.pods())
         spec = LaunchSpec.create(**{**spec.given(), "gpus_per_node": found})
     mounts = {data_dir(): dataset.claim, work_dir(): parameters.work_claim, **spec.claims}
@@ -219,34 +221,34 @@ def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str
     }
 
 
-def _champion(parameters: Parameters, rules: Rules) -> tuple[str, list[str]]:
-    """The folder or address of the model to beat, empty for none, and warnings.
+def _champion(parameters: Parameters, rules: Rules) -> str:
+    """The folder or address of the model to beat; empty for none.
 
     Raises:
         InputError: it cannot be read, is not there, or the rules need one.
     """
-    champion, own = parameters.champion.rstrip("/"), ""
-    if parameters.destination:
-        own = f"{parameters.destination.rstrip('/')}/{parameters.model_name}"
+    champion, own = parameters.champion.rstrip("/"), _exported_to(parameters)
     if champion == LAST:
         if not own:
             raise InputError("champion=last is the last model at destination, which is empty")
         champion = own
     rules.check_champion(champion)
-    if not champion:
-        return "", []
     # A folder lies on a claim, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
-    if not mounted and not isinstance(open_destination(champion), Bucket):
-        unseen = [f"champion {champion} lies on a claim, which is looked at by the gate"]
-        return champion, [] if champion == own else unseen
-    if champions.find(champion) is None and champion != own:
+    looked_at = champion and (mounted or isinstance(open_destination(champion), Bucket))
+    if looked_at and champions.find(champion) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
             f"champion={champion} is not there{exported}: correct it, or give last for the model "
             "that was exported last to destination, which need not be there yet"
         )
-    return champion, []
+    return champion
+
+
+def _exported_to(parameters: Parameters) -> str:
+    """The folder of this model's exports, where a first champion is still to come; '' for none."""
+    where = parameters.destination.rstrip("/")
+    return f"{where}/{parameters.model_name}" if where else ""
 
 
 def _check_destination(parameters: Parameters) -> None:

@@ -1,10 +1,14 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import COMMANDS, app
+from kfp_ddp.commands.compile import REGISTRY
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
@@ -53,3 +57,32 @@ def test_settings_of_a_job_are_listed_with_their_defaults() -> None:
     told = LaunchSpec.model_fields["shm_size"].description
     assert listed["shm_size"].split(maxsplit=1) == ["2Gi", told]
     assert listed["spot"].endswith(" One of '', gke, aks, karpenter, eks.")
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        *("https://registry.example.com/ml/", "http://localhost:5000", "host//x", "host/x//"),
+        *("Host/x", "host:port/x", "host/x:1.0", "/x", "host/-x", "-host/x", "host/x y", ""),
+    ],
+)
+def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_path: Path) -> None:
+    arguments = ["compile", "--registry", registry, "--directory", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, InputError)
+    assert str(result.exception).endswith("give host/path in small letters, no scheme")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        "ghcr.io/kfp-ddp",
+        "localhost:5000/a",
+        "10.0.0.1:5000",
+        "e.com/a_b/c-d/e__f.g/",
+        "europe-docker.pkg.dev/p/r",
+    ],
+)
+def test_a_registry_is_a_host_and_folders(registry: str) -> None:
+    assert re.fullmatch(REGISTRY, registry)

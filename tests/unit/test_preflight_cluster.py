@@ -1,0 +1,138 @@
+"""What preflight makes of nodes, claims and places, which it sees before a byte moves."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.preflight.claims import held_together, mounted_at_once
+from kfp_ddp.components.preflight.nodes import gpus, gpus_a_node, unused
+from kfp_ddp.components.preflight.places import check_place
+from kfp_ddp.components.shared.cluster.api import ApiError
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"
+HIDDEN = ApiError(403, "Forbidden", "nodes is forbidden")
+
+
+def node(**allocatable: Any) -> dict[str, Any]:
+    have = {"cpu": "7910m", "memory": "31Gi", "ephemeral-storage": "40018798182", **allocatable}
+    return {"metadata": {}, "spec": {}, "status": {"allocatable": have}}
+
+
+def claim(*modes: str, bound: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"spec": {"accessModes": [*modes]}, "status": {"accessModes": [*bound]}}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_pod_asks_for_what_so_many_nodes_have_each(seed: int) -> None:
+    dice = random.Random(seed)
+    counts = [dice.choice([0, 0, 1, 2, 4, 8]) for _ in range(dice.randint(1, 12))]
+    nodes = [node(**{NVIDIA: str(count)}) if count else node() for count in counts]
+    wanted = dice.randint(1, 14)
+    if not any(counts):
+        with pytest.raises(InputError, match=r"no node has nvidia\.com/gpu: give gpus_per_node"):
+            gpus_a_node(nodes, NVIDIA, wanted)
+        return
+    found = gpus_a_node(nodes, NVIDIA, wanted)
+    enough = sum(count >= found for count in counts)
+    assert found >= 1
+    assert enough >= min(wanted, 1) if wanted > sum(map(bool, counts)) else enough >= wanted
+
+
+def test_gpus_by_another_name_are_named() -> None:
+    with pytest.raises(InputError) as raised:
+        gpus_a_node([node(**{AMD: "8"}), node(**{SLICE: "7"})], NVIDIA, 1)
+    assert str(raised.value) == (
+        "no node has nvidia.com/gpu, but there is amd.com/gpu, nvidia.com/mig-1g.5gb: "
+        'set job={"gpu_resource": "amd.com/gpu"}, or give gpus_per_node, 0 to train on CPUs'
+    )
+
+
+def test_without_a_right_to_look_it_says_what_to_give() -> None:
+    with pytest.raises(InputError, match=r"cannot be seen \(nodes is forbidden\): give gpus_per_node"):
+        gpus_a_node(HIDDEN, NVIDIA, 1)
+
+
+def test_training_on_cpus_is_said_with_the_gpus_that_it_leaves_idle() -> None:
+    on_cpus = "no GPU is asked for (gpus_per_node=0): this trains on CPUs"
+    assert unused([node()], NVIDIA) == unused(HIDDEN, NVIDIA) == on_cpus
+    nodes = [node(**{NVIDIA: "8"}), node(**{NVIDIA: "8", AMD: "1"}), node(**{"x.com/npu": "4"})]
+    assert unused(nodes, NVIDIA) == f"{on_cpus}, though nodes have 1 {AMD} and 16 {NVIDIA}"
+    assert unused(nodes, "x.com/npu").endswith(f"1 {AMD} and 16 {NVIDIA} and 4 x.com/npu")
+
+
+def test_a_count_that_is_no_number_counts_for_none() -> None:
+    assert gpus([node(**{NVIDIA: "1k", AMD: "2"})])[AMD] == [2]
+
+
+MODES = ("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod")
+
+
+@pytest.mark.parametrize(
+    "asked", [m for n in (1, 2, 3) for m in itertools.combinations(MODES[:3], n)]
+)
+@pytest.mark.parametrize("nodes", [None, 1, 2, 5])
+def test_a_claim_for_one_node_holds_up_a_cluster_of_several(
+    asked: tuple[str, ...], nodes: int | None
+) -> None:
+    alone = asked == ("ReadWriteOnce",) and nodes != 1
+    assert held_together(claim(*asked), nodes) == ("ReadWriteOnce" if alone else "")
+
+
+def test_the_modes_of_the_volume_count_too_and_one_pod_is_never_several() -> None:
+    assert held_together(claim("ReadWriteOnce", bound=("ReadWriteOnce", "ReadWriteMany")), 2) == ""
+    assert held_together(claim("ReadWriteOncePod"), 1) == "ReadWriteOncePod"
+
+
+@pytest.mark.parametrize(
+    ("publish", "with_data"),
+    [("in-place", True), ("none", True), ("clone", False), ("snapshot", False), ("auto", False)],
+)
+def test_a_copy_is_mounted_in_place_of_the_data(publish: str, with_data: bool) -> None:
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "mine"}}
+    spec = LaunchSpec.create(image="a:1", claims={"/x": "own:ro"}, volumes=[volume])
+    found = mounted_at_once(spec, "work", "data", publish)
+    assert found == sorted({"work", "own", "mine"} | ({"data"} if with_data else set()))
+
+
+GOOD = [
+    *("gs://bucket", "gs://bucket/a/b", "s3://b-1.x_y/p", "https://host/x/_MANIFEST.jsonl", ""),
+    *("file:///folder/a", "/folder/gs:/a", "/a", "../a", "./new", "http://10.0.0.1:9000/m"),
+]
+
+
+@pytest.mark.parametrize("value", GOOD)
+def test_a_place_that_is_written_as_one_is_let_pass(value: str) -> None:
+    check_place("source", value)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_scheme_is_told_however_it_is_mistyped(seed: int) -> None:
+    dice = random.Random(seed)
+    scheme = dice.choice(["gs", "s3", "https", "http"])
+    written = "".join(dice.choice([letter, letter.upper()]) for letter in scheme)
+    rest = dice.choice(["bucket", "my-bucket/flowers", "a1b/c d/ä", "b.c/x:y"])
+    with pytest.raises(InputError) as raised:
+        check_place("destination", written + dice.choice([":", ":/", ";//", "//"]) + rest)
+    assert f"write {scheme}://{rest}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["my-bucket/flowers", "bucket", "gs", "~/images", "a:b/c"])
+def test_a_bucket_without_a_scheme_is_no_folder(
+    value: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=f"for a bucket write gs://{value}, for a folder its"):
+        check_place("source", value)
+    (tmp_path / value).mkdir(parents=True)
+    check_place("source", value)
+
+
+@pytest.mark.parametrize("bucket", ["My_Bucket", "a", "-ab", "ab-", "a b", "x" * 223, "ä-b"])
+def test_a_bucket_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
+    with pytest.raises(InputError, match="no bucket can be called"):
+        check_place("source", f"gs://{bucket}/x")
