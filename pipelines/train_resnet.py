@@ -122,7 +122,7 @@ def train_resnet(
             champion=plan["champion"],
         )
         pods.waiting(_bucket(_mount(verdict, work=work_claim), bucket_secret))
-        with dsl.If(verdict.outputs["blessed"] == True, name="blessed"):  # noqa: E712
+        with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             exported = export(
                 checkpoint=trained.outputs["checkpoint"],
                 run_dir=trained.outputs["run_dir"],
