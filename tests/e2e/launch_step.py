@@ -75,11 +75,11 @@ class LaunchStep:
         self.pod["spec"]["securityContext"] = {"runAsUser": UID}
         self.attempts: list[Attempt] = []
 
-    def start(self) -> "LaunchStep":
-        """Run the pod; `wait` for it."""
+    def start(self, seconds: float = 300.0) -> "LaunchStep":
+        """Run the pod, for so long at most; `wait` for it."""
         attempt = Attempt(self.grounds, self.pod)
         self.attempts.append(attempt)
-        self._thread = threading.Thread(target=attempt.wait, args=(300.0,), daemon=True)
+        self._thread = threading.Thread(target=attempt.wait, args=(seconds,), daemon=True)
         self._thread.start()
         return self
 

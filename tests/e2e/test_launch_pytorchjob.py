@@ -1,6 +1,7 @@
 """Launching, following and ending PyTorchJobs, with the step as a pod under the stock account."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kubernetes import client
@@ -19,6 +20,9 @@ for number in range({count}):
     print("rank", os.environ["RANK"], "line", number)
     time.sleep({pause})
 """
+
+
+SECRET = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "key"}}}
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +215,43 @@ def test_an_image_that_is_not_there_is_explained(grounds: Grounds) -> None:
     assert "cannot pull ghcr.io/nobody/nothing:1" in step.log()
     assert "took longer than deadline_minutes=0.25 and was deleted" in step.log()
     assert step.jobs() == []
+
+
+# What can never start, with the rights of whoever may read events, and what is said of it.
+UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "image name": ({"image": "Not/A_Name:1"}, "cannot pull Not/A_Name:1 (InvalidImageName: "),
+    "config": (
+        {"env_vars": [SECRET]},
+        'cannot start (CreateContainerConfigError: secret "absent" not found)',
+    ),
+    "user": ({"run_as_user": 0}, "cannot start (CreateContainerConfigError: "),
+}
+
+
+def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grounds) -> None:
+    steps = {
+        name: LaunchStep(grounds, {"nodes": 2, **python("print(1)"), **spec}).start()
+        for name, (spec, _) in UNSTARTABLE.items()
+    }
+    for name, step in steps.items():
+        assert step.wait(150) == "Failed"
+        last = step.log().splitlines()[-1]
+        assert UNSTARTABLE[name][1] in last, f"{name}: {step.log()}"
+        assert "cannot start and was deleted" in last
+        assert step.jobs() == []
+
+
+def test_pods_that_are_forbidden_end_the_job_in_a_minute(cluster: client.ApiClient) -> None:  # noqa: F811
+    with namespace(cluster) as space:
+        hard = {"hard": {"limits.memory": "512Mi"}}
+        space.core.create_namespaced_resource_quota(
+            space.namespace, {"metadata": {"name": "memory"}, "spec": hard}
+        )
+        step = LaunchStep(space, {"memory": "512Mi", **python("print(1)")})
+        limits = {"limits": {"memory": "512Mi"}}
+        step.pod["spec"]["containers"][0]["resources"] |= limits
+        assert step.start().wait(150) == "Failed"
+        last = step.log().splitlines()[-1]
+        assert "no pods yet: " in last, step.log()
+        assert "exceeded quota: memory" in last
+        assert step.jobs() == []

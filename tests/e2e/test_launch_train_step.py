@@ -223,7 +223,7 @@ def test_a_first_worker_that_starts_after_260_seconds_is_waited_for(
 ) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
     with late(grounds, 0) as let_go:
-        step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start()
+        step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start(600)
         until(lambda: len(step.workers()) == 2, "two pods")
         began = time.monotonic()
         while time.monotonic() - began < 260:

@@ -19,6 +19,7 @@ from kfp_ddp.components.shared.launch.follow.logs import to_follow
 from kfp_ddp.components.shared.launch.follow.narrator import Narrator
 from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.components.shared.launch.follow.standing import Reason
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.identity import Owner
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
@@ -152,9 +153,9 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
     narrator = Narrator(Printer(), nowhere())
 
     def tell(clock: float, job: Object, reason: str) -> None:
-        def explain(*given: Any) -> str:
+        def explain(*given: Any) -> dict[str, Reason]:
             asked.append(clock)
-            return reason
+            return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.components.shared.launch.follow.narrator.explain", explain)
         narrator.tell(Look(job, Pods.of(job), True, now=0, clock=clock), [])

@@ -4,12 +4,16 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import ApiError
-from kfp_ddp.components.shared.launch.follow.narrator import explain
+from kfp_ddp.components.shared.launch.follow import narrator
 from kfp_ddp.components.shared.launch.job_state import State, started, state
 from kfp_ddp.components.shared.launch.kueue import check_queue
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
+
+
+def explain(*given: Any) -> str:
+    return narrator.in_words(narrator.explain(*given))
 
 
 class Answers:

@@ -150,7 +150,13 @@ def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
         limit = f"deadline_minutes={spec.deadline_minutes:g}"
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
         return Failure(1, -1, line, retryable=False)
-    return root_cause(outcome.pods, outcome.state.message, outcome.last_lines, outcome.lost)
+    return root_cause(
+        outcome.pods,
+        outcome.state.message,
+        outcome.last_lines,
+        outcome.lost,
+        outcome.never_started,
+    )
 
 
 def _follow(
@@ -163,14 +169,15 @@ def _follow(
 
 
 def _limits(spec: LaunchSpec) -> Limits:
-    # A job that may be tried again as a whole is not left to pods that cannot meet any more.
-    whole = spec.retries and not spec.elastic and spec.restart_policy == "Never"
+    # A job that is a whole is not left to pods that cannot meet any more.
+    whole = not spec.elastic and spec.restart_policy == "Never"
     return Limits(
         deadline=spec.deadline_minutes * 60,
         pending=spec.pending_minutes * 60,
         enough_pods=spec.node_range()[0] if spec.elastic else 0,
         crashes=spec.restarts() if spec.elastic else 0,
         silence=SILENCE_SECONDS if whole and KINDS[spec.kind].waits_in_silence else 0,
+        pods=spec.pods() + (spec.kind == "mpijob"),
     )
 
 

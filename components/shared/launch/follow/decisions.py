@@ -3,10 +3,12 @@
 Only what was seen and the clocks go in, so that every rule is a function to be read alone.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.follow.pods import Pods, created, waits, was_restarted
+from kfp_ddp.components.shared.launch.follow.standing import Stands, final
 from kfp_ddp.components.shared.launch.job_state import State, started, state
 from kfp_ddp.components.shared.launch.specification.kinds import Kind, pod_title
 
@@ -27,6 +29,8 @@ class Limits:
     """Pods that may crash and be made anew, which an operator does without an end; 0 for any."""
     silence: float = 0
     """How long nothing may be heard after a pod was replaced; 0 where its peers take it in."""
+    pods: int = 0
+    """Pods that it is made of; 0 where nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,13 @@ def out_of_time(look: Look, kind: Kind, limits: Limits, waits_for: str) -> str:
             f"and the job was deleted: {waits_for}"
         )
     return ""
+
+
+def cannot_start(look: Look, kind: Kind, limits: Limits, standing: Iterable[Stands]) -> str:
+    """The error of a job of which a pod can never start, or not soon enough; '' for none."""
+    if look.state.over or not (found := final(standing, look.clock, limits.pending)):
+        return ""
+    return f"{kind.title} {look.name} cannot start and was deleted: {found}"
 
 
 def waiting(look: Look, enough_pods: int) -> tuple[float, str]:

@@ -14,6 +14,7 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
     Limits,
     Look,
     Verdict,
+    cannot_start,
     out_of_time,
     verdict,
 )
@@ -21,6 +22,7 @@ from kfp_ddp.components.shared.launch.follow.logs import PodLogs
 from kfp_ddp.components.shared.launch.follow.narrator import Narrator
 from kfp_ddp.components.shared.launch.follow.pods import Pods, writes_no_more
 from kfp_ddp.components.shared.launch.follow.printer import Printer
+from kfp_ddp.components.shared.launch.follow.standing import oldest
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.job_state import State, state
 from kfp_ddp.components.shared.launch.specification.kinds import Kind
@@ -46,6 +48,8 @@ class Outcome:
     """Whether it failed for nothing but the end of pods that its queue had taken back."""
     given_up: bool = False
     """Whether that is our judgement: the operator would let the job go on."""
+    never_started: str = ""
+    """The pod that waited longest to start when the job ended, and for what."""
 
 
 class Watches:
@@ -57,9 +61,16 @@ class Watches:
         its = {"labelSelector": kind.pod_selector(job)}
         self.pods = WatchCache(api, core(space, "pods"), its, changed)
         # Those of pods stand in their conditions.
-        about = {"fieldSelector": f"involvedObject.name={job}"}
+        about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
         self.events = WatchCache(api, core(space, "events"), about, changed)
+        # The second is the Job that makes the pods of a TrainJob.
+        self.makers = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
+
+    def warnings(self) -> list[Object]:
+        """The events that say why pods of the job are not made."""
+        found = list(self.events.objects.values())
+        return [each for each in found if each["involvedObject"].get("name") in self.makers]
 
     def start(self) -> None:
         """Begin to watch."""
@@ -117,7 +128,7 @@ class Follower:
                 look = self._look()
                 if look is None:
                     continue
-                self.narrator.tell(look, list(self.watches.events.objects.values()))
+                self.narrator.tell(look, self.watches.warnings(), limits.pods)
                 self.ending.warm()
                 if self.files is not None:
                     self.files.keep(look.clock)
@@ -159,7 +170,9 @@ class Follower:
         problem = ""
         if not look.state.over and (lack := self.kind.stripped_fields(look.job)):
             problem = f"{self.kind.title} {look.name} {lack}"
-        if problem := problem or out_of_time(look, self.kind, limits, self.narrator.line):
+        standing = self.narrator.standing.values()
+        problem = problem or out_of_time(look, self.kind, limits, self.narrator.line)
+        if problem := problem or cannot_start(look, self.kind, limits, standing):
             self.ending.delete_job()
             raise JobError(problem)
         return verdict(look, self.kind, limits)
@@ -177,6 +190,7 @@ class Follower:
             lost=self.pods.lost,
             preempted=preempted,
             given_up=found.given_up,
+            never_started=str(oldest(self.narrator.standing.values()) or ""),
         )
 
     def _drain(self) -> None:

@@ -4,26 +4,31 @@ That may be scheduling, quota, an image, a claim or a queue.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.follow.decisions import Look
 from kfp_ddp.components.shared.launch.follow.printer import Printer
+from kfp_ddp.components.shared.launch.follow.standing import (
+    Reason,
+    Stands,
+    of_containers,
+    of_events,
+    still,
+)
 from kfp_ddp.components.shared.launch.job_state import State
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 EXPLAIN_SECONDS = 2.0
 # A queue may hold a job for days: what does not change there is asked for less and less often.
 QUEUE_SECONDS = 30.0
-PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 MOUNT = {
     "FailedAttachVolume": "a ReadWriteOnce claim is on one node at a time: use ReadWriteMany, or "
     "publish=clone or snapshot for data",
     "FailedMount": "check the claims, secrets and maps that the pod mounts",
 }
-STARTING = "starting"
-CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+STARTING, NO_PODS = Reason("", "starting"), "no pods yet"
 
 
 class Narrator:
@@ -37,17 +42,20 @@ class Narrator:
         self.pause = EXPLAIN_SECONDS
         """How long what a queue says is not asked for again."""
         self.asked_at = 0.0
+        self.standing: dict[str, Stands] = {}
+        """Why each pod that cannot start does not; of a job that is over, as it was before."""
 
-    def tell(self, look: Look, events: Sequence[Object]) -> None:
-        """Print it if some time has passed since it was asked for."""
+    def tell(self, look: Look, events: Sequence[Object], pods: int = 0) -> None:
+        """Print it if some time has passed since it was asked for; `pods` are those wanted."""
         phase = look.state.phase
         pause = self.pause if phase == self.phase == "queued" else EXPLAIN_SECONDS
         if look.state.over or look.clock - self.asked_at < pause:
             return
         self.asked_at = look.clock
-        pods = list(look.pods.present.values())
-        reason = explain(look.job, look.state, pods, list(events), self.api)
-        line = f"{look.name} is {phase}" + (f": {reason}" if reason else "")
+        found = explain(look.job, look.state, look.pods.own, events, self.api, pods)
+        problems = {who: reason for who, reason in found.items() if reason.kind}
+        self.standing = still(self.standing, problems, look.clock)
+        line = f"{look.name} is {phase}" + (f": {in_words(found)}" if found else "")
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
@@ -55,56 +63,62 @@ class Narrator:
         self.line, self.phase, self.pause = line, phase, EXPLAIN_SECONDS
 
 
-def explain(job: Object, state: State, pods: list[Object], events: list[Object], api: Api) -> str:
-    """One line on what a job waits for; '' when all its pods run.
+def explain(
+    job: Object,
+    state: State,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    api: Api,
+    wanted: int = 0,
+) -> dict[str, Reason]:
+    """What a job, by '', or each of its pods waits for; empty when all run.
 
     Its `events` are none where they may not be read. Claims, queues and the events of pods are
     asked for only while a pod waits for them.
     """
     if state.phase == "queued":
-        return kueue.waiting(job, api)
-    reasons: dict[str, list[str]] = {}
+        return {"": Reason("", kueue.waiting(job, api))}
     found = {pod["metadata"]["name"]: _of_pod(pod, api) for pod in pods}
     unmounted = _unmounted(api) if STARTING in found.values() else {}
+    told: dict[str, Reason] = {}
     for pod in pods:
         name = pod["metadata"]["name"]
         reason = unmounted.get(name, STARTING) if found[name] == STARTING else found[name]
         if reason:
-            reasons.setdefault(reason, []).append(pod_title(pod))
-    if reasons:
-        return "; ".join(f"{', '.join(sorted(who))}: {why}" for why, who in reasons.items())
-    if not pods:
-        warnings = [e for e in events if e.get("type") == "Warning"]
-        if warnings:
-            return f"no pods yet: {short(str(warnings[-1].get('message', '')))}"
-        return "no pods yet: the operator has not made them"
-    return ""
+            told[pod_title(pod)] = reason
+    if len(pods) < max(1, wanted) and (kept := of_events(events)):
+        told[NO_PODS if not pods else f"{len(pods)} of {wanted} pods"] = kept
+    elif not pods:
+        told[NO_PODS] = Reason("", "the operator has not made them")
+    return told
 
 
-def _of_pod(pod: Object, api: Api) -> str:
+def in_words(found: Mapping[str, Reason]) -> str:
+    """One line on what a job waits for, the pods of one reason together; '' for nothing."""
+    by_text: dict[str, list[str]] = {}
+    for who, reason in found.items():
+        by_text.setdefault(reason.text, []).append(who)
+    lines = ((", ".join(sorted(who)), text) for text, who in by_text.items())
+    return "; ".join(f"{who}: {text}" if who else text for who, text in lines)
+
+
+def _of_pod(pod: Object, api: Api) -> Reason | None:
     status = pod.get("status", {})
     if status.get("phase") != "Pending":
-        return ""
+        return None
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _unschedulable(pod, str(condition.get("message", "")), api)
-    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for container in every:
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason", ""), short(str(waiting.get("message", "")))
-        if reason in PULL:
-            said = f"cannot pull {container['image']} ({reason}: {message})"
-            return f"{said}; check its name and image_pull_secrets"
-        if reason in CONFIG:
-            hint = "; set run_as_user, or non_root=false" if "runAsNonRoot" in message else ""
-            return f"cannot start ({reason}: {message}){hint}"
+            message = str(condition.get("message", ""))
+            return Reason("unschedulable", _unschedulable(pod, message, api))
+    if reason := of_containers(pod):
+        return reason
     for container in status.get("initContainerStatuses") or []:
         if "running" in (container.get("state") or {}):
-            return f"init container {container['name']} runs"
-    return STARTING if status.get("containerStatuses") else "waiting for a node"
+            return Reason("", f"init container {container['name']} runs")
+    return STARTING if status.get("containerStatuses") else Reason("", "waiting for a node")
 
 
-def _unmounted(api: Api) -> dict[str, str]:
+def _unmounted(api: Api) -> dict[str, Reason]:
     """Why a volume cannot be mounted, which only events tell, by the name of the pod."""
     query = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
     try:
@@ -112,8 +126,9 @@ def _unmounted(api: Api) -> dict[str, str]:
     except ApiError:
         return {}
     return {
-        event["involvedObject"]["name"]: f"{short(str(event.get('message', '')))}; "
-        + MOUNT[event["reason"]]
+        event["involvedObject"]["name"]: Reason(
+            "mount", f"{short(str(event.get('message', '')))}; {MOUNT[event['reason']]}"
+        )
         for event in events
         if event.get("reason") in MOUNT
     }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from kfp_ddp.base.failure import Failure, first_cause, lost_peer
@@ -17,19 +18,27 @@ def root_cause(
     job_message: str,
     last_lines: Mapping[str, Sequence[str]] | None = None,
     lost: Sequence[Object] = (),
+    never_started: str = "",
 ) -> Failure:
-    """The first failure that is no consequence of another one.
+    """The first failure that is no consequence of another one; a pod that never started is one.
 
     Args:
         pods: The job's pods as they are now.
         job_message: What the job's own condition says, for when no pod says anything.
         last_lines: The end of each pod's log, by uid, for a pod that left no message of ours.
         lost: Pods that were removed while they ran, and so tell nothing themselves.
+        never_started: The pod that waited to start for longest, and for what; '' for none.
     """
     found = [failure for pod in pods if (failure := _of_pod(pod, last_lines or {})) is not None]
     found += [_of_lost(pod) for pod in lost]
+    first = first_cause(found)
+    if never_started and (first is None or first.consequence):
+        retryable = first is not None and first.retryable
+        return Failure(1, -1, f"{never_started} (it never started)", retryable)
+    if never_started and first is not None:
+        return replace(first, error=f"{first.error}; besides, {never_started}")
     silent = job_message or "the job failed and left no pod that says why"
-    return first_cause(found) or Failure(1, -1, silent, retryable=False)
+    return first or Failure(1, -1, silent, retryable=False)
 
 
 def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
@@ -43,7 +52,8 @@ def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | N
     if status.get("reason") in LOST_NODE:
         line = f"{who}: {status['reason']}: {status.get('message', '')}".rstrip(": ")
         return Failure(1, -1, line, retryable=True, time=0, pod=name)
-    for container in status.get("containerStatuses") or []:
+    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    for container in every:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):

@@ -1,0 +1,174 @@
+"""Which reasons end a job that cannot start, after what time, and how they get into its error."""
+
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.shared.launch.follow import narrator
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.follow.standing import (
+    FINAL_AFTER,
+    Reason,
+    Stands,
+    final,
+    of_containers,
+    of_events,
+    still,
+)
+from kfp_ddp.components.shared.launch.job_state import State
+
+UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
+NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'
+LIMITED = "toomanyrequests: You have reached your pull rate limit"
+
+
+def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict[str, Any]:
+    container = {"image": "ghcr.io/a/b:1", "name": "c"}
+    state = {"waiting": {"reason": reason, "message": message}}
+    meta = {"name": "worker-0", "labels": {}, "uid": "u"}
+    return {
+        "metadata": meta,
+        "status": {"phase": "Pending", where: [{**container, "state": state}]},
+    }
+
+
+@pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
+@pytest.mark.parametrize(
+    ("reason", "message", "kind", "seconds"),
+    [
+        ("InvalidImageName", "couldn't parse image name", "invalid image name", 5),
+        ("ErrImageNeverPull", "is not present with pull policy of Never", "image not on", 60),
+        ("ErrImagePull", UNKNOWN, "image refused", 60),
+        ("ErrImagePull", "pull access denied, repository does not exist", "image refused", 60),
+        ("ErrImagePull", "401 Unauthorized", "image refused", 60),
+        ("ErrImagePull", "no match for platform in manifest", "image refused", 60),
+        ("ImagePullBackOff", f"Back-off pulling image: ErrImagePull: {UNKNOWN}", "image ref", 60),
+        ("ErrImagePull", NO_ANSWER, "image", 1200),
+        ("ErrImagePull", "503 Service Unavailable", "image", 1200),
+        ("ErrImagePull", LIMITED, "image", 1200),
+        ("ImagePullBackOff", "Back-off pulling image", "image", 1200),
+        ("CreateContainerConfigError", 'secret "s" not found', "container", 60),
+        ("CreateContainerConfigError", "container has runAsNonRoot", "container", 60),
+        ("CreateContainerError", "failed to reserve container name", "container", 60),
+        ("RunContainerError", "exec: not found", "container", 60),
+        ("ContainerCreating", "", None, 0),
+        ("PodInitializing", "", None, 0),
+    ],
+)
+def test_what_keeps_a_container_from_starting_has_its_time(
+    where: str, reason: str, message: str, kind: str | None, seconds: float
+) -> None:
+    found = of_containers(waiting(reason, message, where))
+    if kind is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.kind.startswith(kind)
+    assert FINAL_AFTER[found.kind] == seconds
+
+
+QUOTA = 'pods "x" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4'
+NO_LIMITS = 'pods "x" is forbidden: failed quota: q: must specify limits.cpu'
+RESTRICTED = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+WEBHOOK = 'admission webhook "policy.example.com" denied the request: no such team'
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (QUOTA, "quota"),
+        (NO_LIMITS, "quota"),
+        (RESTRICTED, "forbidden"),
+        (WEBHOOK, "forbidden"),
+        ("etcdserver: request timed out", "no pods"),
+    ],
+)
+def test_what_keeps_pods_from_being_made_is_in_the_newest_event(message: str, kind: str) -> None:
+    events = [
+        {"reason": "RestartPolicy", "message": "so", "lastTimestamp": "2026-01-01T00:00:09Z"},
+        {"reason": "FailedCreatePod", "message": message, "lastTimestamp": "2026-01-01T00:00:02Z"},
+        {"reason": "FailedCreate", "message": "older", "lastTimestamp": "2026-01-01T00:00:01Z"},
+    ]
+    assert of_events(events) == Reason(kind, message)
+    assert of_events(events[:1]) is None
+    api: Any = None
+    there = waiting("ContainerCreating", "")
+    there["status"]["phase"] = "Running"
+    for pods, who in (([], "no pods yet"), ([there], "1 of 2 pods")):
+        found = narrator.explain({}, State("created"), pods, events, api, 2)
+        assert found == {who: Reason(kind, message)}
+    assert narrator.explain({}, State("created"), [there], events, api, 1) == {}
+
+
+def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> str:
+    """The kind of the reason that has stood too long, after looks at a pod at these times."""
+    before: dict[str, Stands] = {}
+    for clock, kind, text in seen:
+        before = still(before, {"worker-0": Reason(kind, text)} if kind else {}, clock)
+    found = final(before.values(), at or seen[-1][0], pending)
+    return found.reason.kind if found else ""
+
+
+@pytest.mark.parametrize(
+    ("seen", "pending", "kind"),
+    [
+        ([(0, "container", "x"), (59, "container", "x")], 0, ""),
+        ([(0, "container", "x"), (60, "container", "x")], 0, "container"),
+        ([(0, "container", "x"), (50, "", ""), (60, "container", "x")], 0, ""),
+        ([(0, "container", "x"), (30, "image", "y"), (60, "image", "y")], 0, ""),
+        ([(0, "invalid image name", "x"), (5, "invalid image name", "x")], 0, "invalid image name"),
+        # The kubelet waits in turn, and does not always say again what for.
+        ([(0, "image refused", UNKNOWN), (60, "image", "Back-off")], 0, "image refused"),
+        ([(0, "image", NO_ANSWER), (61, "image", NO_ANSWER)], 0, ""),
+        ([(0, "image", NO_ANSWER), (1200, "image", "Back-off")], 0, "image"),
+        ([(0, "image", NO_ANSWER), (1100, "image refused", UNKNOWN)], 0, "image refused"),
+        # What may pass has as long as the user says, be it more or less.
+        ([(0, "image", NO_ANSWER), (1200, "image", NO_ANSWER)], 7200, ""),
+        ([(0, "quota", QUOTA), (60, "quota", QUOTA)], 0, "quota"),
+        ([(0, "quota", QUOTA), (60, "quota", QUOTA)], 600, ""),
+        ([(0, "forbidden", RESTRICTED), (60, "forbidden", RESTRICTED)], 600, "forbidden"),
+        ([(0, "unschedulable", "no node"), (99999, "unschedulable", "no node")], 0, ""),
+    ],
+)
+def test_a_reason_ends_the_job_when_it_has_stood_its_time(
+    seen: list[tuple[float, str, str]], pending: float, kind: str
+) -> None:
+    assert stood(*seen, pending=pending) == kind
+
+
+def test_of_several_reasons_the_oldest_is_told() -> None:
+    before = still({}, {"b": Reason("container", "first")}, 1)
+    both = {"a": Reason("forbidden", "second"), "b": Reason("container", "first")}
+    found = final(still(before, both, 2).values(), 99, 0)
+    assert str(found) == "b: first"
+
+
+def ended(code: int, message: str, where: str = "containerStatuses") -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "message": message}}
+    meta = {"name": "worker-1", "uid": "v", "labels": {}}
+    return {"metadata": meta, "status": {where: [{"name": "c", "state": state}]}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "error", "retryable"),
+    [
+        ([], "worker-0: no secret (it never started)", False),
+        ([ended(1, "timed out waiting 5ms")], "worker-0: no secret (it never started)", True),
+        (
+            [ended(1, "key")],
+            "worker-1: exit code 1: key; besides, worker-0: no secret",
+            False,
+        ),
+    ],
+)
+def test_the_error_of_a_job_tells_which_pod_never_started(
+    pods: list[dict[str, Any]], error: str, retryable: bool
+) -> None:
+    """The operator itself says no more than that a worker failed."""
+    found = root_cause(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
+    assert (found.error, found.retryable) == (error, retryable)
+
+
+def test_an_init_container_that_fails_is_a_cause() -> None:
+    found = root_cause([ended(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
+    assert found.error == "worker-1: exit code 1: no route"
