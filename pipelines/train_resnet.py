@@ -82,7 +82,12 @@ def train_resnet(
     last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, backend=backend, job=job)
     pods.waiting(_mount(last, work=work_claim))
     with dsl.ExitHandler(last, name="training"):
-        synced = data_sync(source=source, dataset=plan["dataset"], options=plan["sync"])
+        synced = data_sync(
+            source=source,
+            dataset=plan["dataset"],
+            options=plan["sync"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        )
         _bucket(_mount(synced, data=plan["data_claim"]), bucket_secret)
         pods.kept(pods.working(synced, plan["sync_cpu"], plan["sync_memory"]))
         volume = dataset_volume(

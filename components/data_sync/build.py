@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kfp_ddp.base.files import Folders
 from kfp_ddp.components.data_sync import checks, manifest
 from kfp_ddp.components.data_sync.context import Context
 from kfp_ddp.components.data_sync.download import download
@@ -21,7 +22,7 @@ def build(context: Context, store: Store, result: Result) -> None:
     """
     options, listing = context.options, result.names.listing
     store.clear_builds(but=result.digest)
-    stage = stage_of(store.build_folder(result.digest), listing, options.pack)
+    stage = stage_of(store, result, options.pack)
     try:
         done = stage.open()
         result.resumed = len(done)
@@ -30,7 +31,7 @@ def build(context: Context, store: Store, result: Result) -> None:
         if isinstance(stage, TarStage):  # what is taken from the version before is a copy
             checks.check_room(store.root, stage, [i for i in stage.files() if i not in done])
         if before is not None:
-            done |= _take(stage, before, result, done, options.verify == "full")
+            done |= _take(stage, before, store.root, result, done, options.verify == "full")
         missing = [i for i in stage.files() if i not in done]
         checks.check_lost(result, missing)
         checks.check_room(store.root, stage, missing)
@@ -40,14 +41,18 @@ def build(context: Context, store: Store, result: Result) -> None:
     context.phase("publishing")
     offsets = stage.member_offset if isinstance(stage, TarStage) else None
     head = result.header(options.pack)
-    manifest.write(stage.tree / manifest.NAME, head, listing, stage.mtimes, offsets)
-    store.publish(stage.tree, result.digest)
+    aside = stage.folder / manifest.NAME
+    manifest.write(
+        stage.tree / manifest.NAME, aside, store.root, head, listing, stage.mtimes, offsets
+    )
+    store.publish(stage.folder, result.digest)
     store.clear_builds()
 
 
-def stage_of(folder: Path, listing: Listing, pack: str) -> FileStage:
+def stage_of(store: Store, result: Result, pack: str) -> FileStage:
     """The stage for the layout that was asked for."""
-    return (TarStage if pack == "tar" else FileStage)(folder, listing)
+    kind = TarStage if pack == "tar" else FileStage
+    return kind(store.build_folder(result.digest), result.names.listing, store.root)
 
 
 def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Changes:
@@ -61,25 +66,28 @@ def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Cha
     return found
 
 
-def _take(stage: FileStage, before: Path, result: Result, done: set[int], read: bool) -> set[int]:
+def _take(
+    stage: FileStage, before: Path, root: Path, result: Result, done: set[int], read: bool
+) -> set[int]:
     """Take what is unchanged from the version before; the indices taken.
 
     `read` files that are only linked, too; what is copied is always checked.
     """
     taken = set()
-    same = result.changes
+    same, folders = result.changes, Folders(root, before.relative_to(root))
     for at, index in enumerate(same.same):
         name = stage.listing.names[index]
         if index in done or name.endswith("/"):
             continue
         if isinstance(stage, TarStage):
-            source = before / (same.packs[at] or name)
-            good = stage.copy(index, source, same.offsets[at], same.crcs[at])
+            source = same.packs[at] or name
+            good = stage.copy(index, before, source, same.offsets[at], same.crcs[at])
         elif same.packs[at]:
             good = False
         else:
-            good = stage.link(index, before / name, same.mtimes[at], same.crcs[at], read)
+            good = stage.link(index, folders, same.mtimes[at], same.crcs[at], read)
         if good:
             taken.add(index)
+    folders.close()
     result.linked = len(taken)
     return taken

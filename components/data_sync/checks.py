@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.dataset import canonical
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.pack import TarStage
@@ -14,6 +15,40 @@ from kfp_ddp.components.data_sync.text import human
 
 MARGIN = 1.02
 """Room asked for beyond the bytes and files themselves, for folders and the journal."""
+
+
+def check_apart(source: str, target: Path, mirror: bool) -> None:
+    """Refuse a source folder that a sync of it would write to, or copy again each time.
+
+    Args:
+        source: Where the data comes from.
+        target: The folder to sync to, whether it is there or not.
+        mirror: Whether all of the target is written, and not only its versions.
+
+    Raises:
+        InputError: one contains the other, whatever links lead there.
+    """
+    address = canonical(source)
+    if "://" in address:
+        return
+    read = Path(os.path.realpath(address))
+    for written in (target,) if mirror else (target / "versions", target / ".kfsync"):
+        real = Path(os.path.realpath(written))
+        if _inside(read, real) or _inside(real, read):
+            raise InputError(
+                f"source {address} and target {target} contain one another; "
+                "give a target beside the source"
+            )
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or below it, also where that is mounted in two places."""
+    if path.is_relative_to(folder):
+        return True
+    try:
+        return any(each.exists() and each.samefile(folder) for each in (path, *path.parents))
+    except OSError:
+        return False
 
 
 def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:

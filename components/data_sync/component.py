@@ -13,6 +13,7 @@ def data_sync(
     data_dir: str = "",
     dataset: str = "",
     options: dict = {},  # noqa: B006
+    run_id: str = "",
 ) -> NamedTuple("Synced", [("digest", str), ("path", str), ("dataset", str)]):
     """Bring a bucket prefix to a claim as a verified version, named by its content.
 
@@ -29,6 +30,8 @@ def data_sync(
         dataset: Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for
             the last part of the source with a hash of it.
         options: Settings of the sync by name, such as {"max_delete": 1}; all are in the README.
+        run_id: Id of the pipeline run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, for which the version stays
+            as long as the run lives; empty to go by keep_hours alone.
     """
     inputs = dict(locals())
     from kfp_ddp.components.data_sync.engine import run

@@ -19,6 +19,8 @@ class Context(NamedTuple):
     options: Options
     retry: Retry
     watch: Watch
+    run_id: str = ""
+    """Id of the pipeline run that gets the version; '' for none."""
 
     def phase(self, name: str) -> None:
         """Tell that a phase starts that counts nothing."""

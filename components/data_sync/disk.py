@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +10,23 @@ from pathlib import Path
 import google_crc32c
 
 from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.files import folder_below
 
 _CHUNK = 1 << 20
 
 
-def checksum(path: Path, start: int = 0, size: int | None = None) -> int:
-    """The crc32c of a file or `size` bytes of it, links not followed; -1 if they cannot be read."""
+def checksum(name: str, folder: int, start: int = 0, size: int | None = None) -> int:
+    """The crc32c of a plain file, or of `size` bytes of it; -1 if they cannot be read.
+
+    `folder` is the descriptor of the folder that it lies in.
+    """
     crc, left = 0, sys.maxsize if size is None else size
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(name, flags, dir_fd=folder)
         with open(descriptor, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return -1
             file.seek(start)
             while chunk := file.read(min(_CHUNK, left)):
                 crc, left = google_crc32c.extend(crc, chunk), left - len(chunk)
@@ -47,6 +55,14 @@ def unwritable(path: Path, error: OSError) -> StorageError:
     )
 
 
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """The one line for what is in a target and cannot be read."""
+    return StorageError(
+        f"cannot read {path} as uid {os.geteuid()}: {error.strerror or error}; make it readable "
+        "for this uid, exclude it (as folder/**), or sync without delete"
+    )
+
+
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[None]:
     """Tell in one line what a full or failing disk refuses; a source tells its own faults.
@@ -60,18 +76,17 @@ def writing(target: Path) -> Iterator[None]:
         raise unwritable(Path(error.filename or target), error) from error
 
 
-def plain_folder(path: Path) -> None:
-    """Make a folder with mode 0755, or accept one that is there and no link.
+def plain_folder(root: Path, path: Path) -> None:
+    """Make a folder below `root` with mode 0755, or accept one that is there, through no link.
 
     Raises:
         StorageError: something else is there, or it cannot be made.
     """
     try:
-        path.mkdir()
-        path.chmod(0o755)
-    except FileExistsError:
-        if path.is_symlink() or not path.is_dir():
-            raise no_folder(path) from None
+        with folder_below(root, path.relative_to(root), make=True):
+            pass
+    except NotADirectoryError as error:
+        raise no_folder(Path(error.filename)) from None
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -81,14 +96,16 @@ def no_folder(path: Path) -> StorageError:
     return StorageError(f"{path} is a link or a file where a folder must be; remove it")
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
+def remove(name: str, folder: int) -> None:
+    """Remove a file, a link or a whole folder from the folder with this descriptor."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError):
         import shutil  # most syncs remove nothing, and 4 ms of their start go without it
 
-        shutil.rmtree(path)
+        shutil.rmtree(name, dir_fd=folder)
 
 
 def flush_filesystem(path: Path) -> None:

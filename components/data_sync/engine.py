@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kfp_ddp.base.folders import data_dir as folder_of_data
+from kfp_ddp.base.run_folder import check_run_id
 from kfp_ddp.components.data_sync import report as reports
 from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.settings import options_of
@@ -38,6 +39,7 @@ def run(
     data_dir: str,
     dataset: str,
     options: Mapping[str, Any],
+    run_id: str,
 ) -> Synced:
     """Sync, print what happened, and write the version's facts and the report.
 
@@ -48,14 +50,19 @@ def run(
         StorageError: the source cannot be read, or the folder not be written.
     """
     checked = options_of(dataset, options)
+    if run_id:
+        check_run_id(run_id)
     with Progress(sys.stdout) as progress:
-        result = sync(source, Path(folder_of_data(data_dir)), checked, progress.watch)
+        target = Path(folder_of_data(data_dir))
+        result = sync(source, target, checked, progress.watch, run_id=run_id)
     if result.planned:
         print("\n".join(reports.table(result)))
     print(reports.line(result), flush=True)
+    if result.kept_why:
+        print(f"no old version was removed: {result.kept_why}", flush=True)
     facts = {
         "dataset": result.dataset,
-        "source": source,
+        "source": result.source,
         "digest": result.digest,
         "path": str(result.path),
         "files": result.files,

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kfp_ddp.base.files import folder_below, open_below
+
 _BATCH = 64
+_KINDS = [str, int, int, int, int]
 
 
 class Arrived(NamedTuple):
@@ -27,15 +30,16 @@ class Journal:
     What another start has noted may not have reached the disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, root: Path, name: Path) -> None:
+        self._root, self._name = root, name
         self._descriptor, self._lines = -1, list[str]()
         self._lock = threading.Lock()
 
     def open(self) -> None:
         """Go on where the journal ends; raises OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        self._descriptor = os.open(self._path, flags, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        with folder_below(self._root, self._name.parent) as folder:
+            self._descriptor = os.open(self._name.name, flags, 0o644, dir_fd=folder)
         # Also after a line that a kill has cut short, and on another machine than before.
         os.write(self._descriptor, f"\n{json.dumps({'boot': _boot()})}\n".encode())
 
@@ -58,10 +62,10 @@ class Journal:
     def read(self) -> Iterator[Arrived]:
         """What earlier runs have noted; nothing where there is no journal."""
         trusted = False
-        for line in _json_lines(self._path):
+        for line in self._json_lines():
             if isinstance(line, dict):
                 trusted = bool(_boot()) and line.get("boot") == _boot()
-            elif isinstance(line, list) and len(line) == 5:
+            elif isinstance(line, list) and [type(each) for each in line] == _KINDS:
                 name, size, crc, mtime_ns, inode = line
                 yield Arrived(name, size, crc, mtime_ns, inode, trusted)
 
@@ -71,18 +75,17 @@ class Journal:
             self._lines.clear()
             os.write(self._descriptor, text.encode("utf-8", "surrogateescape"))
 
-
-def _json_lines(path: Path) -> Iterator[Any]:
-    try:
-        file = path.open(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return
-    with file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # the kill came in the middle of the line
+    def _json_lines(self) -> Iterator[Any]:
+        try:
+            file = open_below(self._root, self._name)
+        except OSError:
+            return
+        with file:
+            for line in file:
+                try:
+                    yield json.loads(line.decode("utf-8", "surrogateescape"))
+                except (ValueError, RecursionError):
+                    continue  # the kill came in the middle of the line
 
 
 def _boot() -> str:

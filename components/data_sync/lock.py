@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.files import folder_below
 from kfp_ddp.components.data_sync.context import Watch
 from kfp_ddp.components.data_sync.disk import unwritable
 
@@ -29,11 +30,10 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     Raises:
         StorageError: another run held it for more than `wait` seconds.
     """
-    path = root / ".kfsync" / "lock"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        descriptor = _opened(root, "lock")
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable(root / ".kfsync" / "lock", error) from error
     try:
         waited = _acquire(descriptor, root, wait, watch)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
@@ -41,6 +41,42 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
         yield waited
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def briefly(root: Path) -> Iterator[None]:
+    """Keep others for a moment from handing out versions, and from removing them.
+
+    Who may not write there goes on without: what is handed out so, nobody can note.
+
+    Raises:
+        StorageError: the file system has no locks.
+    """
+    try:
+        descriptor = _opened(root, "handing-out")
+    except OSError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _no_locks(root, error) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(root: Path, name: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with folder_below(root, ".kfsync") as work:
+        return os.open(name, flags, 0o644, dir_fd=work)
+
+
+def _no_locks(root: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{root} does not support locks ({error.strerror}); use a file system with flock"
+    )
 
 
 def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
@@ -62,9 +98,7 @@ def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
                 reported = holder
             time.sleep(0.2)
         except OSError as error:
-            raise StorageError(
-                f"{root} does not support locks ({error.strerror}); use a file system with flock"
-            ) from error
+            raise _no_locks(root, error) from error
         else:
             return reported is not None
 

@@ -6,13 +6,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.files import atomic_write, open_below
 from kfp_ddp.components.data_sync.listing import Listing
 
 NAME = "_MANIFEST.jsonl"
 SUCCESS = "_SUCCESS"
+_KINDS = [str, int, str, int, int, str, str, int]
 
 
 class Row(NamedTuple):
@@ -46,6 +47,8 @@ class Changes:
 
 def write(
     path: Path,
+    aside: Path,
+    root: Path,
     header: dict[str, Any],
     listing: Listing,
     mtimes: "array[int]",
@@ -53,9 +56,16 @@ def write(
 ) -> None:
     """Write the manifest, whole or not at all.
 
-    `offsets` gives the archive, and the offset in it, of each file of a packed version.
+    Args:
+        path: Where it is to be.
+        aside: Where it is written, on the same file system.
+        root: The target, below which no link is followed.
+        header: Its first line.
+        listing: The files.
+        mtimes: When each was changed last, in nanoseconds.
+        offsets: The archive, and the offset in it, of each file of a packed version.
     """
-    with atomic_write(path) as file:
+    with atomic_write(path, aside, root) as file:
         file.write(f"{json.dumps(header)}\n".encode())
         for index, name in enumerate(listing.names):
             row: list[object] = [
@@ -76,9 +86,9 @@ def write(
 def header(path: Path) -> dict[str, Any]:
     """The first line of a manifest; {} when there is none that can be read."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with _opened(path) as file:
             found = json.loads(file.readline())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -89,9 +99,9 @@ def dataset(version: Path) -> str:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """The files of a manifest, one at a time; nothing when it cannot be read."""
+    """The files of a manifest, one at a time, up to what is damaged; none if it is not there."""
     try:
-        file = path.open(encoding="utf-8")
+        file = _opened(path)
     except OSError:
         return
     with file:
@@ -99,9 +109,18 @@ def rows(path: Path) -> Iterator[Row]:
         for line in file:
             try:
                 name, size, token, crc, mtime, *rest = json.loads(line)
-            except ValueError:
+                row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            except (ValueError, TypeError, RecursionError):
                 return
-            yield Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            if [type(each) for each in row] != _KINDS:
+                return
+            yield row
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a manifest; neither it nor its folder may be a link."""
+    folder = path.parent
+    return open_below(folder.parent, f"{folder.name}/{path.name}")
 
 
 def compare(listing: Listing, before: Iterator[Row]) -> Changes:

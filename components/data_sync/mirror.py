@@ -5,30 +5,34 @@ place, and extras deleted last. Folders are opened one by one without following 
 that was planted in the target leads nowhere.
 """
 
+import contextlib
 import os
 import stat
 from array import array
 from pathlib import Path
 
 from kfp_ddp.base.errors import KfpDdpError, StorageError
+from kfp_ddp.base.files import Folders, folder_below
 from kfp_ddp.components.data_sync import checks, manifest
 from kfp_ddp.components.data_sync.context import Context
 from kfp_ddp.components.data_sync.disk import (
     checksum,
     flush_filesystem,
     no_folder,
+    unreadable,
     unwritable,
     writing,
 )
 from kfp_ddp.components.data_sync.download import download
-from kfp_ddp.components.data_sync.listing import Listing, folders_of
+from kfp_ddp.components.data_sync.listing import Filter, Listing, folders_of
 from kfp_ddp.components.data_sync.lock import locked
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.versions import Store
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEVER = (".kfsync", "lost+found")
+"""Folders at the root that are no part of what is mirrored: ours, and the file system's."""
 
 
 def update(context: Context, root: Path, result: Result) -> Result:
@@ -52,7 +56,7 @@ def _plan(context: Context, root: Path, result: Result) -> Result:
     """What an update would do, and whether it would be refused."""
     plan = _Plan(root, result, context.options)
     result.planned = True
-    stage = FileStage(Store(root).build_folder(result.digest), result.names.listing)
+    stage = FileStage(Store(root).build_folder(result.digest), result.names.listing, root)
     try:
         plan.check(result)
         checks.check_room_of_plan(root, stage, plan.missing)
@@ -70,7 +74,7 @@ def _update(context: Context, store: Store, result: Result) -> Result:
         return result
     plan.check(result)
     store.clear_builds(but=result.digest)
-    stage = FileStage(store.build_folder(result.digest), listing)
+    stage = FileStage(store.build_folder(result.digest), listing, root)
     try:
         done = stage.open()
         result.resumed = len(done & set(plan.missing))
@@ -85,7 +89,8 @@ def _update(context: Context, store: Store, result: Result) -> Result:
     _rename_into(root, stage, plan)
     result.deleted = plan.delete_extras()
     head = result.header(context.options.pack)
-    manifest.write(store.work / "manifest.jsonl", head, listing, plan.mtimes)
+    aside = stage.folder / manifest.NAME
+    manifest.write(store.work / "manifest.jsonl", aside, root, head, listing, plan.mtimes)
     store.clear_builds()
     return result
 
@@ -95,6 +100,7 @@ class _Plan:
 
     def __init__(self, root: Path, result: Result, options: Options) -> None:
         self.root, self._listing, self._options = root, result.names.listing, options
+        self._folders = Folders(root)
         path = root / ".kfsync" / "manifest.jsonl"
         self.digest = manifest.header(path).get("digest", "")
         known = manifest.compare(self._listing, manifest.rows(path))
@@ -114,50 +120,57 @@ class _Plan:
                 self.missing.append(index)
         self.extras: list[str] = []
         self.present = 0
-        self._walk()
-        if not options.delete:
-            self.extras = []
+        if options.delete:
+            self._walk(Filter(options.include, options.exclude))
         result.changes.removed = self.extras
+        self._folders.close()
 
     def _state(self, index: int, trusted: int) -> str:
         """The file on disk against the listing: "same", "differs" or "absent"."""
-        path = self.root / self._listing.names[index]
         if trusted >= 0 and self._options.verify == "list":
             self.mtimes[index] = trusted
             return "same"
+        within, _, name = self._listing.names[index].rpartition("/")
         try:
-            found = path.lstat()
+            with self._folders.at(within) as folder:
+                if not name:
+                    return "same"
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or found.st_size != self._listing.sizes[index]:
+                    return "differs"
+                self.mtimes[index] = found.st_mtime_ns
+                if trusted == found.st_mtime_ns and self._options.verify != "full":
+                    return "same"
+                same = checksum(name, folder) == self._listing.crcs[index]
+                return "same" if same else "differs"
         except (FileNotFoundError, NotADirectoryError):
             return "absent"
-        if self._listing.names[index].endswith("/"):
-            return "same"
-        if not stat.S_ISREG(found.st_mode) or found.st_size != self._listing.sizes[index]:
-            return "differs"
-        self.mtimes[index] = found.st_mtime_ns
-        if trusted == found.st_mtime_ns and self._options.verify != "full":
-            return "same"
-        return "same" if checksum(path) == self._listing.crcs[index] else "differs"
+        except OSError as error:
+            raise unreadable(self.root / self._listing.names[index], error) from error
 
-    def _walk(self) -> None:
-        """Count what is in the target, and note what the listing does not have."""
+    def _walk(self, wanted: Filter) -> None:
+        """Count what is in the target of what is synced, and note what the listing lacks of it."""
         names = set(self._listing.names)
         folders = [""]
         while folders:
-            folder = folders.pop()
+            within = folders.pop()
             try:
-                entries = list(os.scandir(self.root / folder))
+                with self._folders.at(within) as folder:
+                    entries = list(os.scandir(folder))
             except FileNotFoundError:
-                return
+                continue
+            except OSError as error:
+                raise unreadable(self.root / within, error) from error
             for entry in entries:
-                name = f"{folder}{entry.name}"
-                if name == ".kfsync":
+                name = f"{within}/{entry.name}" if within else entry.name
+                if name in _NEVER or wanted.passes_over(name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(f"{name}/")
-                    continue
-                self.present += 1
-                if name not in names:
-                    self.extras.append(name)
+                    folders.append(name)
+                elif wanted.takes(name):
+                    self.present += 1
+                    if name not in names:
+                        self.extras.append(name)
         self.extras.sort()
 
     def check(self, result: Result) -> None:
@@ -190,7 +203,7 @@ class _Plan:
     def remove_files_in_the_way(self) -> None:
         """Delete those extras that stand where a folder must be."""
         for name in self._needed().intersection(self.extras):
-            (self.root / name).unlink()
+            self._delete(name)
 
     def _needed(self) -> set[str]:
         """The folders that what is missing needs."""
@@ -199,54 +212,45 @@ class _Plan:
     def delete_extras(self) -> int:
         """Delete what the source does not have, and the folders that this leaves empty."""
         for name in self.extras:
-            (self.root / name).unlink(missing_ok=True)
-            parent = (self.root / name).parent
-            while parent != self.root:
-                try:
-                    parent.rmdir()
-                except OSError:
-                    break
-                parent = parent.parent
+            self._delete(name)
+            parent = name.rpartition("/")[0]
+            with contextlib.suppress(OSError):
+                while parent:
+                    above, _, folder = parent.rpartition("/")
+                    with folder_below(self.root, above) as descriptor:
+                        os.rmdir(folder, dir_fd=descriptor)
+                    parent = above
         return len(self.extras)
+
+    def _delete(self, name: str) -> None:
+        within, _, file = name.rpartition("/")
+        try:
+            with folder_below(self.root, within) as folder:
+                os.unlink(file, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise unwritable(self.root / name, error) from error
 
 
 def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     """Rename every new file from the stage to its name in the target."""
     listing: Listing = stage.listing
-    descriptor, opened = -1, None
+    folders = Folders(root, make=True)
     try:
         for index in sorted([*plan.missing, *_markers(listing)]):
-            folder, _, name = listing.names[index].rpartition("/")
-            if folder != opened:
-                if descriptor >= 0:
-                    os.close(descriptor)
-                    descriptor = -1
-                descriptor, opened = _open_folder(root, folder), folder
-            if name:
-                os.rename(stage.path(index), name, dst_dir_fd=descriptor)
-                plan.mtimes[index] = stage.mtimes[index]
+            within, _, name = listing.names[index].rpartition("/")
+            with folders.at(within) as folder:
+                if name:
+                    with stage.folders.at(within) as source:
+                        os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+                    plan.mtimes[index] = stage.mtimes[index]
     except OSError as error:
         raise unwritable(root / listing.names[index], error) from error
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        folders.close()
+        stage.folders.close()
 
 
 def _markers(listing: Listing) -> list[int]:
     return [index for index, name in enumerate(listing.names) if name.endswith("/")]
-
-
-def _open_folder(root: Path, folder: str) -> int:
-    """Open a folder below the root, making what is missing, through no link."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for part in folder.split("/") if folder else ():
-        try:
-            try:
-                below = os.open(part, _FOLDER, dir_fd=descriptor)
-            except FileNotFoundError:
-                os.mkdir(part, 0o755, dir_fd=descriptor)
-                below = os.open(part, _FOLDER, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-        descriptor = below
-    return descriptor

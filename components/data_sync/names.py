@@ -1,14 +1,17 @@
 """Which object names become files: names from a bucket are hostile until proven."""
 
+import contextlib
 import hashlib
+import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import folder_below
 from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.listing import Listing, folders_of
 
@@ -17,9 +20,9 @@ MARKERS = (manifest.SUCCESS, manifest.NAME)
 RESERVED = frozenset({".kfsync", *MARKERS})
 SEGMENT_BYTES = 255
 PATH_BYTES = 4000
-PROBE = ".kfsync-probe-\u00e9a"
-LOOKALIKES = (".kfsync-probe-e\u0301a", ".kfsync-probe-\u00e9A")
-_SAFE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
+_PROBE = ".kfsync-probe-%s\u00e9a"
+_LOOKALIKES = (".kfsync-probe-%se\u0301a", ".kfsync-probe-%s\u00e9A")
+_SAFE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 _SEGMENT = "[A-Za-z0-9_][A-Za-z0-9_. -]{0,200}"
 _PLAIN = re.compile(f"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}")
 
@@ -84,7 +87,7 @@ def judge(name: str, size: int = 0) -> str:
             return "folder marker with content"
         name = name[:-1]
     if not _SAFE.fullmatch(name):
-        return "control character or invalid text"
+        return "control character, change of the writing direction or invalid text"
     segments = name.split("/")
     if segments[0] in RESERVED:
         return f"{segments[0]} is reserved"
@@ -104,21 +107,59 @@ def folds_names(folder: Path, probe: bool = True) -> bool:
     the nearest folder that exists if `probe` allows it; False where that cannot be written, as
     nothing will be then.
     """
-    work = folder / ".kfsync"
-    if (work / PROBE).exists():
-        return any((work / name).exists() for name in LOOKALIKES)
+    try:
+        with folder_below(folder, ".kfsync") as work:
+            if _there(_PROBE % "", work):
+                return _folds(work, "")
+    except OSError:
+        pass
     if not probe:
         return False
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     try:
-        (folder / PROBE).touch()
-        try:
-            return any((folder / name).exists() for name in LOOKALIKES)
-        finally:
-            (folder / PROBE).unlink()
+        with folder_below(folder) as nearest:
+            number = os.urandom(8).hex()  # so that it is nobody's file
+            _touch(_PROBE % number, nearest)
+            try:
+                return _folds(nearest, number)
+            finally:
+                os.unlink(_PROBE % number, dir_fd=nearest)
     except OSError:
         return False
+
+
+def leave_probe(root: Path) -> None:
+    """Leave a probe in the work area for runs that may write nothing; raises OSError."""
+    with folder_below(root, ".kfsync") as work, contextlib.suppress(FileExistsError):
+        _touch(_PROBE % "", work)
+
+
+def _touch(name: str, folder: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    os.close(os.open(name, flags, 0o644, dir_fd=folder))
+
+
+def _there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _folds(folder: int, number: str) -> bool:
+    return any(_there(name % number, folder) for name in _LOOKALIKES)
+
+
+def fitting(kept: Iterable[str], listing: Listing) -> set[str]:
+    """Those of the names that can be files beside a listing's, of which none stands in the way."""
+    taken, folders = set(listing.names), folders_of(listing.names)
+    return {
+        name
+        for name in kept
+        if not judge(name) and name not in folders and taken.isdisjoint(_parents(name))
+    }
 
 
 def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
@@ -129,6 +170,10 @@ def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
 
 def _conflicts(listing: Listing, bad: dict[int, str], folds: bool) -> None:
     """Add names that would share a path: a file and a folder, and under folding, look-alikes."""
+    ours = {fold(name) for name in RESERVED} if folds else set()
+    for index, name in enumerate(listing.names):
+        if index not in bad and ours and fold(name.partition("/")[0]) in ours:
+            bad[index] = "reserved on this file system"
     folders = folders_of(name for index, name in enumerate(listing.names) if index not in bad)
     seen: set[str] = set()
     for index, name in enumerate(listing.names):
@@ -164,6 +209,7 @@ def fold(name: str) -> str:
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe name of its own; manifest and report hold both names."""
     names, origins = list(listing.names), dict(listing.origins)
+    ours = {fold(name) for name in RESERVED} if folds else RESERVED
     files: set[str] = set()
     folders: set[str] = set()
 
@@ -171,6 +217,7 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
         key = fold(target) if folds else target
         return (
             not judge(target)
+            and key.partition("/")[0] not in ours
             and key not in files
             and key not in folders
             and files.isdisjoint(_parents(key))
@@ -222,4 +269,7 @@ def _percent(name: str) -> str:
 
 
 def _raw(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, which no bytes stand for
+        return text.encode("utf-8", "surrogatepass")

@@ -69,8 +69,8 @@ class Options:
     )
     keep_hours: float = _option(
         168.0,
-        "Keep versions too that a sync gave to a run in the last so many hours, as the run may "
-        "still read them: more than the longest run takes.",
+        "Keep versions too that a sync handed out in the last so many hours, for readers that hold "
+        "no lease: a run that is tried again later, and who reads what the command line wrote.",
         ge=0,
     )
     lock_wait: int = _option(

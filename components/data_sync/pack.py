@@ -8,6 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 
+from kfp_ddp.base.files import open_below
 from kfp_ddp.components.data_sync.disk import checksum, unwritable, write_all
 from kfp_ddp.components.data_sync.journal import Arrived
 from kfp_ddp.components.data_sync.listing import Listing
@@ -28,8 +29,14 @@ class TarStage(FileStage):
     gives the same bytes.
     """
 
-    def __init__(self, folder: Path, listing: Listing, shard_bytes: int = SHARD_BYTES) -> None:
-        super().__init__(folder, listing)
+    def __init__(
+        self,
+        folder: Path,
+        listing: Listing,
+        root: Path | None = None,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        super().__init__(folder, listing, root)
         self._shards, self._starts = array("I"), array("Q")
         self._sizes: list[int] = []
         position = shard_bytes
@@ -49,15 +56,15 @@ class TarStage(FileStage):
         """Make the archives at their full size; see `FileStage.open`."""
         done = super().open()
         try:
-            for shard, size in enumerate(self._sizes):
-                path = self._shard(shard)
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                descriptor = os.open(path, flags, 0o644)
-                self._descriptors.append(descriptor)
-                os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
-                os.fchmod(descriptor, 0o644)
+            with self.folders.at("") as tree:
+                for shard, size in enumerate(self._sizes):
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                    descriptor = os.open(_shard(shard), flags, 0o644, dir_fd=tree)
+                    self._descriptors.append(descriptor)
+                    os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
+                    os.fchmod(descriptor, 0o644)
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise unwritable(self.tree / _shard(shard), error) from error
         for index, name in enumerate(self.listing.names):
             if name.endswith("/"):
                 self._write_header(index)
@@ -70,7 +77,7 @@ class TarStage(FileStage):
             os.close(descriptor)
         self._descriptors.clear()
 
-    def folders(self) -> set[str]:
+    def needed(self) -> set[str]:
         """Archives need no folders."""
         return set()
 
@@ -80,7 +87,7 @@ class TarStage(FileStage):
 
     def member_offset(self, index: int) -> tuple[str, int]:
         """Name of the archive, and the offset of the object's bytes in it."""
-        return self._shard(self._shards[index]).name, self._starts[index]
+        return _shard(self._shards[index]), self._starts[index]
 
     def put(self, index: int, data: bytes, crc: int) -> None:
         """Write a whole, verified body; see `Stage.put`."""
@@ -88,7 +95,7 @@ class TarStage(FileStage):
         try:
             write_all(descriptor, data, start)
         except OSError as error:
-            raise unwritable(self._shard(self._shards[index]), error) from error
+            raise unwritable(self.path(index), error) from error
         self.finish(index, descriptor, crc)
 
     def begin(self, index: int) -> tuple[int, int]:
@@ -101,27 +108,29 @@ class TarStage(FileStage):
             self._write_header(index)
             self.note(index, crc, 0, os.fstat(descriptor).st_ino)
         except OSError as error:
-            raise unwritable(self._shard(self._shards[index]), error) from error
+            raise unwritable(self.path(index), error) from error
 
     def drop(self, index: int, descriptor: int) -> None:
         """The archive stays open for its other members; see `Stage.drop`."""
 
-    def copy(self, index: int, source: Path, offset: int, crc: int) -> bool:
+    def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
         """Take an unchanged member from a file of the version before, if its bytes are right."""
         size = self.listing.sizes[index]
         descriptor, start = self.begin(index)
         found = position = 0
         try:
-            with source.open("rb", buffering=0) as file:
+            source = open_below(before, name)
+        except OSError:
+            return False
+        try:
+            with source as file:
                 file.seek(offset)
                 while position < size and (data := file.read(min(_CHUNK, size - position))):
                     found = google_crc32c.extend(found, data)
                     write_all(descriptor, data, start + position)
                     position += len(data)
-        except FileNotFoundError:
-            return False
         except OSError as error:
-            raise unwritable(self._shard(self._shards[index]), error) from error
+            raise unwritable(self.path(index), error) from error
         if position != size or found != crc:
             return False
         self.listing.crcs[index] = crc
@@ -130,24 +139,29 @@ class TarStage(FileStage):
 
     def intact(self, index: int, noted: Arrived) -> bool:
         """Whether a member noted in the journal is still there; see `FileStage.intact`."""
-        path, start = self._shard(self._shards[index]), self._starts[index]
+        shard, start = self.member_offset(index)
         try:
-            if os.lstat(path).st_ino != noted.inode:
-                return False
+            with self.folders.at("") as tree:
+                if os.stat(shard, dir_fd=tree, follow_symlinks=False).st_ino != noted.inode:
+                    return False
+                return noted.trusted or checksum(shard, tree, start, noted.size) == noted.crc
         except OSError:
             return False
-        return noted.trusted or checksum(path, start, noted.size) == noted.crc
+
+    def path(self, index: int) -> Path:
+        """The archive that the object is in, in this stage."""
+        return self.tree / self.member_offset(index)[0]
 
     def kept(self, done: set[int]) -> set[str]:
-        """Paths that a new start does not clear away."""
-        return {str(self._shard(self._shards[index])) for index in done}
+        """Names in the tree that a new start does not clear away."""
+        return {self.member_offset(index)[0] for index in done}
 
     def unframed(self, version: Path) -> set[int]:
         """Members of a version whose header, or the end of whose archive, is not right."""
         bad = set[int]()
         for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):
             try:
-                file = (version / self._shard(shard).name).open("rb", buffering=0)
+                file = open_below(version, _shard(shard))
             except OSError:
                 bad.update(members)
                 continue
@@ -160,9 +174,6 @@ class TarStage(FileStage):
                 if os.pread(file.fileno(), 3 * _BLOCK, self._sizes[shard]) != bytes(2 * _BLOCK):
                     bad.add(index)
         return bad
-
-    def _shard(self, shard: int) -> Path:
-        return self.tree / f"shard-{shard:05}.tar"
 
     def _header(self, index: int) -> bytes:
         import tarfile  # only archives need it
@@ -178,3 +189,7 @@ class TarStage(FileStage):
         header = self._header(index)
         descriptor = self._descriptors[self._shards[index]]
         write_all(descriptor, header, self._starts[index] - len(header))
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05}.tar"

@@ -2,13 +2,14 @@
 
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.text import human
+from kfp_ddp.components.shared.markdown import cell, code, printable
 
 _SHOWN = 20
 
 
 def line(result: Result) -> str:
     """One line, for logs and the terminal."""
-    head = f"{result.source} is version {result.digest[:12]}: {result.files:,} files, "
+    head = f"{printable(result.source)} is version {result.digest[:12]}: {result.files:,} files, "
     head += human(result.bytes)
     if result.names.skipped:
         head += f", {len(result.names.skipped):,} left out"
@@ -29,16 +30,16 @@ def table(result: Result) -> list[str]:
     lines = [f"{'action':8} {'bytes':>14}  name"]
     for action, indices in (("add", changes.added), ("replace", changes.changed)):
         lines += [
-            f"{action:8} {listing.sizes[i]:>14,}  {_plain(listing.names[i])}" for i in indices
+            f"{action:8} {listing.sizes[i]:>14,}  {printable(listing.names[i])}" for i in indices
         ]
-    lines += [f"{'delete':8} {'':>14}  {_plain(name)}" for name in changes.removed]
+    lines += [f"{'delete':8} {'':>14}  {printable(name)}" for name in changes.removed]
     lines += [f"{'skip':8} {'':>14}  {name!r}: {why}" for name, why in result.names.skipped]
     lines.append(
         f"{len(changes.added):,} to add, {len(changes.changed):,} to replace, "
         f"{len(changes.removed):,} to delete, {len(changes.same):,} unchanged"
     )
     if result.refusal:
-        lines.append(f"would be refused: {result.refusal}")
+        lines.append(f"would be refused: {printable(result.refusal)}")
     return lines
 
 
@@ -47,10 +48,10 @@ def markdown(result: Result) -> str:
     changes = result.changes
     rate = result.downloaded_bytes / max(result.seconds, 1e-3)
     facts = [
-        ("Source", f"`{result.source}`"),
+        ("Source", cell(result.source)),
         ("Version", f"`{result.digest[:12]}`"),
         ("Digest", f"`{result.digest}`"),
-        ("Path", f"`{result.path}`"),
+        ("Path", cell(str(result.path))),
         ("Files", f"{result.files:,}"),
         ("Bytes", human(result.bytes)),
         ("Outcome", _outcome(result)),
@@ -59,7 +60,7 @@ def markdown(result: Result) -> str:
         ("Kept from an interrupted run", f"{result.resumed:,}"),
         ("Retried requests", f"{result.retries:,}"),
         ("Seconds", f"{result.seconds:.2f} ({human(rate)}/s)"),
-        ("Old versions removed", ", ".join(f"`{v}`" for v in result.removed_versions) or "none"),
+        ("Old versions removed", _removed(result)),
     ]
     text = ["# Data sync", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in facts]
@@ -73,20 +74,21 @@ def markdown(result: Result) -> str:
     ):
         if found:
             text += ["", f"## {title}: {len(found):,}", ""]
-            text += [f"- `{_plain(name)}`" for name in found[:_SHOWN]]
+            text += [f"- `{code(name)}`" for name in found[:_SHOWN]]
             text += [f"- and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
     return "\n".join(text) + "\n"
 
 
 def _outcome(result: Result) -> str:
     if result.planned:
-        refusal = f"; would be refused: {_plain(result.refusal)}" if result.refusal else ""
+        refusal = f"; would be refused: {cell(result.refusal)}" if result.refusal else ""
         return f"dry run, nothing written{refusal}"
     if result.unchanged:
         return "unchanged, nothing copied"
     return f"{result.repaired:,} damaged files mended" if result.repaired else "new version"
 
 
-def _plain(name: str) -> str:
-    """A name that cannot end the code span it stands in."""
-    return name.replace("`", "'").encode("utf-8", "backslashreplace").decode()
+def _removed(result: Result) -> str:
+    if result.kept_why:
+        return f"none, though there are: {cell(result.kept_why)}"
+    return ", ".join(f"`{version}`" for version in result.removed_versions) or "none"

@@ -30,6 +30,8 @@ class Result:
     deleted: int = 0
     retries: int = 0
     removed_versions: list[str] = field(default_factory=list)
+    kept_why: str = ""
+    """Why no old version could be removed, where that is not because they are used."""
     seconds: float = 0.0
 
     @property

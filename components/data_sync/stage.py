@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from kfp_ddp.components.data_sync.disk import checksum, plain_folder, unwritable, write_all
+from kfp_ddp.base.files import Folders
+from kfp_ddp.components.data_sync.disk import checksum, plain_folder, remove, unwritable, write_all
 from kfp_ddp.components.data_sync.journal import Arrived, Journal
 from kfp_ddp.components.data_sync.listing import Listing, folders_of
 
@@ -40,37 +41,44 @@ class FileStage:
     that was another machine, or it was restarted since.
     """
 
-    def __init__(self, folder: Path, listing: Listing) -> None:
-        self.folder, self.tree, self._parts = folder, folder / "tree", folder / "parts"
+    def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
+        """A stage in `folder`; no link is followed below `root`, its own parent without a value."""
+        self.folder, self.tree = folder, folder / "tree"
         self.listing = listing
         self.mtimes = array("q", bytes(8 * len(listing)))
-        self._prefix = f"{self.tree}/"
-        self._journal = Journal(folder / "journal")
+        self.root = root or folder.parent
+        below = folder.relative_to(self.root)
+        self.folders = Folders(self.root, below / "tree")
+        self._parts = Folders(self.root, below / "parts")
+        self._journal = Journal(self.root, below / "journal")
 
     def open(self) -> set[int]:
         """Make the folders and return the indices that an earlier run has already brought."""
-        for path in (self.folder, self.tree, self._parts):
-            plain_folder(path)
-        for part in os.scandir(self._parts):
-            os.unlink(part.path)
+        for path in (self.tree, self.folder / "parts"):
+            plain_folder(self.root, path)
+        with self._parts.at("") as parts:
+            for part in list(os.scandir(parts)):
+                remove(part.name, parts)
         done = set(self.recover())
         self._clear(done)
-        for folder in sorted(self.folders()):
-            plain_folder(self.tree / folder)
+        for folder in sorted(self.needed()):
+            plain_folder(self.root, self.tree / folder)
         self._journal.open()
         return done
 
     def close(self) -> None:
-        """Flush and close the journal."""
+        """Flush and close the journal, and close the folders."""
         self._journal.close()
+        self.folders.close()
+        self._parts.close()
 
-    def folders(self) -> set[str]:
+    def needed(self) -> set[str]:
         """Every folder that the listing needs, markers included."""
         return folders_of(self.listing.names)
 
     def inodes(self, indices: Collection[int]) -> int:
         """How many files and folders the objects need on the disk, at most."""
-        return len(indices) + len(self.folders())
+        return len(indices) + len(self.needed())
 
     def files(self, indices: Iterable[int] | None = None) -> list[int]:
         """Those of the indices, or of all, that are files and not folder markers."""
@@ -83,34 +91,37 @@ class FileStage:
 
     def put(self, index: int, data: bytes, crc: int) -> None:
         """Write a whole, verified body; see `Stage.put`."""
-        path = self._prefix + self.listing.names[index]
+        within, _, name = self.listing.names[index].rpartition("/")
         try:
-            descriptor = os.open(path, _FLAGS, 0o644)
-            try:
-                if data and os.write(descriptor, data) != len(data):
-                    write_all(descriptor, data, 0)
-                self._seal(index, descriptor, crc)
-            except BaseException:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(descriptor)
+            with self.folders.at(within) as folder:
+                descriptor = os.open(name, _FLAGS, 0o644, dir_fd=folder)
+                try:
+                    if data and os.write(descriptor, data) != len(data):
+                        write_all(descriptor, data, 0)
+                    self._seal(index, descriptor, crc)
+                except BaseException:
+                    os.unlink(name, dir_fd=folder)
+                    raise
+                finally:
+                    os.close(descriptor)
         except OSError as error:
-            raise unwritable(Path(path), error) from error
+            raise unwritable(self.path(index), error) from error
 
     def begin(self, index: int) -> tuple[int, int]:
         """Open a part file; see `Stage.begin`."""
-        part = self._parts / str(index)
         try:
-            part.unlink(missing_ok=True)
-            return os.open(part, _FLAGS, 0o644), 0
+            with self._parts.at("") as parts:
+                remove(str(index), parts)
+                return os.open(str(index), _FLAGS, 0o644, dir_fd=parts), 0
         except OSError as error:
-            raise unwritable(part, error) from error
+            raise unwritable(self.folder / "parts" / str(index), error) from error
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Rename the part file to its name; see `Stage.finish`."""
+        within, _, name = self.listing.names[index].rpartition("/")
         try:
-            os.rename(self._parts / str(index), self.path(index))
+            with self._parts.at("") as parts, self.folders.at(within) as folder:
+                os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
             self._seal(index, descriptor, crc)
         except OSError as error:
             raise unwritable(self.path(index), error) from error
@@ -120,48 +131,57 @@ class FileStage:
     def drop(self, index: int, descriptor: int) -> None:
         """Remove the part file; see `Stage.drop`."""
         os.close(descriptor)
-        (self._parts / str(index)).unlink(missing_ok=True)
+        with self._parts.at("") as parts:
+            remove(str(index), parts)
 
-    def link(self, index: int, source: Path, mtime_ns: int, crc: int, read: bool) -> bool:
+    def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
         """Take an unchanged file of the version before, by hard link or else by copy.
 
         False when it is not what the manifest says, and has to be downloaded. Its bytes are read
         if its mtime is another, and with `read` in any case.
         """
-        path = self.path(index)
+        within, _, name = self.listing.names[index].rpartition("/")
         try:
-            found = os.lstat(source)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != self.listing.sizes[index]:
-                return False
-            if (read or found.st_mtime_ns != mtime_ns) and checksum(source) != crc:
-                return False
-            mtime_ns = found.st_mtime_ns
-            os.link(source, path, follow_symlinks=False)
-        except (FileExistsError, FileNotFoundError):
+            with before.at(within) as source, self.folders.at(within) as folder:
+                found = os.stat(name, dir_fd=source, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or found.st_size != self.listing.sizes[index]:
+                    return False
+                if (read or found.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
+                    return False
+                mtime_ns = found.st_mtime_ns
+                try:
+                    os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+                except (FileExistsError, FileNotFoundError):
+                    return False
+                except OSError:
+                    # No hard links here (another file system, or too many): a checked copy.
+                    if self._copy(index, name, source) != crc:
+                        os.unlink(name, dir_fd=folder)
+                        return False
+                    mtime_ns = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+        except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:
-            # No hard links here (another file system, or too many): a checked copy instead.
-            if not self._copy(index, source, crc):
-                return False
-            mtime_ns = os.lstat(path).st_mtime_ns
         self.mtimes[index] = mtime_ns
         self.listing.crcs[index] = crc
         return True
 
-    def _copy(self, index: int, source: Path, crc: int) -> bool:
-        path = self.path(index)
+    def _copy(self, index: int, name: str, source: int) -> int:
+        """Copy a file of the version before; the checksum of the copy."""
+        within = self.listing.names[index].rpartition("/")[0]
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         import shutil  # most file systems link
 
         try:
-            shutil.copyfile(source, path, follow_symlinks=False)
-            os.chmod(path, 0o644)
+            with self.folders.at(within) as folder:
+                with (
+                    open(os.open(name, flags, dir_fd=source), "rb") as old,
+                    open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
+                ):
+                    shutil.copyfileobj(old, new)
+                    os.fchmod(new.fileno(), 0o644)
+                return checksum(name, folder)
         except OSError as error:
-            path.unlink(missing_ok=True)
-            raise unwritable(path, error) from error
-        if checksum(path) != crc:
-            path.unlink()
-            return False
-        return True
+            raise unwritable(self.path(index), error) from error
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
         """Fix the mode, and note the file's identity."""
@@ -193,27 +213,36 @@ class FileStage:
 
     def intact(self, index: int, noted: Arrived) -> bool:
         """Whether a file noted in the journal is still that file; read again if not `trusted`."""
-        path = self.path(index)
+        within, _, name = self.listing.names[index].rpartition("/")
         try:
-            found = os.lstat(path)
+            with self.folders.at(within) as folder:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if (found.st_size, found.st_mtime_ns, found.st_ino) != (
+                    noted.size,
+                    noted.mtime_ns,
+                    noted.inode,
+                ):
+                    return False
+                if not stat.S_ISREG(found.st_mode):
+                    return False
+                return noted.trusted or checksum(name, folder) == noted.crc
         except OSError:
             return False
-        identity = (noted.size, noted.mtime_ns, noted.inode)
-        if (found.st_size, found.st_mtime_ns, found.st_ino) != identity:
-            return False
-        return stat.S_ISREG(found.st_mode) and (noted.trusted or checksum(path) == noted.crc)
 
     def kept(self, done: set[int]) -> set[str]:
-        """Paths that a new start does not clear away."""
-        return {self._prefix + self.listing.names[index] for index in done}
+        """Names in the tree that a new start does not clear away."""
+        return {self.listing.names[index] for index in done}
 
     def _clear(self, done: set[int]) -> None:
         """Remove every file that is not proven, and every link."""
         keep = self.kept(done)
-        folders = [str(self.tree)]
-        while folders:
-            for entry in os.scandir(folders.pop()):
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.path not in keep:
-                    os.unlink(entry.path)
+        within = [""]
+        while within:
+            name = within.pop()
+            with self.folders.at(name) as folder:
+                for entry in list(os.scandir(folder)):
+                    path = f"{name}/{entry.name}" if name else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        within.append(path)
+                    elif path not in keep:
+                        os.unlink(entry.name, dir_fd=folder)

@@ -8,13 +8,14 @@ from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.components.data_sync import checks, manifest, mirror, names
 from kfp_ddp.components.data_sync.build import build, changes, stage_of
 from kfp_ddp.components.data_sync.context import Context, Watch
-from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.components.data_sync.dataset import canonical, dataset_name
 from kfp_ddp.components.data_sync.disk import writing
 from kfp_ddp.components.data_sync.listing import Filter
-from kfp_ddp.components.data_sync.lock import locked
+from kfp_ddp.components.data_sync.lock import briefly, locked
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.repair import repair
 from kfp_ddp.components.data_sync.result import Result
+from kfp_ddp.components.data_sync.retention import collect
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Changed, open_source
 from kfp_ddp.components.data_sync.versions import Store
@@ -29,8 +30,17 @@ def sync(
     options: Options,
     watch: Watch = lambda *_: None,
     retry: Retry | None = None,
+    run_id: str = "",
 ) -> Result:
     """Bring the target to what the source holds.
+
+    Args:
+        source_url: The source; see `open_source`.
+        target: The folder.
+        options: What a person chose.
+        watch: Called when a phase starts.
+        retry: How stubbornly to ask; a default without a value.
+        run_id: The pipeline run that gets the version, which stays for as long as the run lives.
 
     Raises:
         InputError: what was given cannot be used, before a byte is written.
@@ -45,8 +55,9 @@ def sync(
         ahead=options.concurrency if new else 0,
         wanted=Filter(options.include, options.exclude),
     )
+    checks.check_apart(source_url, target, options.mirror)
     dataset = dataset_name(options.dataset, source_url)
-    context = Context(source, options, retry or Retry(), watch)
+    context = Context(source, options, retry or Retry(), watch, run_id)
     for _ in range(LISTINGS):
         try:
             result = _attempt(context, target, dataset)
@@ -71,8 +82,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     result = _wanted(context, store, dataset, judged)
     if options.dry_run:
         return _plan(context, store, result)
-    if options.verify == "list" and store.complete(result.digest) and store.hand_out(result.digest):
-        store.flip(result.digest)  # no other sync has to end for that
+    if options.verify == "list" and _give(context, store, result):  # no other sync has to end
         result.unchanged = True
         return result
     _check_deletion(store, result, options)
@@ -86,12 +96,21 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
             repair(context, store, result)
         else:
             build(context, store, result)
-        store.flip(result.digest)
-        store.hand_out(result.digest)
-        result.removed_versions = store.collect(
-            options.keep_versions, options.keep_hours, dataset, result.digest
-        )
+        if not _give(context, store, result):
+            raise StorageError(f"{result.path} was removed by another program; sync again")
+        collect(store, options, result)
     return result
+
+
+def _give(context: Context, store: Store, result: Result) -> bool:
+    """Hand the version out and make it the current one; False if it is not there whole."""
+    with briefly(store.root):
+        if not store.complete(result.digest):
+            return False
+        if not store.hand_out(result.digest, context.run_id):
+            return False
+        store.flip(result.digest)
+    return True
 
 
 def _listed(context: Context, target: Path) -> names.Names:
@@ -125,7 +144,7 @@ def _plan(context: Context, store: Store, result: Result) -> Result:
     result.changes = changes(listing, store.before(result.dataset), result.dataset)
     if store.complete(result.digest):
         return result
-    stage = stage_of(store.build_folder(result.digest), listing, context.options.pack)
+    stage = stage_of(store, result, context.options.pack)
     missing = [*result.changes.added, *result.changes.changed]
     try:
         _check_deletion(store, result, context.options)
@@ -140,7 +159,8 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
     if before is None or manifest.dataset(before) != dataset:
         return
     listing = judged.listing
-    judged.kept = set(manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed)
+    removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
+    judged.kept = names.fitting(removed, listing)
     for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
         if row.name in judged.kept:
             listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
@@ -148,7 +168,7 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
 
 
 def _check_deletion(store: Store, result: Result, options: Options) -> None:
-    """Refuse a new version that lacks too much of the one before, of the same source.
+    """Refuse a new version that lacks too much of the one before, of the same dataset.
 
     Raises:
         InputError: the share of removed files is over `max_delete`.
@@ -157,8 +177,9 @@ def _check_deletion(store: Store, result: Result, options: Options) -> None:
     if before is None or store.complete(result.digest):
         return
     head = manifest.header(before / manifest.NAME)
-    if head.get("source") != result.source:
+    same_source = canonical(str(head.get("source", ""))) == canonical(result.source)
+    if head.get("dataset") != result.dataset and not same_source:
         return
-    rows = manifest.rows(before / manifest.NAME)
-    removed = len(manifest.compare(result.names.listing, rows).removed)
-    checks.check_deletion(removed, int(head.get("files") or 0), result.source, options)
+    found = manifest.compare(result.names.listing, manifest.rows(before / manifest.NAME))
+    files = len(found.removed) + len(found.same) + len(found.changed)
+    checks.check_deletion(len(found.removed), files, result.source, options)

@@ -2,21 +2,21 @@
 
     <root>/versions/<digest12>/{…, _MANIFEST.jsonl, _SUCCESS}
     <root>/current -> versions/<digest12>
-    <root>/.kfsync/{lock, building/<digest12>/, trash/}
+    <root>/.kfsync/{lock, building/<digest12>/, leases/<digest12>/, trash/}
 
 A version is built under .kfsync and renamed to its place when it is whole and on disk, so no
-reader sees half of one.
+reader sees half of one. No link below the root is followed.
 """
 
 import contextlib
 import errno
 import os
-import stat
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from kfp_ddp.base import lease
 from kfp_ddp.base.errors import StorageError
-from kfp_ddp.base.files import atomic_write, fsync
+from kfp_ddp.base.files import atomic_write, folder_below, fsync, open_below
 from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.disk import (
     flush_filesystem,
@@ -25,6 +25,9 @@ from kfp_ddp.components.data_sync.disk import (
     unwritable,
     writing,
 )
+
+_DIGEST = 100
+"""No `_SUCCESS` of ours is longer."""
 
 
 class Store:
@@ -57,17 +60,21 @@ class Store:
 
         That is the dataset's newest version; `current`, whosever it is, where there is none.
         """
-        current, own = self.current(), [path for _, path in self._versions_of(dataset)]
+        current, own = self.current(), [path for _, path in self.versions_of(dataset)]
         return current if current in own or not own else own[0]
 
-    def _versions_of(self, dataset: str) -> list[tuple[int, Path]]:
+    def versions_of(self, dataset: str) -> list[tuple[int, Path]]:
         """When each complete version of a dataset was handed out last, and the version."""
         found = []
         for path in self.versions.glob("*"):
             if success(path) and manifest.dataset(path) == dataset:
                 with contextlib.suppress(FileNotFoundError):  # another sync has removed it
-                    found.append(((path / manifest.SUCCESS).stat().st_mtime_ns, path))
+                    found.append((self.handed_out(path), path))
         return sorted(found, reverse=True)
+
+    def handed_out(self, version: Path) -> int:
+        """When a version was handed out last, in nanoseconds; raises OSError if it is gone."""
+        return os.lstat(version / manifest.SUCCESS).st_mtime_ns
 
     def prepare(self, versions: bool = True) -> None:
         """Make the work area, and the folder of the versions if there are to be some.
@@ -79,14 +86,14 @@ class Store:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.root, error) from error
-        for path in (self.work, self.work / "building", self.work / "trash"):
-            plain_folder(path)
+        for path in (self.work / "building", self.work / "trash"):
+            plain_folder(self.root, path)
         if versions:
-            plain_folder(self.versions)
+            plain_folder(self.root, self.versions)
         if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
             raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
         with writing(self.work):
-            (self.work / names.PROBE).touch()
+            names.leave_probe(self.root)
 
     def build_folder(self, digest: str) -> Path:
         """Where the version is built, whether that is there or not."""
@@ -94,88 +101,102 @@ class Store:
 
     def clear_builds(self, but: str = "") -> None:
         """Remove what removals and builds have left, but for the build of this digest."""
-        for folder in (self.work / "building", self.work / "trash"):
-            for entry in os.scandir(folder):
-                if Path(entry.path) != self.build_folder(but):
-                    remove(Path(entry.path))
+        for name in ("building", "trash"):
+            with folder_below(self.root, f".kfsync/{name}") as folder:
+                for entry in list(os.scandir(folder)):
+                    if name != "building" or entry.name != but[:12]:
+                        remove(entry.name, folder)
 
-    def publish(self, tree: Path, digest: str) -> None:
-        """Mark the finished tree as complete and rename it to its version."""
-        version = self.version(digest)
+    def publish(self, build: Path, digest: str) -> None:
+        """Mark the finished tree of a build as complete and rename it to its version."""
+        version, tree = self.version(digest), build / "tree"
         flush_filesystem(tree)
-        with atomic_write(tree / manifest.SUCCESS) as file:
+        with atomic_write(tree / manifest.SUCCESS, build / manifest.SUCCESS, self.root) as file:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
         fsync(tree)
-        if version.is_symlink() or version.exists():  # damaged: it was not complete
-            self.discard(version)
-        tree.rename(version)
+        self.clear([self.take_away(version)])  # damaged, if it is there: it was not complete
+        self._move(tree, version)
         fsync(self.versions)
 
     def flip(self, digest: str) -> None:
-        """Point `current` at the version; needs no lock, whoever comes last is right."""
+        """Point `current` at the version; whoever comes last is right."""
         target = f"versions/{digest[:12]}"
         link = self.root / "current"
         if link.is_symlink() and os.readlink(link) == target:
             return
         if link.is_dir() and not link.is_symlink():
             raise StorageError(f"{link} is a folder where a link must be; move it away")
-        fresh = self.work / f"current-{os.urandom(8).hex()}"
+        fresh = f"current-{os.urandom(8).hex()}"
         try:
-            fresh.symlink_to(target)
-            fresh.rename(link)
+            with folder_below(self.root, ".kfsync") as work, folder_below(self.root) as root:
+                os.symlink(target, fresh, dir_fd=work)
+                os.rename(fresh, link.name, src_dir_fd=work, dst_dir_fd=root)
             fsync(self.root)
         except OSError as error:
             raise unwritable(link, error) from error
 
-    def hand_out(self, digest: str) -> bool:
-        """Note that a run gets this version now; False if it was removed meanwhile."""
+    def hand_out(self, digest: str, run_id: str = "") -> bool:
+        """Note that a run gets this version now, by a lease too if it says which run it is.
+
+        False if the version was removed meanwhile. Where nothing can be noted, nothing is: what is
+        not ours to write is not ours to remove either.
+
+        Raises:
+            StorageError: a link stands where the leases must be.
+        """
+        version, leases = self.version(digest), self.leases(digest)
         try:
-            os.utime(self.version(digest) / manifest.SUCCESS)
+            with folder_below(self.root, version.relative_to(self.root)) as folder:
+                os.utime(manifest.SUCCESS, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # not ours to write: then it is not ours to remove either
+            return True
+        with contextlib.suppress(OSError):
+            if run_id:
+                plain_folder(self.root, leases)
+                lease.leave(leases, run_id)
         return True
 
-    def collect(self, keep: int, hours: float, dataset: str, digest: str) -> list[str]:
-        """Remove all but the `keep` versions of a dataset that were handed out last.
+    def leases(self, digest: str) -> Path:
+        """Where those who use a version leave leases."""
+        return self.work / "leases" / digest[:12]
 
-        Never the current one, nor the one with this digest, nor one that was handed out in the
-        last so many hours: a run may read it for long, and from a mount that only reads it can
-        leave no trace of that.
-        """
-        if keep <= 0:
-            return []
-        new = self.version(digest)
-        old = [entry for entry in self._versions_of(dataset) if entry[1] != new]
-        before = time.time_ns() - int(hours * 3600e9)
-        removed = []
-        for when, path in old[keep - 1 :]:
-            if when < before and path != self.current():  # which may change meanwhile, see `flip`
-                self.discard(path)
-                removed.append(path.name)
-        return removed
+    def take_away(self, path: Path) -> str:
+        """Take a folder, if it is there, out of sight at once; what to `clear` then."""
+        gone = f"{path.name}-{os.urandom(8).hex()}"
+        with contextlib.suppress(FileNotFoundError):
+            self._move(path, self.work / "trash" / gone)
+        return gone
 
-    def discard(self, path: Path) -> None:
-        """Take a folder out of sight at once, then remove it."""
-        gone = self.work / "trash" / f"{path.name}-{time.time_ns()}"
-        path.rename(gone)
-        remove(gone)
+    def clear(self, gone: Iterable[str]) -> None:
+        """Remove what was taken away."""
+        with folder_below(self.root, ".kfsync/trash") as trash:
+            for name in gone:
+                remove(name, trash)
+
+    def _move(self, path: Path, target: Path) -> None:
+        """Rename a folder below the root."""
+        with (
+            folder_below(self.root, path.parent.relative_to(self.root)) as old,
+            folder_below(self.root, target.parent.relative_to(self.root)) as new,
+        ):
+            os.rename(path.name, target.name, src_dir_fd=old, dst_dir_fd=new)
 
 
 def leases_of(version: Path) -> Path | None:
     """Where those who use a version leave leases; None for a folder that is no version."""
     if version.parent.name != "versions":
         return None
-    return version.parents[1] / ".kfsync" / "leases" / version.name
+    return Store(version.parents[1]).leases(version.name)
 
 
 def success(path: Path) -> str:
     """The digest in a version's `_SUCCESS`; '' if it is not complete."""
     try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            return ""
-        return (path / manifest.SUCCESS).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        name = Path(path.parent.name, path.name, manifest.SUCCESS)
+        with open_below(path.parents[1], name) as file:
+            return file.read(_DIGEST).decode("ascii").strip()
+    except (OSError, ValueError, IndexError):
         return ""

@@ -116,7 +116,7 @@ def incomparable(held: Champion, challenger: Evaluation) -> str:
 
 def markdown(blessed: bool, checks: list[Check]) -> str:
     """The verdict as a heading and a list of the rules, for the KFP UI."""
-    from kfp_ddp.components.evaluate.report import cell
+    from kfp_ddp.components.shared.markdown import cell
 
     lines = [f"## {'Blessed' if blessed else 'Not blessed'}", ""]
     lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]

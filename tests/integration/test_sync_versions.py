@@ -13,6 +13,7 @@ from kfp_ddp.components.data_sync.meter import Throttle
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.shared.markdown import cell
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, small_disk
 
@@ -213,7 +214,7 @@ def _refused_alike(
     planned = run(target, mirror=mirror, dry_run=True)
     assert re.search(why, planned.refusal)
     assert report.table(planned)[-1] == f"would be refused: {planned.refusal}"
-    assert planned.refusal.partition(" free and")[2] in report.markdown(planned)
+    assert cell(planned.refusal).partition(" free and")[2] in report.markdown(planned)
     with pytest.raises(kind, match=why):
         run(target, mirror=mirror)
 
