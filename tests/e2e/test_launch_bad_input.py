@@ -1,6 +1,5 @@
 """What cannot run is told in one line before anything is created; and what `manifest` prints."""
 
-import contextlib
 import copy
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
+from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import namespace
 
 ALL = list(KINDS)
@@ -56,7 +56,7 @@ def test_a_setting_that_cannot_be_is_one_line(
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_namespace_without_rights_is_one_line(grounds: Grounds, kind: str) -> None:
-    with acting(grounds, "default") as nobody:
+    with acting(grounds.api, grounds.namespace, "default") as nobody:
         said = refused(Api(nobody, grounds.namespace), {"kind": kind})
     assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in said
     assert "apply deploy/rbac" in said
@@ -141,19 +141,6 @@ def refused(api: Api, fields: dict[str, Any], task: str = "train") -> str:
     said = str(error.value)
     assert "\n" not in said
     return said
-
-
-@contextlib.contextmanager
-def acting(grounds: Grounds, account: str) -> Iterator[client.ApiClient]:
-    """A client that acts as an account of the namespace."""
-    body = {"spec": {"expirationSeconds": 600}}
-    made = grounds.core.create_namespaced_service_account_token(account, grounds.namespace, body)
-    configuration = client.Configuration()
-    configuration.host = grounds.api.configuration.host
-    configuration.ssl_ca_cert = grounds.api.configuration.ssl_ca_cert
-    configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
-    with client.ApiClient(configuration) as api:
-        yield api
 
 
 def scripts(settings: list[str]) -> list[str]:

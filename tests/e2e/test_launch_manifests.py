@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "memory": "32Gi",
     "cpu_request": "4",
     "memory_request": "16Gi",
+    "resources": {"limits": {"example.com/fpga": "1"}},
     "shm_size": "8Gi",
     "env": {"A": "b"},
     "env_vars": [
@@ -33,8 +34,12 @@ EVERYTHING: dict[str, Any] = {
     "volume_mounts": [{"name": "more", "mountPath": "/more"}],
     "nccl_debug": "INFO",
     "nccl_socket_interface": "eth0",
-    "nccl_infiniband": "off",
+    "nccl_infiniband": "on",
+    "rdma_resource": "rdma/hca",
     "nccl_timeout_minutes": 10,
+    "capabilities": ["SYS_NICE"],
+    "labels": {"team": "vision"},
+    "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
     "node_selector": {"zone": "a"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "affinity": {"podAntiAffinity": {}},
@@ -52,6 +57,10 @@ EVERYTHING: dict[str, Any] = {
 OPERATORS: dict[str, Any] = {
     "env_from_secrets": ["secret"],
     "host_network": True,
+    "init_containers": [{"name": "fetch", "command": ["true"]}],
+    "topology_spread": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
     "priority_class": "high",
     "image_pull_policy": "IfNotPresent",
     "restart_policy": "ExitCode",
@@ -93,6 +102,7 @@ def test_v1_jobs_are_valid_with_everything_set(api: Api, kind: str) -> None:
 def test_a_trainjob_is_valid_with_everything_set(api: Api) -> None:
     stored = dry_run(api, {**everything("trainjob"), **COMMAND})
     assert stored["spec"]["trainer"]["numProcPerNode"] == 2
+    assert stored["spec"]["trainer"]["resourcesPerNode"]["limits"]["rdma/hca"] == "1"
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -1,5 +1,7 @@
 """The rights of the account that KFP's steps run under: its stock Role, and what deploy/ adds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,20 @@ def _roles() -> list[dict[str, Any]]:
         for document in yaml.safe_load_all(file.read_text())
     ]
     return [d for d in documents if d and d.get("kind") == "Role"]
+
+
+@contextmanager
+def acting(api: client.ApiClient, namespace: str, account: str) -> Iterator[client.ApiClient]:
+    """A client that acts as an account of the namespace."""
+    body = {"spec": {"expirationSeconds": 600}}
+    core = client.CoreV1Api(api)
+    made = core.create_namespaced_service_account_token(account, namespace, body)
+    configuration = client.Configuration()
+    configuration.host = api.configuration.host
+    configuration.ssl_ca_cert = api.configuration.ssl_ca_cert
+    configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
+    with client.ApiClient(configuration) as acts:
+        yield acts
 
 
 def bind(
