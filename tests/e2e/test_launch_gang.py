@@ -1,0 +1,147 @@
+"""A gang is verified: what the operator says of itself, and the PodGroup that it makes or not.
+
+Scheduler-plugins' PodGroups are served here, and no scheduler looks at them. With the default
+scheduler as that of its gangs, the operator makes groups while pods run as ever.
+"""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.gang import GANGS
+from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness.rights import acting
+from tests.e2e.harness.scene import namespace
+
+OPERATOR, OPERATORS_NAMESPACE = "training-operator", "kubeflow"
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+GROUP, VERSION = GANGS["coscheduling"].group_version.split("/")
+POD_GROUPS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": f"podgroups.{GROUP}",
+        # Who defines a kind of Kubernetes' own groups names where that was agreed to.
+        "annotations": {
+            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+        },
+    },
+    "spec": {
+        "group": GROUP,
+        "scope": "Namespaced",
+        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
+        "versions": [
+            {
+                "name": VERSION,
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    """A namespace in a cluster that has the PodGroups of scheduler-plugins."""
+    api = Api(cluster, "default")
+    try:
+        api.call("POST", CRDS, POD_GROUPS)
+        until(lambda: _served(api), "the PodGroups")
+        with namespace(cluster) as space:
+            yield space
+    finally:
+        api.delete(f"{CRDS}/podgroups.{GROUP}")
+
+
+@pytest.fixture
+def ganging(cluster: client.ApiClient, grounds: Grounds) -> Iterator[None]:
+    """The operator makes gangs, of the scheduler that every pod has anyway."""
+    try:
+        _restart_operator(cluster, ["--gang-scheduler-name=default-scheduler"])
+        yield
+    finally:
+        _restart_operator(cluster, None)
+
+
+def test_an_operator_without_its_flag_is_told_of_before_a_job_is_made(grounds: Grounds) -> None:
+    api = Api(grounds.api, grounds.namespace)
+    with pytest.raises(InputError, match="runs without --gang-scheduler-name, so pods would"):
+        launched(api)
+    assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
+
+
+def test_a_job_of_which_no_group_is_made_is_deleted_and_told_of(grounds: Grounds) -> None:
+    """The steps' account cannot look at the operator; the pods that it makes can be seen."""
+    with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+        api = Api(account, grounds.namespace)
+        with pytest.raises(InputError, match="made no PodGroup of PyTorchJob train-") as error:
+            launched(api)
+        assert "\n" not in str(error.value)
+        assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
+
+
+def test_a_gang_that_is_one_runs_to_its_end(
+    grounds: Grounds, ganging: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+        # The first cannot look at the operator, the second can.
+        for kind, who in (("pytorchjob", account), ("tfjob", grounds.api)):
+            job = launched(Api(who, grounds.namespace), kind)
+            name = job["metadata"]["name"]
+            pods = grounds.core.list_namespaced_pod(
+                grounds.namespace, label_selector=KINDS[kind].pod_selector(name)
+            )
+            marks = [pod.metadata.labels[GANGS["coscheduling"].mark] for pod in pods.items]
+            assert marks == [name, name]
+    assert "warning" not in capsys.readouterr().out
+
+
+def launched(api: Api, kind: str = "pytorchjob") -> Any:
+    """The job of two pods that end soon, as a gang."""
+    spec = LaunchSpec.create(
+        kind=kind,
+        image=IMAGE,
+        command=["python3", "-c", "import time; time.sleep(3)"],
+        nodes=2,
+        scheduler="coscheduling",
+        run_as_user=UID,
+        clean_pod_policy="None",
+        retries=0,
+    )
+    return launch(spec, str(uuid.uuid4()), "train", "", api).job
+
+
+def _served(api: Api) -> bool:
+    conditions = api.call("GET", f"{CRDS}/podgroups.{GROUP}")["status"].get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def _restart_operator(api: client.ApiClient, arguments: list[str] | None) -> None:
+    """Give the operator these arguments, and wait until no other is left."""
+    apps = client.AppsV1Api(api)
+    container = {"name": OPERATOR, "args": arguments}
+    body = {"spec": {"template": {"spec": {"containers": [container]}}}}
+    apps.patch_namespaced_deployment(OPERATOR, OPERATORS_NAMESPACE, body)
+
+    def alone() -> bool:
+        found = apps.read_namespaced_deployment(OPERATOR, OPERATORS_NAMESPACE)
+        status = found.status
+        counts = (status.replicas, status.updated_replicas, status.available_replicas)
+        return status.observed_generation == found.metadata.generation and counts == (1, 1, 1)
+
+    until(alone, "the operator")
