@@ -50,9 +50,12 @@ def test_a_run_that_a_step_uses_is_kept_however_long_it_was_silent(tmp_path: Pat
     assert not waiting.exists()
 
 
-def test_a_run_whose_ranks_work_on_this_machine_is_kept(tmp_path: Path) -> None:
+def test_a_run_whose_ranks_work_on_this_machine_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder(tmp_path, "own", 0.0)
     working = folder(tmp_path, "working", 30.0)
+    monkeypatch.setattr(local_processes, "_trains_in", lambda pid, run_dir: True)
     local_processes.record(working / "train", os.getpid())
     assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "nothing was left to end"
     assert working.exists()

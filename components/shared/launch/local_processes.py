@@ -12,6 +12,9 @@ from pathlib import Path
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import RunFolder
 
+NODE = "kfp_ddp.training.node"
+"""The module that launches the ranks of this machine."""
+
 
 def start_time(pid: int) -> str | None:
     """When the process started, as its system writes it; None where there is no such process.
@@ -45,16 +48,45 @@ def forget(run_dir: Path) -> None:
 
 
 def recorded(run_dir: Path) -> int | None:
-    """The pid of the run's process group on this machine, None if it has none that still runs."""
+    """The pid of the run's process group on this machine, None if it has none that still runs.
+
+    Whoever can write to the claim can write the record, so the process itself must be one of this
+    user's that trains in this folder.
+    """
     try:
         entry = json.loads(RunFolder(run_dir).process.read_text())
-    except (FileNotFoundError, ValueError):
+        pid, host, started = (entry.get(name) for name in ("pid", "host", "started"))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    here = entry.get("host") == socket.gethostname()
-    pid = entry.get("pid")
-    if not here or not isinstance(pid, int) or start_time(pid) is None:
+    if host != socket.gethostname() or type(pid) is not int or pid < 2:
         return None
-    return pid if start_time(pid) == entry.get("started") else None
+    here = start_time(pid)
+    return pid if here is not None and here == started and _trains_in(pid, run_dir) else None
+
+
+def _trains_in(pid: int, run_dir: Path) -> bool:
+    """Whether a process is a launcher of ranks in this folder, this user's, and leads its group."""
+    try:
+        uid, words = _owner_and_words(pid)
+        leads = os.getpgid(pid) == pid
+        folder = words[words.index("--output-dir") + 1]
+    except (OSError, ValueError, IndexError):
+        return False
+    same = os.path.realpath(folder) == os.path.realpath(run_dir)
+    return uid == os.geteuid() and leads and NODE in words and same
+
+
+def _owner_and_words(pid: int) -> tuple[int, list[str]]:
+    """The user and the command line of a process; raises OSError or ValueError without one."""
+    about = Path(f"/proc/{pid}")
+    if about.parent.joinpath("self").exists():
+        words = about.joinpath("cmdline").read_bytes().split(b"\0")
+        return about.stat().st_uid, [os.fsdecode(word) for word in words]
+    listed = subprocess.run(
+        ["ps", "-o", "uid=,command=", "-p", str(pid)], capture_output=True, text=True
+    )
+    uid, _, command = listed.stdout.strip().partition(" ")
+    return int(uid), command.split()
 
 
 def end(pid: int, grace: float) -> None:

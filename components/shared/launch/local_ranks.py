@@ -40,7 +40,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
     itself when it sees that we are gone. `flags` are the command line of `kfp_ddp.training`, by
     which it writes to `run_dir`.
     """
-    launcher = [sys.executable, "-m", "kfp_ddp.training.node", f"--nproc-per-node={ranks}", "--"]
+    launcher = [sys.executable, "-m", local_processes.NODE, f"--nproc-per-node={ranks}", "--"]
     say = partial(print, flush=True)
     progress = ProgressTeller(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()
