@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.doctor.checks import examine
+from kfp_ddp.doctor.examine import examine
+from kfp_ddp.doctor.finding import Asked
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 SDK = importlib.metadata.version("kfp")
@@ -57,20 +58,37 @@ def server(body: bytes, status: int = 200) -> Iterator[str]:
             thread.join()
 
 
-@pytest.mark.parametrize("tag", [SDK, ".".join(SDK.split(".")[:2]) + ".99", f"v{SDK}"])
-def test_a_server_of_the_sdks_minor_version_is_fine(tag: str) -> None:
+@pytest.mark.parametrize(
+    "tag", [SDK, ".".join(SDK.split(".")[:2]) + ".99", f"v{SDK}", "2.99.0", "2.100.1"]
+)
+def test_a_server_of_the_sdks_minor_version_or_a_newer_one_is_fine(tag: str) -> None:
     with server(healthz(tag)) as url:
         found = doctor(url)
     assert found == {"state": "ok", "what": "KFP", "said": f"SDK {SDK}, API server {tag}"}
 
 
-@pytest.mark.parametrize("tag", ["2.5.0", "3.0.0", "unknown"])
-def test_a_server_of_another_version_is_a_warning_with_a_remedy(tag: str) -> None:
+@pytest.mark.parametrize("tag", ["2.5.0", "2.16.1", "v1.8.22", "2.0.0-alpha.7"])
+def test_a_server_before_2_17_stops_a_run(tag: str) -> None:
+    """An SDK that fits it is none that this package can be installed with."""
     with server(healthz(tag)) as url:
         found = doctor(url)
-    assert found["state"] == "warn"
+    assert (found["state"], found["said"]) == ("bad", f"SDK {SDK}, API server {tag}")
+    assert found["remedy"] == "upgrade KFP to 2.17 or newer"
+
+
+@pytest.mark.parametrize(
+    ("tag", "remedy"),
+    [
+        ("3.0.0", "see whether a newer kfp-ddp is for KFP 3"),
+        ("unknown", "see that its images are of 2.17 or newer"),
+        ("", "see that its images are of 2.17 or newer"),
+    ],
+)
+def test_a_server_of_another_version_is_a_warning_with_a_remedy(tag: str, remedy: str) -> None:
+    with server(healthz(tag)) as url:
+        found = doctor(url)
+    assert (found["state"], found["remedy"]) == ("warn", remedy)
     assert tag in found["said"]
-    assert "SDK of the server's minor version" in found["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -119,16 +137,16 @@ def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -
         )
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert [line[0] for line in lines] == ["✗", " ", "!", " "]
+    assert [line[0] for line in lines] == ["✗", " ", "✗", " "]
     assert lines[0].startswith("✗ API server  ")
-    assert lines[2].startswith("! KFP         SDK")
+    assert lines[2].startswith("✗ KFP         SDK")
     for line in (lines[1], lines[3]):
         assert line.index("→") == len("✗ API server  ")
 
 
 def doctor(host: str) -> dict[str, str]:
     """What is found of KFP, where no cluster is reached."""
-    cluster, found = (vars(each) for each in examine("", "", host))
+    cluster, found = (vars(each) for each in examine(Asked(host=host)))
     assert (cluster["what"], cluster["state"]) == ("API server", "bad")
     assert found["what"] == "KFP"
     assert all("\n" not in text for text in found.values())

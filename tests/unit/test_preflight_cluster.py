@@ -52,7 +52,7 @@ def test_gpus_by_another_name_are_named() -> None:
 
 
 def test_without_a_right_to_look_it_says_what_to_give() -> None:
-    with pytest.raises(InputError, match=r"cannot be seen \(nodes is forbidden\): give gpus_per_node"):
+    with pytest.raises(InputError, match=r"seen \(nodes is forbidden\): give gpus_per_node"):
         gpus_a_node(HIDDEN, NVIDIA, 1)
 
 

@@ -1,0 +1,45 @@
+"""All checks of `kfp-ddp doctor`, in the order in which they are told."""
+
+from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.components.preflight.nodes import schedulable
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.doctor.admission import admitted
+from kfp_ddp.doctor.finding import Asked, Finding
+from kfp_ddp.doctor.kfp_server import kfp_server
+from kfp_ddp.doctor.nodes import gpus
+from kfp_ddp.doctor.operators import gangs, operators
+from kfp_ddp.doctor.queues import queues
+from kfp_ddp.doctor.rights import copy_rights, rights
+from kfp_ddp.doctor.secret import secret
+from kfp_ddp.doctor.storage import claims, storage
+
+
+def examine(asked: Asked) -> list[Finding]:
+    """All findings for the current context."""
+    try:
+        api = Api.connect(asked.namespace)
+        version = api.call("GET", "/version")
+    except KfpDdpError as error:
+        said = str(error).splitlines()[0].partition("; ")[0]
+        remedy = "let KUBECONFIG name a cluster that `kubectl cluster-info` reaches"
+        unreachable = Finding("bad", "API server", said, remedy)
+        return [unreachable, kfp_server(asked.host)] if asked.host else [unreachable]
+    nodes: list[Object] | None
+    try:
+        nodes = schedulable(api)
+    except ApiError:
+        nodes = None
+    return [
+        Finding("ok", "API server", f"Kubernetes {version['gitVersion']}"),
+        *operators(api, asked),
+        *gangs(api, asked),
+        *rights(api, asked),
+        *copy_rights(api, asked),
+        *claims(api, asked, nodes),
+        storage(api),
+        secret(api, asked),
+        *admitted(api, asked),
+        gpus(asked, nodes),
+        *queues(api),
+        kfp_server(asked.host),
+    ]

@@ -1,0 +1,62 @@
+"""The version of the KFP API server: dicts between steps, menus and more are of 2.17."""
+
+import importlib.metadata
+import json
+import re
+import urllib.error
+import urllib.request
+
+from kfp_ddp.doctor.finding import Finding
+
+NEEDED_MINOR = (2, 17)
+NEEDED = "2.17"
+
+
+def kfp_server(host: str) -> Finding:
+    """The KFP API server's version against the SDK's; only where a host is given."""
+    sdk = importlib.metadata.version("kfp")
+    if not host:
+        return Finding(
+            "warn",
+            "KFP",
+            f"SDK {sdk}; the API server was not asked",
+            "give --host, to see its version",
+        )
+    if not host.startswith(("http://", "https://")):
+        remedy = "give one as http://localhost:8888"
+        return Finding("bad", "KFP", f"{host} is not an http(s) URL", remedy)
+    url = f"{host.rstrip('/')}/apis/v2beta1/healthz"
+    forward = "kubectl port-forward -n kubeflow svc/ml-pipeline 8888; --host http://localhost:8888"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+            server = str(json.load(answer)["tag_name"])
+    except urllib.error.HTTPError as error:
+        error.close()
+        said = f"{url} answers {error.code} {error.reason}"
+        return Finding("bad", "KFP", said, f"bypass the login: {forward}")
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return Finding("bad", "KFP", f"{url} does not answer ({reason})", forward)
+    except (ValueError, KeyError, TypeError):
+        said = f"{url} is not answered by a KFP API server"
+        return Finding("bad", "KFP", said, f"if it is a login page, bypass it: {forward}")
+    said = f"SDK {sdk}, API server {server}"
+    number = _minor(server)
+    if number is None:  # what a server says that was built without its tag
+        said = f"SDK {sdk}, API server of {server} version"
+        return Finding("warn", "KFP", said, f"see that its images are of {NEEDED} or newer")
+    if number < NEEDED_MINOR:
+        return Finding("bad", "KFP", said, f"upgrade KFP to {NEEDED} or newer")
+    own = _minor(sdk) or NEEDED_MINOR
+    if number[0] > own[0]:
+        return Finding("warn", "KFP", said, f"see whether a newer kfp-ddp is for KFP {number[0]}")
+    if number < own:
+        remedy = f"compile with kfp {number[0]}.{number[1]}: a newer one may write what it ignores"
+        return Finding("warn", "KFP", said, remedy)
+    return Finding("ok", "KFP", said)
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    """Major and minor of a version; None where it says none."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None

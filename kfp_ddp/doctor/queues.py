@@ -1,0 +1,40 @@
+"""The queues of Kueue and Volcano that a job can be put into."""
+
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.launch import kueue
+from kfp_ddp.doctor.finding import ASK_ADMIN, Finding
+
+
+def queues(api: Api) -> list[Finding]:
+    """Queues of Kueue and Volcano, where they are installed."""
+    found = []
+    for title in ("Kueue", "Volcano"):
+        path = "/apis/scheduling.volcano.sh/v1beta1/queues"
+        try:
+            if title == "Kueue":
+                path = kueue.path(api, "localqueues")
+            items = api.call("GET", path)["items"] if path else None
+        except ApiError as error:
+            if error.status != 404:
+                found.append(Finding("warn", f"queues of {title}", "may not be listed", ASK_ADMIN))
+            continue
+        if items is not None:
+            found.append(_queues_of(title, items, api.namespace))
+    return found
+
+
+def _queues_of(title: str, items: list[Object], namespace: str) -> Finding:
+    names = []
+    stopped = False
+    for item in items:
+        trouble = kueue.inactive(item)
+        stopped = stopped or bool(trouble)
+        names.append(item["metadata"]["name"] + (f" ({trouble})" if trouble else ""))
+    what = f"queues of {title}"
+    if not names:
+        remedy = f"make a LocalQueue in {namespace}" if title == "Kueue" else "make a Queue"
+        return Finding("warn", what, "there are none", remedy)
+    if stopped:
+        remedy = "kubectl describe localqueues and its ClusterQueue"
+        return Finding("warn", what, ", ".join(names), remedy)
+    return Finding("ok", what, ", ".join(names))

@@ -1,0 +1,83 @@
+"""What the account of the steps may do."""
+
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, review
+from kfp_ddp.components.shared.launch import kueue
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.doctor.finding import Asked, Finding
+
+Right = tuple[str, str, str, bool]
+"""Group, resource, verbs, and whether a run fails without it."""
+JOB_VERBS = "create get list watch patch delete"
+RIGHTS: tuple[Right, ...] = (
+    ("", "pods", "get list watch", True),
+    ("", "pods/log", "get", True),
+    ("argoproj.io", "workflows", "get list watch", True),
+    ("", "persistentvolumeclaims", "get", True),
+    ("", "events", "list watch", False),
+    ("", "configmaps", "create", False),
+)
+COPY_VERBS = "create list patch delete"
+# With Kueue, to say what a job waits for.
+KUEUE_RIGHTS: tuple[Right, ...] = (
+    (kueue.GROUP, "localqueues", "get", False),
+    (kueue.GROUP, "workloads", "list", False),
+)
+
+
+def rights(api: Api, asked: Asked) -> list[Finding]:
+    """One finding for each resource that a launch uses, with the verbs that lack."""
+    jobs = (
+        (kind.group_version.partition("/")[0], kind.plural, JOB_VERBS, name == asked.backend)
+        for name, kind in KINDS.items()
+    )
+    try:
+        queues = KUEUE_RIGHTS if kueue.group_version(api) else ()
+    except ApiError:
+        queues = ()
+    remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
+    found = _lacking(api, asked, (*jobs, *RIGHTS, *queues), "rights on", remedy)
+    if asked.gpus_per_node >= 0 or asked.backend == "local":
+        return found
+    # Which belong to no namespace, so the right is asked for in none.
+    everywhere = Api(api.client, "")
+    remedy = f"set namespace: {api.namespace} in deploy/rbac/nodes and kubectl apply -k it"
+    nodes = ("", "nodes", "list", True)
+    return found + _lacking(everywhere, asked, (nodes,), "rights on", remedy, api.namespace)
+
+
+def copy_rights(api: Api, asked: Asked) -> list[Finding]:
+    """The same for what dataset_volume needs, unless publish is in-place."""
+    needed = asked.publish not in ("in-place", "none", "auto")
+    remedy = f"set namespace: {api.namespace} in deploy/storage and kubectl apply -k it"
+    right = ("", "persistentvolumeclaims", COPY_VERBS, needed)
+    return _lacking(api, asked, (right,), "rights to copy", remedy)
+
+
+def _lacking(
+    api: Api,
+    asked: Asked,
+    rights: tuple[Right, ...],
+    title: str,
+    remedy: str,
+    namespace: str = "",
+) -> list[Finding]:
+    namespace = namespace or api.namespace
+    account = asked.service_account
+    who = f"system:serviceaccount:{namespace}:{account}" if account else ""
+    found = []
+    for group, resource, verbs, needed in rights:
+        plural, _, sub = resource.partition("/")
+        try:
+            lacking = [v for v in verbs.split() if not review(api, v, group, plural, sub, who)]
+        except ApiError as error:
+            said = f"cannot be asked for: {' '.join(error.message.split())}"
+            remedy = "run it as somebody who may create subjectaccessreviews"
+            return [Finding("warn", "rights", said, remedy)]
+        what = f"{title} {resource}"
+        if not lacking:
+            found.append(Finding("ok", what, verbs.replace(" ", ", ")))
+            continue
+        where = f" in {api.namespace}" if api.namespace else ""
+        said = f"no right to {', '.join(lacking)}{where}"
+        found.append(Finding("bad" if needed else "warn", what, said, remedy))
+    return found
