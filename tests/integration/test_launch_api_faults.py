@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,10 +15,14 @@ from kubernetes import client
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow.decisions import Limits, out_of_time
+from kfp_ddp.components.shared.launch.follow.follower import Follower
 from kfp_ddp.components.shared.launch.follow.logs import PodLog
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import REPORTED, Jobs
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 Answer = Callable[["Server", dict[str, str]], None]
@@ -28,6 +34,8 @@ class Server(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     script: Iterator[Answer]
     lock = threading.Lock()
+    ahead = 0.0
+    """Seconds by which its clock is before ours."""
 
     def do_GET(self) -> None:
         query = {key: value[0] for key, value in parse_qs(urlsplit(self.path).query).items()}
@@ -54,13 +62,16 @@ class Server(BaseHTTPRequestHandler):
         data = body.encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(time.time() + self.ahead, usegmt=True)
+
     def log_message(self, *args: object) -> None:
         """Say nothing."""
 
 
 @contextmanager
-def serving(script: Iterator[Answer]) -> Iterator[Api]:
-    handler = type("Scripted", (Server,), {"script": script})
+def serving(script: Iterator[Answer], ahead: float = 0) -> Iterator[Api]:
+    handler = type("Scripted", (Server,), {"script": script, "ahead": ahead})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -236,3 +247,28 @@ def test_a_refusal_counts_only_from_a_server_that_has_started() -> None:
 
     with serving(script()) as api:
         assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -600.0, 0.0, 600.0, 3600.0])
+def test_a_deadline_counts_by_the_clock_that_dated_the_job(ahead: float) -> None:
+    """A node whose clock is ten minutes off would end a job that was made just now."""
+
+    def script() -> Iterator[Answer]:
+        while True:
+            yield lambda server, query: server.send(200, "{}")
+
+    kind, limits = KINDS["pytorchjob"], Limits(deadline=300, pending=300)
+    with serving(script(), ahead) as api:
+        api.call("GET", "/x")
+        made = datetime.fromtimestamp(time.time() + ahead - 100, UTC).isoformat()
+        job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": made}}
+        ending = Ending(api, None, threading.Event())
+        follower = Follower(api, kind, job, ending, None)
+        for watch in follower.watches.all:
+            watch.synced.set()
+        follower.watches.jobs.objects = {"job": job}
+        look = follower._look()
+        assert look is not None
+        assert not out_of_time(look, kind, limits, "")
+        assert out_of_time(look, kind, Limits(deadline=60), "")
+        assert out_of_time(look, kind, Limits(pending=60), "")

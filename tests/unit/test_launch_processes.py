@@ -12,7 +12,6 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.teardown.engine import run as teardown
 
-
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 

@@ -5,7 +5,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Api:
 
     def __init__(self, client: Any, namespace: str) -> None:
         self.client, self.namespace = client, namespace
+        self._told: tuple[float, float] | None = None
+        """What time it was by the server, and by the monotonic clock then."""
 
     @classmethod
     def connect(cls, namespace: str = "") -> "Api":
@@ -75,6 +78,16 @@ class Api:
         """The same rights over connections of its own."""
         return Api(type(self.client)(self.client.configuration), self.namespace)
 
+    def now(self) -> float:
+        """Seconds since 1970 by the clock of the server, which dates what it holds.
+
+        The clock of this node may be minutes off. Before the first answer it is all there is.
+        """
+        if self._told is None:
+            return time.time()
+        told, then = self._told
+        return told + time.monotonic() - then
+
     def call(
         self,
         method: str,
@@ -95,6 +108,9 @@ class Api:
             raw: The answer is no JSON; it comes as {"value": text}.
         """
         response = self._send(method, path, body, query, (CONNECT_SECONDS, seconds))
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            told = parsedate_to_datetime(response.headers["Date"]).timestamp()
+            self._told = told, time.monotonic()
         try:
             data = response.data
         except Exception as error:
@@ -106,20 +122,20 @@ class Api:
         found = json.loads(data) if data else {}
         return found if isinstance(found, dict) else {"value": found}
 
-    def lines(self, path: str, query: dict[str, str], seconds: float | None) -> Iterator[bytes]:
-        """The lines of a streamed answer; the last one has no line feed if it was cut off."""
+    def lines(
+        self, path: str, query: dict[str, str], seconds: float | None, longest: int = 0
+    ) -> Iterator[bytes]:
+        """The lines of a streamed answer; the last one has no line feed if it was cut off.
+
+        One of more than `longest` bytes, 0 for any number, comes as several lines.
+        """
         response = self._send("GET", path, None, query, (CONNECT_SECONDS, seconds))
-        rest = b""
         try:
-            for chunk in response.stream(65536, decode_content=True):
-                *whole, rest = (rest + chunk).split(b"\n")
-                yield from (line + b"\n" for line in whole)
+            yield from whole_lines(response.stream(65536, decode_content=True), longest)
         except Exception as error:
             raise ApiError(0, "", f"the stream was cut off: {error}") from error
         finally:
             response.close()
-        if rest:
-            yield rest
 
     def _send(
         self,
@@ -193,6 +209,37 @@ class Api:
                     told = True
             time.sleep(pause)
             pause = min(pause * 2, LONG_PAUSE)
+
+
+def whole_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
+    """The lines of a stream, the same however it is cut into chunks.
+
+    Args:
+        chunks: Its bytes.
+        longest: Bytes after which a line is ended, for one may never end; 0 for any number.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        *ended, rest = chunk.split(b"\n")
+        for each in ended:
+            yield from _pieces(b"".join([*parts, each]), longest)
+            parts, size = [], 0
+        parts.append(rest)
+        size += len(rest)
+        if longest and size > longest:
+            line = b"".join(parts)
+            at = (size - 1) // longest * longest
+            yield from _pieces(line[:at], longest)
+            parts, size = [line[at:]], size - at
+    if size:
+        yield b"".join(parts)
+
+
+def _pieces(line: bytes, longest: int) -> Iterator[bytes]:
+    step = longest or len(line) or 1
+    for at in range(0, len(line) or 1, step):
+        yield line[at : at + step] + b"\n"
 
 
 def own_pod(api: Api) -> Object | None:

@@ -42,7 +42,7 @@ class Look:
     pods_listed: bool
     """Whether the pods are known yet."""
     now: float
-    """Seconds since 1970."""
+    """Seconds since 1970, by the API server's clock."""
     clock: float
     """The monotonic clock."""
     heard_at: float = 0

@@ -96,7 +96,7 @@ class Follower:
         progress: bool = False,
     ) -> None:
         name = job["metadata"]["name"]
-        self.kind, self.job, self.ending = kind, job, ending
+        self.api, self.kind, self.job, self.ending = api, kind, job, ending
         self.changed = threading.Event()
         ending.wake(self.changed)
         self.watches = Watches(api, kind, name, self.changed)
@@ -158,7 +158,7 @@ class Follower:
         if self.progress is not None:
             self.progress.tell(clock, at_once=state(job).over)
             heard_at = max(heard_at, self.progress.heard_at)
-        return Look(job, self.pods, listed, time.time(), clock, heard_at)
+        return Look(job, self.pods, listed, self.api.now(), clock, heard_at)
 
     def _look_at_pods(self, clock: float) -> None:
         there = self.watches.pods.objects

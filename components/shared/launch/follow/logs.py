@@ -10,6 +10,8 @@ from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
 QUIET_SECONDS = 60.0
+# A bar that is drawn over and over has no end of line; the container runtime cuts there, too.
+LONGEST = 16384
 
 
 def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -108,7 +110,7 @@ class PodLog(threading.Thread):
             query["sinceTime"] = cursor.stamp.since()
         try:
             for now, text in unprinted(self._whole_lines(query, follow), restart, cursor):
-                self.printer.line(self.key, now, f"[{self.title}] {text}")
+                self.printer.line(self.key, now, f"[{self.title}] {drawn(text)}")
         except ApiError as error:
             if error.status == 404:
                 # The pod is gone, or its earlier run is: what was not read cannot be.
@@ -119,12 +121,17 @@ class PodLog(threading.Thread):
         return True
 
     def _whole_lines(self, query: dict[str, str], follow: bool) -> Iterator[str]:
-        for raw in self.api.lines(f"{self.path}/log", query, QUIET_SECONDS):
+        for raw in self.api.lines(f"{self.path}/log", query, QUIET_SECONDS, LONGEST):
             if self.abandoned.is_set():
                 return
             if not raw.endswith(b"\n") and follow:
                 raise ApiError(0, "", "half a line: the connection was cut, it is read again whole")
             yield raw.decode("utf-8", "replace").rstrip("\n")
+
+
+def drawn(text: str) -> str:
+    """What a terminal shows of a line that goes back to its begin: what was drawn there last."""
+    return next((part for part in reversed(text.split("\r")) if part), "")
 
 
 def unprinted(
@@ -133,16 +140,19 @@ def unprinted(
     """The text of the lines after a cursor, each with the cursor that tells that it is printed.
 
     Args:
-        lines: Each with its time before it, as the kubelet writes them; another one is left out.
+        lines: Each with its time before it, as the kubelet writes them; one without goes on with
+            the one before.
         restart: Which run of the container they are of.
         cursor: Where to begin; None for the first line.
     """
-    last, passed = cursor, 0
+    last, passed, stamp = cursor, 0, None
     for line in lines:
         head, _, text = line.partition(" ")
         try:
             stamp = Stamp.parse(head)
         except ValueError:
+            text = line
+        if stamp is None:
             continue
         if cursor is not None:
             if stamp < cursor.stamp:
