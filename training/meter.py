@@ -1,12 +1,15 @@
-"""Speed of a run between two lines of metrics: images, waiting for data, FLOPs, memory."""
+"""Speed of a run between two lines of metrics: images, waiting for data, FLOPs, memory, ranks."""
 
+import contextlib
 import re
+import statistics
 import time
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
@@ -27,6 +30,8 @@ PEAK_TFLOPS = {
     "B200": 2250.0,
 }
 """Dense half-precision peak of a GPU, from NVIDIA's data sheets."""
+STRAGGLES = 0.2
+"""The share of a step that others must wait for a rank, to call it one that straggles."""
 
 
 class Meter:
@@ -42,6 +47,7 @@ class Meter:
     def restart(self, step: int) -> None:
         """Begin to measure at `step`."""
         self._began, self._step, self._waited = time.monotonic(), step, 0.0
+        self._marks: list[tuple[Any, Any]] = []
 
     def waits(self, batches: Iterator[T]) -> Iterator[T]:
         """`batches`, with the time it takes to get one counted as waiting for data."""
@@ -53,6 +59,22 @@ class Meter:
                 return
             yield batch
 
+    def begin_step(self) -> None:
+        """A step begins, data included."""
+        self._step_began = self._mark()
+
+    def join_others(self) -> None:
+        """From here on the step waits for other ranks: so far its time is this rank's own."""
+        self._marks.append((self._step_began, self._mark()))
+
+    def _mark(self) -> Any:
+        """The time now; on a GPU when it gets here, which nobody waits for."""
+        if self.world.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
     def report(self, step: int) -> dict[str, float]:
         """Figures since the last report, by name; starts the next one."""
         seconds = time.monotonic() - self._began
@@ -62,6 +84,8 @@ class Meter:
             "images_per_s_per_device": rate / self.world.size,
             "step_seconds": seconds / max(1, step - self._step),
             "data_wait_fraction": self._waited / seconds,
+            "own_seconds": sum(_between(*marks) for marks in self._marks)
+            / max(1, len(self._marks)),
         }
         if self.peak:
             figures["mfu"] = self.flops * rate / self.world.size / (self.peak * 1e12)
@@ -70,6 +94,45 @@ class Meter:
             figures["memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
         self.restart(step)
         return figures
+
+
+def _between(before: Any, after: Any) -> float:
+    """Seconds; a GPU must have got to `after`, as it has once its loss is known."""
+    if isinstance(after, torch.cuda.Event):
+        return float(before.elapsed_time(after)) / 1e3
+    return float(after - before)
+
+
+class Pace:
+    """The ranks' own times of a step, and the slowest of them, which the others wait for."""
+
+    def __init__(self, seconds: Sequence[float], step_seconds: float) -> None:
+        self.seconds = [round(value, 6) for value in seconds]
+        self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
+        median = statistics.median_low(seconds)
+        self.ratio = seconds[self.slowest] / median if median else 1.0
+        """Of the slowest to the median."""
+        late = seconds[self.slowest] - median > STRAGGLES * step_seconds
+        self.straggler = (
+            f"; rank {self.slowest} takes {self.ratio:.1f} times as long as the others"
+            if late
+            else ""
+        )
+        """Names the slowest where it makes the others wait; else empty."""
+
+
+def profiler_of(config: TrainConfig) -> contextlib.AbstractContextManager[Any]:
+    """A trace of `profile_steps` steps after ten, where it is asked for; else None."""
+    if not config.profile_steps:
+        return contextlib.nullcontext()
+    from torch import profiler
+
+    return profiler.profile(
+        schedule=profiler.schedule(wait=8, warmup=2, active=config.profile_steps, repeat=1),
+        on_trace_ready=profiler.tensorboard_trace_handler(
+            str(RunFolder(config.output_dir).profile)
+        ),
+    )
 
 
 def peak_of(name: str) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import FULL, JobError, KfpDdpError, PeerLostError, StorageError, full
 from kfp_ddp.base.failure import Failure, lost_peer, write_record
+from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import Heartbeat, Parent, end_for_good
 
@@ -48,6 +49,7 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
 
     from kfp_ddp.training import distributed
     from kfp_ddp.training.prepare import prepare
+    from kfp_ddp.training.progress import Progress, forget_others
     from kfp_ddp.training.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
@@ -57,10 +59,13 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
     )
     try:
-        config, train, val = prepare(config, world)
-        loop = Trainer(config, world, train, val)
-        _stop_when_told(loop.stop, config, world.first, parent)
-        done = loop.fit()
+        with Progress(RunFolder(config.output_dir).ranks, world.rank) as progress:
+            config, train, val = prepare(config, world)
+            if world.first:
+                forget_others(RunFolder(config.output_dir).ranks, world.size)
+            loop = Trainer(config, world, train, val, progress)
+            _stop_when_told(loop.stop, config, world.first, parent)
+            done = loop.fit()
         if not done and loop.stop.reason == STALE:
             write_record(Failure(PREEMPTED, world.rank, STALE, retryable=True), final=True)
             end_for_good()

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,9 +20,11 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, Index, loader
 from kfp_ddp.training.distributed import Stop, World
 from kfp_ddp.training.manifest import step_dir
-from kfp_ddp.training.meter import Meter
+from kfp_ddp.training.memory import no_garbage_collection
+from kfp_ddp.training.meter import Meter, Pace, profiler_of
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
+from kfp_ddp.training.progress import Progress
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
 from kfp_ddp.training.sinks import sinks
 from kfp_ddp.training.strategies import spread
@@ -45,7 +46,12 @@ class Trainer:
     """One run on this rank."""
 
     def __init__(
-        self, config: TrainConfig, world: World, train_split: Split, val_split: Split
+        self,
+        config: TrainConfig,
+        world: World,
+        train_split: Split,
+        val_split: Split,
+        progress: Progress | None = None,
     ) -> None:
         self.config, self.world = config, world
         self.train_split, self.val_split = train_split, val_split
@@ -90,6 +96,7 @@ class Trainer:
         self.step, self.first_step, self.skipped, self.saved_step = 0, 1, 0, -1
         self.latest: dict[str, float] = {}
         self.saved_at = time.monotonic()
+        self.progress = progress or Progress(folder.ranks, world.rank)
 
     def fit(self) -> bool:
         """Train to the last epoch; False if the ranks agreed to stop before."""
@@ -108,7 +115,8 @@ class Trainer:
                 flush=True,
             )
         batches = self.meter.waits(self.batches())
-        with self._no_garbage_collection(), self._profiler() as profiler:
+        profiling = profiler_of(self.config) if self.world.first else contextlib.nullcontext()
+        with no_garbage_collection(), profiling as profiler:
             self.saved_at = time.monotonic()
             self.meter.restart(self.step)
             while self.step < self.steps_total:
@@ -123,6 +131,7 @@ class Trainer:
         self.stop.post(save=self._minutes_are_over())
         loss = self._train_step(batches)
         self.step += 1
+        self.progress.step = self.step
         if self._is_logged():
             self._log(loss)
         if self.step % self.steps_per_epoch == 0:
@@ -130,7 +139,8 @@ class Trainer:
         stop, save = self.stop.agreed()
         if stop and self.step < self.steps_total:
             return True
-        if save or self._steps_are_over():
+        every = self.config.checkpoint_steps
+        if save or (every and self.step % every == 0):
             self._save()
         return False
 
@@ -155,9 +165,12 @@ class Trainer:
         weight = self.world.size / self.sampler.per_step
         total = torch.zeros((), device=self.world.device)
         indices = []
+        self.meter.begin_step()
         for number in range(self.sampler.mine):
             self._keep_statistics_of(number)
+            self.progress.phase = "data"
             batch = next(batches)
+            self.progress.phase = "step"
             self.skipped += batch.skipped
             indices.append(batch.indices)
             with self.strategy.hold_gradients(number < self.sampler.mine - 1):
@@ -166,6 +179,8 @@ class Trainer:
                     loss = F.cross_entropy(
                         output, batch.targets, label_smoothing=self.config.label_smoothing
                     )
+                if number == self.sampler.mine - 1:
+                    self.meter.join_others()
                 torch.autograd.backward(loss * weight)
             total += loss.detach()
         if self.config.clip_norm:
@@ -199,12 +214,16 @@ class Trainer:
         """Report a step; the only place in a step that waits for the device."""
         self._refuse_nan()
         figures = self.meter.report(self.step)
-        sums = self.world.sum([float(loss), figures["data_wait_fraction"], self.skipped])
+        own = [0.0] * self.world.size
+        own[self.world.rank] = figures.pop("own_seconds")
+        sums = self.world.sum([float(loss), figures["data_wait_fraction"], self.skipped, *own])
         mean = sums[0] / self.world.size
+        pace = Pace(sums[3:], figures["step_seconds"])
         if self.world.first:
             rate = figures["images_per_s"]
             print(
-                f"step {self.step}/{self.steps_total}: loss {mean:.4f}, {rate:,.0f} images/s",
+                f"step {self.step}/{self.steps_total}: loss {mean:.4f}, {rate:,.0f} images/s"
+                + pace.straggler,
                 flush=True,
             )
         self.metrics.write(
@@ -215,6 +234,9 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             skipped_images=int(sums[2]),
             **{**figures, "data_wait_fraction": sums[1] / self.world.size},
+            slowest_rank=pace.slowest,
+            slowest_ratio=pace.ratio,
+            rank_seconds=pace.seconds,
         )
         gc.collect(1)
 
@@ -248,7 +270,7 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self, epoch: int) -> None:
         """Loss, top-1 and top-5 on the validation split, each image exactly once over the ranks."""
-        began = time.monotonic()
+        began, self.progress.phase = time.monotonic(), "evaluate"
         network = self._synchronised()
         network.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.world.device)
@@ -312,17 +334,13 @@ class Trainer:
         seconds = self.config.checkpoint_minutes * 60
         return self.world.first and 0 < seconds < time.monotonic() - self.saved_at
 
-    def _steps_are_over(self) -> bool:
-        every = self.config.checkpoint_steps
-        return every > 0 and self.step % every == 0
-
     def _save(self) -> None:
         """Begin to save on rank 0; replicas let the others go on at once."""
         self.saved_at = time.monotonic()
         collective = self.strategy.collective_state
         if self.saved_step == self.step or not (self.world.first or collective):
             return
-        self.saved_step = self.step
+        self.saved_step, self.progress.phase = self.step, "save"
         state = self.strategy.state(self.optimizer)
         # Weights that are NaN are not kept: the next log or evaluation stops all ranks.
         if not self.world.first or int(self.first_bad_step) < NEVER:
@@ -366,7 +384,7 @@ class Trainer:
             group.update(own)  # the configuration's, not those of the checkpoint
         if self.ema:
             self.ema.model.load_state_dict(state["ema"] or state["model"])
-        self.step = self.saved_step = found.step
+        self.step = self.saved_step = self.progress.step = found.step
         self.latest = found.manifest["metrics"]
         if self.world.first:
             print(f"resumed from {found.path}", flush=True)
@@ -375,34 +393,8 @@ class Trainer:
         """Make the last save durable before any rank leaves."""
         if status == "preempted":
             self._save()
+        self.progress.phase = "save"
         self.world.from_first(self.writer.wait)
         self.metrics.write("end", status=status, step=self.step, reason=self.stop.reason)
         self.metrics.close()
         return status == "done"
-
-    @contextlib.contextmanager
-    def _no_garbage_collection(self) -> Iterator[None]:
-        """Collect when metrics are written only: a full collection takes 0.2 s at any moment."""
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        try:
-            yield
-        finally:
-            gc.enable()
-            gc.unfreeze()
-
-    def _profiler(self) -> contextlib.AbstractContextManager[Any]:
-        """On rank 0 a trace of `profile_steps` steps after ten, where it is asked for."""
-        if not (self.config.profile_steps and self.world.first):
-            return contextlib.nullcontext()
-        from torch import profiler
-
-        return profiler.profile(
-            schedule=profiler.schedule(
-                wait=8, warmup=2, active=self.config.profile_steps, repeat=1
-            ),
-            on_trace_ready=profiler.tensorboard_trace_handler(
-                str(RunFolder(self.config.output_dir).profile)
-            ),
-        )

@@ -242,6 +242,12 @@ def test_a_gang_is_all_pods_unless_fewer_can_run(scheduler: str) -> None:
     assert elastic["minAvailable"] == 2
 
 
+def test_a_rank_knows_its_node() -> None:
+    (container,) = manifest()["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    node = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert {"name": "KFP_DDP_NODE", "valueFrom": node} in container["env"]
+
+
 def test_an_elastic_job_bears_the_loss_of_pods() -> None:
     job = manifest(elastic="1:2", command=(), script="print()")
     worker = job["pytorchReplicaSpecs"]["Worker"]

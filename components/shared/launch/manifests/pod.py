@@ -13,6 +13,7 @@ from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpe
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 
 SHM = "shm"
+NODE = "KFP_DDP_NODE"  # ranks tell it in their progress
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
 SCRIPT = "script"
 SCRIPT_DIR = "/etc/kfp-ddp"
@@ -130,7 +131,9 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.script and not script_map:
         preset["KFP_DDP_SCRIPT"] = unexpanded(spec.script)
+    node = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
+    values[NODE] = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values.update({item["name"]: item for item in spec.env_vars})
     values.update({k: {"name": k, "value": v} for k, v in spec.env.items()})
     return list(values.values())

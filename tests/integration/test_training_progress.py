@@ -1,0 +1,131 @@
+"""What ranks tell of how far they are, and which of them the others wait for."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.training.meter import Pace
+from kfp_ddp.training.progress import Progress, forget_others
+from tests.training_ranks import Ranks, config, dataset
+
+
+def told(folder: Path, rank: int = 0) -> dict[str, Any]:
+    text: dict[str, Any] = json.loads((folder / f"{rank}.json").read_text())
+    return text
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_rank_tells_where_it_is_and_what_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_DDP_NODE", "node-a")
+    monkeypatch.setattr(Progress, "EVERY_S", 0.01)
+    folder = tmp_path / "ranks"
+    with Progress(folder, 3) as progress:
+        until((folder / "3.json").exists)
+        first = told(folder, 3)
+        assert (first["rank"], first["pod"], first["node"]) == (3, socket.gethostname(), "node-a")
+        assert (first["step"], first["phase"], first["step_seconds"]) == (0, "start", 0)
+        progress.step, progress.phase = 5, "data"
+        until(lambda: told(folder, 3)["step"] == 5)
+        later = told(folder, 3)
+        assert later["phase"] == "data"
+        assert later["step_seconds"] > 0
+        assert later["time"] >= first["time"]
+        until(lambda: told(folder, 3)["time"] > later["time"])
+        assert told(folder, 3)["step_seconds"] == later["step_seconds"], "no step, no news"
+        progress.step, progress.phase = 6, "evaluate"
+    assert (told(folder, 3)["step"], told(folder, 3)["phase"]) == (6, "evaluate")
+    assert [path.name for path in folder.iterdir()] == ["3.json"]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_rank_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ranks").touch()
+    with Progress(tmp_path / "ranks", 0) as progress:
+        progress.step = 1
+    forget_others(tmp_path / "ranks", 1)
+    assert (tmp_path / "ranks").read_bytes() == b""
+
+
+def test_what_ranks_of_an_earlier_start_told_goes(tmp_path: Path) -> None:
+    for name in ("0.json", "1.json", "2.json", "10.json", "other.json", "kept.txt"):
+        (tmp_path / name).touch()
+    forget_others(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json", "kept.txt"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "slowest", "ratio", "straggles"),
+    [
+        ([1.0], 1.0, 0, 1.0, False),
+        ([0.0, 0.0], 1.0, 0, 1.0, False),
+        ([1.0, 3.0], 3.5, 1, 3.0, True),
+        ([1.0, 1.1, 1.0, 1.05], 1.5, 1, 1.1, False),
+        ([1.0, 1.0, 1.0, 1.31], 1.5, 3, 1.31, True),
+        ([0.01, 0.03], 1.0, 1, 3.0, False),  # three times of next to nothing
+        ([2.0, 1.0, 1.0], 2.0, 0, 2.0, True),
+    ],
+)
+def test_a_straggler_is_one_that_the_others_wait_for(
+    seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
+) -> None:
+    pace = Pace(seconds, step)
+    assert pace.slowest == slowest
+    assert pace.ratio == pytest.approx(ratio)
+    assert pace.straggler == (
+        f"; rank {slowest} takes {ratio:.1f} times as long as the others" if straggles else ""
+    )
+
+
+def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "data", train=48)
+    run = config(root, tmp_path / "run", epochs=2, log_steps=2)
+    (tmp_path / "run" / "ranks").mkdir(parents=True)
+    (tmp_path / "run" / "ranks" / "2.json").write_text("{}")
+    ranks = Ranks(run, 2, env={"SLOW_RANK": "1"})
+    assert ranks.wait() == [0, 0], ranks.output()
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if line["event"] == "step"]
+    assert all(len(step["rank_seconds"]) == 2 for step in steps)
+    assert Counter(step["slowest_rank"] for step in steps).most_common(1)[0][0] == 1
+    assert all(step["slowest_ratio"] >= 1 for step in steps)
+    assert "images/s; rank 1 takes " in ranks.output()
+    folder = tmp_path / "run" / "ranks"
+    assert sorted(path.name for path in folder.iterdir()) == ["0.json", "1.json"]
+    assert [told(folder, rank)["step"] for rank in (0, 1)] == [12, 12]
+    assert [told(folder, rank)["phase"] for rank in (0, 1)] == ["save", "save"]
+
+
+def test_a_rank_that_is_stopped_tells_no_more(tmp_path: Path) -> None:
+    """The other waits for it in a step, and goes on telling so."""
+    root = dataset(tmp_path / "data")
+    run = config(root, tmp_path / "run", epochs=5000, warmup_epochs=0)
+    env = {"PROGRESS_SECONDS": "0.05"}
+    ranks, folder = Ranks(run, 2, env=env), tmp_path / "run" / "ranks"
+    ranks.wait_for("epoch 1/5000")
+    pid = ranks.processes[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        step = told(folder, 1)["step"]
+        until(lambda: told(folder)["time"] > told(folder, 1)["time"] + 1)
+        assert told(folder, 1)["step"] in (step, step + 1)
+        assert told(folder)["phase"] in ("step", "evaluate", "save")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    ranks.kill(0, signal.SIGTERM)
+    assert ranks.wait() == [143, 143], ranks.output()
