@@ -21,6 +21,7 @@ def evaluate_again(
     index: Index,
     batch_size: int,
     device: torch.device,
+    max_pixels: int,
     target: Path,
 ) -> Evaluation | None:
     """Evaluate the champion on the challenger's samples and write that to `target`.
@@ -46,7 +47,8 @@ def evaluate_again(
     number = {name: at for at, name in enumerate(info.classes)}
     targets = tuple(number[index.classes[target]] for target in index.targets)
     index = replace(index, classes=info.classes, targets=targets)
-    found = predict(model, info, index, batch_size, device)
+    # The challenger read all of these, so the champion is held to them.
+    found = predict(model, info, index, batch_size, device, "fail", max_pixels)
     result = results.summarise(
         found,
         info,
@@ -54,6 +56,7 @@ def evaluate_again(
         checkpoint_digest=own.checkpoint_digest,
         device=device.type,
         started=started,
+        skipped=challenger.skipped,
     )
     results.write(target, result, {PREDICTIONS: found.to_csv()})
     return result

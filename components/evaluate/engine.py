@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
 LOGGED = (
     *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
-    *("calibration_error", "roc_auc", "samples"),
+    *("calibration_error", "roc_auc", "samples", "skipped"),
 )
 
 
@@ -101,7 +101,14 @@ def evaluate(
     model, info = load_model(checkpoint)
     index = data.scan(dataset / split, classes=info.classes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = predict(model, info, index, batch_size, device)
+    reading = (info.on_bad_image, info.max_pixels)
+    found = predict(model, info, index, batch_size, device, *reading)
+    index = found.index
+    if found.skipped:
+        print(
+            f"{len(found.skipped)} images that cannot be read are left out, as in training under "
+            f"on_bad_image=skip; the first: {found.skipped[0]}"
+        )
 
     result = results.summarise(
         found,
@@ -110,6 +117,7 @@ def evaluate(
         checkpoint_digest=read_manifest(checkpoint).digest,
         device=device.type,
         started=started,
+        skipped=len(found.skipped),
     )
     names = list(info.classes)
     mistakes = [
@@ -125,7 +133,9 @@ def evaluate(
     document = report.html(result, run_dir, mistakes, info.config)
     results.write(target, result, {PREDICTIONS: found.to_csv(), "report.html": document})
     if held is not None:
-        again = baseline.evaluate_again(held, result, index, batch_size, device, target / AGAIN)
+        again = baseline.evaluate_again(
+            held, result, index, batch_size, device, info.max_pixels, target / AGAIN
+        )
         if again is not None:
             print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
     return result, found.tally.roc(), document

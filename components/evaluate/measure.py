@@ -13,8 +13,10 @@ from kfp_ddp.components.shared.evaluation import CalibrationBin, ClassResult
 
 CALIBRATION_BINS = 15
 ROC_CLASSES = 50
-_ROC_BINS = 198  # with both ends 200 points at most
-_ROC_RANGE = 18.0  # log-odds; beyond, scores share the outermost bin
+MOST_SCORES = 1 << 24
+"""Scores that are kept for the ROC, one a sample with two classes, else one a class and sample: 8
+bytes each, 134 MB, and twice that while they are sorted. With more there is no ROC."""
+_ROC_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Tally:
         self._top5 = torch.zeros((), dtype=torch.int64, device=device)
         self._pairs = torch.zeros(classes * classes, dtype=torch.int64, device=device)
         self._bins = torch.zeros(3, CALIBRATION_BINS, dtype=torch.float64, device=device)
-        self._scores = torch.zeros(2 * _ROC_BINS, dtype=torch.int64, device=device)
+        self._negative: list[Tensor] = []
+        self._positive: list[Tensor] = []
 
     @torch.inference_mode()
     def update(self, logits: Tensor, targets: Tensor) -> Batch:
@@ -73,23 +76,30 @@ class Tally:
             (torch.ones_like(confidence), confidence, predicted == targets)
         ):
             self._bins[row] += torch.bincount(bins, weights.double(), CALIBRATION_BINS)
-        if self.classes <= ROC_CLASSES:
-            self._count_scores(logits, total, targets)
+        if self._is_scored:
+            self._keep_scores(logits, targets)
+        else:
+            self._negative, self._positive = [], []
         return Batch(predicted, confidence, loss)
 
-    def _count_scores(self, logits: Tensor, total: Tensor, targets: Tensor) -> None:
-        """Histogram the log-odds of positives and negatives: class 1, or one class vs the rest."""
+    @property
+    def _is_scored(self) -> bool:
+        scores = self.samples * (1 if self.classes == 2 else self.classes)
+        return self.classes <= ROC_CLASSES and scores <= MOST_SCORES
+
+    @property
+    def kept_scores(self) -> int:
+        """How many are held in memory."""
+        return sum(len(part) for part in (*self._negative, *self._positive))
+
+    def _keep_scores(self, logits: Tensor, targets: Tensor) -> None:
+        """Keep the log-odds of positives and negatives: class 1, or one class vs the rest."""
+        positive = torch.nn.functional.one_hot(targets, self.classes).bool()
+        odds = log_odds(logits)
         if self.classes == 2:
-            odds, positive = (logits[:, 1] - logits[:, 0]).double(), targets == 1
-        else:
-            log_p = logits.double() - total.double()[:, None]
-            odds = log_p - torch.log(-torch.expm1(log_p))
-            positive = torch.nn.functional.one_hot(targets, self.classes).bool()
-        scaled = (odds + _ROC_RANGE) * (_ROC_BINS / (2 * _ROC_RANGE))
-        bins = scaled.nan_to_num(_ROC_BINS).clamp(0, _ROC_BINS - 1).long()
-        self._scores += torch.bincount(
-            (bins + _ROC_BINS * positive).flatten(), minlength=2 * _ROC_BINS
-        )
+            positive, odds = positive[:, 1], odds[:, 1]
+        self._negative.append(odds[~positive].cpu())
+        self._positive.append(odds[positive].cpu())
 
     @property
     def confusion(self) -> Tensor:
@@ -151,20 +161,49 @@ class Tally:
     def roc(self) -> Roc | None:
         """ROC of class 1 of two, or micro-averaged over all; None if it says nothing.
 
-        That is with more than 50 classes, and where all samples are of one class of two. At most
-        200 points, evenly spaced in log-odds, all finite.
+        That is with more than 50 classes or 2^24 scores, and where all samples are of one class of
+        two. The area is exact; of the curve at most 200 points are told, all finite.
         """
-        negative, positive = self._scores.cpu().reshape(2, _ROC_BINS).flip(1).double()
-        if self.classes > ROC_CLASSES or not negative.sum() or not positive.sum():
+        if not self._is_scored or not self.samples:
             return None
-        start = torch.zeros(1, dtype=torch.float64)
-        fpr = torch.cat([start, negative.cumsum(0) / negative.sum()])
-        tpr = torch.cat([start, positive.cumsum(0) / positive.sum()])
-        edges = torch.linspace(_ROC_RANGE, -_ROC_RANGE, _ROC_BINS + 1, dtype=torch.float64)
-        threshold = edges.sigmoid()
-        # Points inside a level or upright stretch draw nothing.
-        keep = torch.ones(len(fpr), dtype=torch.bool)
-        still = (fpr.diff() == 0) & (tpr.diff() == 0)
-        keep[1:-1] = ~(still[:-1] & still[1:])
-        area = float(torch.trapezoid(tpr, fpr))
-        return Roc(fpr[keep].tolist(), tpr[keep].tolist(), threshold[keep].tolist(), area)
+        negative, positive = _sorted(self._negative), _sorted(self._positive)
+        if not len(negative) or not len(positive):
+            return None
+        shown = torch.linspace(0, 1, _ROC_POINTS // 2 - 1, dtype=torch.float64)
+        levels = [own[(shown * (len(own) - 1)).long()] for own in (negative, positive)]
+        values = sorted(set(torch.cat(levels).tolist()), reverse=True)
+        level = torch.tensor(values, dtype=torch.float64)
+
+        def share(own: Tensor) -> list[float]:
+            """The share of scores that reach each level; none before the first."""
+            above = len(own) - torch.searchsorted(own, level)
+            return [0.0, *(above / len(own)).tolist()]
+
+        threshold = [1.0, *level.sigmoid().tolist()]
+        return Roc(share(negative), share(positive), threshold, _area(negative, positive))
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """log(p / (1 - p)) of each class, float64, without cancellation however large a logit is."""
+    logits = logits.double()
+    first, at = logits.max(1, keepdim=True)
+    total = (logits - first).exp().sum(1, keepdim=True)
+    rest = first + (total - (logits - first).exp()).log()
+    # Of the likeliest class nothing but rounding would be left over.
+    others = logits.scatter(1, at, -torch.inf).logsumexp(1, keepdim=True)
+    return logits - rest.scatter(1, at, others)
+
+
+def _sorted(parts: list[Tensor]) -> Tensor:
+    scores = torch.cat(parts)
+    scores.numpy().sort()  # in place: torch would make indices of the same size too
+    return scores
+
+
+def _area(negative: Tensor, positive: Tensor) -> float:
+    """Share of the pairs whose positive has the higher score, a tie counting half; both sorted."""
+    wins = 0
+    for some in torch.split(positive, 1 << 20):
+        wins += int(torch.searchsorted(negative, some).sum())
+        wins += int(torch.searchsorted(negative, some, right=True).sum())
+    return wins / (2 * len(negative) * len(positive))

@@ -17,6 +17,7 @@ from kfp_ddp.components.evaluate.measure import Tally
 from kfp_ddp.components.shared.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.config import MAX_PIXELS
 from kfp_ddp.training.memory import keep_freed
 from kfp_ddp.training.model import normalise
 
@@ -26,6 +27,9 @@ class Predictions:
     """What every sample of a split came to, (N,) tensors in the order of the index."""
 
     index: data.Index
+    """Those that could be read."""
+    skipped: tuple[str, ...]
+    """Paths below the split of those that could not, and were left out."""
     predicted: Tensor
     confidence: Tensor
     loss: Tensor
@@ -61,14 +65,26 @@ def predict(
     index: data.Index,
     batch_size: int,
     device: torch.device,
+    on_bad_image: str = "fail",
+    max_pixels: int = MAX_PIXELS,
 ) -> Predictions:
     """Class, confidence and loss of every sample of `index`, and the counts over them.
 
+    Args:
+        model: In eval mode.
+        info: What it takes and tells apart.
+        index: The samples.
+        batch_size: Images at a time.
+        device: Where to compute.
+        on_bad_image: fail, or skip to leave out what cannot be read.
+        max_pixels: Above how many pixels an image cannot be.
+
     Raises:
-        InputError: if the model gives NaN or infinity, as after training that diverged.
-        RuntimeError: if a sample came twice or not at all.
+        InputError: if the model gives NaN or infinity, as after training that diverged; for an
+            image that cannot be read, unless such are skipped, and where none can.
+        RuntimeError: if a sample came twice.
     """
-    n = len(index.paths)
+    n = len(index)
     predicted = torch.full((n,), -1, dtype=torch.int64)
     confidence, loss = torch.zeros(n), torch.zeros(n)
     tally = Tally(len(info.classes), device)
@@ -76,7 +92,9 @@ def predict(
     if device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
-        for images, targets, positions in _batches(index, info.image_size, batch_size):
+        for images, targets, positions in _batches(
+            index, info.image_size, batch_size, on_bad_image, max_pixels
+        ):
             pixels = normalise(images.to(device), info.mean, info.std)
             logits = model(pixels).float()
             finite = logits.isfinite().all(1)
@@ -90,18 +108,26 @@ def predict(
             predicted[positions] = batch.predicted.cpu()
             confidence[positions] = batch.confidence.cpu()
             loss[positions] = batch.loss.cpu()
-    if tally.samples != n or bool((predicted < 0).any()):
-        raise RuntimeError(f"{tally.samples} predictions for {n} samples, or one came twice")
-    return Predictions(index, predicted, confidence, loss, tally)
+    kept = (predicted >= 0).nonzero()[:, 0]
+    if tally.samples != len(kept) or (on_bad_image == "fail" and len(kept) < n):
+        raise RuntimeError(f"{tally.samples} predictions for {len(kept)} of {n} samples")
+    if not len(kept):
+        raise InputError(f"none of the {n} images in {index.root} can be read: replace them")
+    left_out = index.only((predicted < 0).nonzero()[:, 0].tolist())
+    skipped = tuple(Path(path).relative_to(index.root).as_posix() for path in left_out.paths)
+    of_kept = (predicted[kept], confidence[kept], loss[kept])
+    return Predictions(index.only(kept.tolist()), skipped, *of_kept, tally)
 
 
 def _batches(
-    index: data.Index, image_size: int, batch_size: int
+    index: data.Index, image_size: int, batch_size: int, on_bad_image: str, max_pixels: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every sample once, decoded on all CPUs, always in the same order: the readers take turns."""
     readers = max(1, min(os.cpu_count() or 1, 32, len(index.paths) // batch_size))
     shares = [
-        data.evaluation_batches(index, image_size, batch_size, rank=number, world=readers)
+        data.evaluation_batches(
+            index, image_size, batch_size, number, readers, on_bad_image, max_pixels
+        )
         for number in range(readers)
     ]
     with ThreadPoolExecutor(readers) as pool:

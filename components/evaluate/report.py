@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.markdown import cell
 from kfp_ddp.components.shared.pictures import (
     MAX_CELLS_SIDE,
     Series,
@@ -18,6 +19,7 @@ from kfp_ddp.components.shared.pictures import (
     page,
     training_curves,
 )
+from kfp_ddp.training.config import MAX_PIXELS
 
 THUMBNAIL_SIDE = 112
 _CONFUSED = 12
@@ -46,7 +48,9 @@ def html(
     if curves:
         note = "The training loss includes augmentation and label smoothing."
         sections.append(f"<h2>Training</h2>{curves}<p class='soft'>{note}</p>")
-    sections += [_confusion(result), _classes(result), _calibration(result), _mistakes(mistakes)]
+    most = config.get("max_pixels", MAX_PIXELS)
+    sections += [_confusion(result), _classes(result), _calibration(result)]
+    sections.append(_mistakes(mistakes, most if isinstance(most, int) else MAX_PIXELS))
     sections.append(_provenance(result, config))
     return page(f"Evaluation of {result.model}", "".join(sections))
 
@@ -81,13 +85,8 @@ def figures(result: Evaluation) -> list[str]:
         f"| loss | {result.loss:.4f} |",
         f"| macro F1 | {result.macro_f1:.4f} |",
         f"| calibration error | {result.calibration_error:.4f} |",
+        *([f"| images left out | {result.skipped} |"] if result.skipped else []),
     ]
-
-
-def cell(text: str) -> str:
-    """`text` as it stands in a Markdown table, whatever it holds."""
-    marked = (f"&#{ord(c)};" if c in "&\\`*_[]|<>" else c for c in text)
-    return " ".join("".join(marked).split())
 
 
 def _head(result: Evaluation) -> str:
@@ -106,9 +105,15 @@ def _head(result: Evaluation) -> str:
     return (
         f"<h1>{escape(result.model)}, step {result.step}</h1>"
         f'<p class="soft">{result.correct} of {result.samples} samples of '
-        f"{escape(result.split)} right, in {len(result.classes)} classes, each counted once</p>"
+        f"{escape(result.split)} right, in {len(result.classes)} classes, each counted once"
+        f"{_left_out(result)}</p>"
         f"{cards(values)}"
     )
+
+
+def _left_out(result: Evaluation) -> str:
+    said = f"; {result.skipped} images that cannot be read are left out"
+    return said if result.skipped else ""
 
 
 def _confusion(result: Evaluation) -> str:
@@ -181,25 +186,25 @@ def _calibration(result: Evaluation) -> str:
     )
 
 
-def _mistakes(mistakes: Sequence[Mistake]) -> str:
+def _mistakes(mistakes: Sequence[Mistake], max_pixels: int) -> str:
     if not mistakes:
         return "<h2>Worst mistakes</h2><p>None.</p>"
     items = "".join(
-        f"<li>{_thumbnail(m.file, m.path)}<b>{escape(m.target)}</b> taken for "
+        f"<li>{_thumbnail(m.file, m.path, max_pixels)}<b>{escape(m.target)}</b> taken for "
         f"<b>{escape(m.predicted)}</b><br><span class='soft'>{m.confidence:.1%} sure</span></li>"
         for m in mistakes
     )
     return f'<h2>Worst mistakes, the highest loss first</h2><ul class="thumbs">{items}</ul>'
 
 
-def _thumbnail(file: Path, name: str) -> str:
+def _thumbnail(file: Path, name: str, max_pixels: int) -> str:
     """An `img` with the picture inline as WebP, at most 112 pixels a side."""
     from PIL import Image
 
     from kfp_ddp.training.images import read
 
     # Decoded as the model saw it, and so without a second decoder that might refuse it.
-    picture = Image.fromarray(read(str(file)).permute(1, 2, 0).numpy())
+    picture = Image.fromarray(read(str(file), max_pixels=max_pixels).permute(1, 2, 0).numpy())
     tiny = max(picture.size) < THUMBNAIL_SIDE // 2
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     buffer = io.BytesIO()

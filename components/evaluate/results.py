@@ -27,10 +27,11 @@ def summarise(
     checkpoint_digest: str,
     device: str,
     started: float,
+    skipped: int,
 ) -> Evaluation:
     """The record of an evaluation that began at `started` of the monotonic clock.
 
-    `found` is of all samples of a split, which is a folder of its dataset.
+    `found` is of all samples of a split, which is a folder of its dataset, but those `skipped`.
     """
     tally, names = found.tally, list(info.classes)
     root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
@@ -67,6 +68,7 @@ def summarise(
         split_digest=split_digest(root.parent, root.name, paths),
         device=device,
         seconds=time.monotonic() - started,
+        skipped=skipped,
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfp_ddp.components.evaluate.report import cell, figures
+from kfp_ddp.components.evaluate.report import figures
 from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.markdown import cell
 
 _FILES = {
     "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",
@@ -43,7 +44,7 @@ step {result.step} with PyTorch DDP and exported by kfp-ddp.
 
 ## Evaluation
 
-On all {result.samples} samples of the split `{result.split}`, each counted once:
+On all {result.samples} samples of the split `{result.split}` that can be read, each counted once:
 
 {table}
 

@@ -108,7 +108,7 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
     from kfp_ddp.training.checkpoint import load_model
 
     model, info = load_model(checkpoint)
-    images = prove.real_samples(samples, info.classes, info.image_size)
+    images = prove.real_samples(samples, info)
     with bundle.replacing(run_dir) as folder:
         formats.write_all(model, info, folder)
         reference = runtimes.from_checkpoint(checkpoint)

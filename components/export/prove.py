@@ -5,15 +5,15 @@ import platform
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.components.export.runtimes import Predict
+from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import evaluation_batches, scan
 
 SAMPLES = 16
@@ -27,19 +27,21 @@ class ParityError(KfpDdpError):
     """An exported file that does not say what the checkpoint says."""
 
 
-def real_samples(split: Path, classes: tuple[str, ...], image_size: int) -> Tensor:
+def real_samples(split: Path, info: ModelInfo) -> Tensor:
     """Up to `SAMPLES` images of a split, evenly chosen: uint8 (N, 3, S, S).
+
+    What the training skipped is left out here too.
 
     Raises:
         InputError: if the split cannot be used.
     """
-    index = scan(split, classes=classes)
-    n = len(index.paths)
-    count = min(SAMPLES, n)
-    chosen = [position * n // count for position in range(count)]
-    paths = tuple(index.paths[i] for i in chosen)
-    part = replace(index, paths=paths, targets=tuple(index.targets[i] for i in chosen))
-    return next(evaluation_batches(part, image_size, count))[0].contiguous()
+    index = scan(split, classes=info.classes)
+    count = min(SAMPLES, len(index))
+    reading: dict[str, Any] = {"on_bad_image": info.on_bad_image, "max_pixels": info.max_pixels}
+    for part in (index.only([at * len(index) // count for at in range(count)]), index):
+        for images, _, _ in evaluation_batches(part, info.image_size, count, **reading):
+            return images.contiguous()
+    raise InputError(f"none of the {len(index)} images in {split} can be read: replace them")
 
 
 def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import fsync, open_below
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared.destination import Destination, sha256
+from kfp_ddp.components.shared.destination import Destination, sha256, sha256_of
 
 NAME = RunFolder("").bundle.name
 WEIGHTS = "model.safetensors"
@@ -93,7 +93,7 @@ def intact(folder: Path) -> bool:
 
 def _sha256_below(folder: Path, name: str) -> str:
     with open_below(folder, name) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(file)
 
 
 def listed_in(manifest: str) -> dict[str, str]:

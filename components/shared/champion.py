@@ -8,7 +8,12 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.bundle import MANIFEST, SUCCESS, WEIGHTS, listed_in
-from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
+from kfp_ddp.components.shared.destination import (
+    Destination,
+    Folder,
+    open_destination,
+    sha256_of,
+)
 from kfp_ddp.components.shared.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation
 
 CHAMPION = "CHAMPION"
@@ -76,7 +81,7 @@ class Champion:
             if not self.where.fetch(self.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
                 raise _damaged(self.uri, f"{WEIGHTS} is missing")
             file.seek(0)
-            _check(self.uri, self.listed, WEIGHTS, hashlib.file_digest(file, "sha256").hexdigest())
+            _check(self.uri, self.listed, WEIGHTS, sha256_of(file))
         return target
 
 

@@ -10,9 +10,9 @@ from urllib.parse import unquote, urlsplit
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.destination.bucket import Bucket
 from kfp_ddp.components.shared.destination.folder import Folder
-from kfp_ddp.components.shared.destination.place import Destination, sha256
+from kfp_ddp.components.shared.destination.place import Destination, sha256, sha256_of
 
-__all__ = ["Bucket", "Destination", "Folder", "open_destination", "sha256"]
+__all__ = ["Bucket", "Destination", "Folder", "open_destination", "sha256", "sha256_of"]
 
 
 def open_destination(uri: str) -> Destination:

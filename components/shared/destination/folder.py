@@ -1,7 +1,6 @@
 """Results in a folder of a file system."""
 
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from kfp_ddp.components.shared.destination.place import (
     Change,
     Destination,
     sha256,
+    sha256_of,
 )
 
 
@@ -69,7 +69,7 @@ class Folder(Destination):
                 shutil.copyfileobj(source, out, BLOCK)
                 out.flush()
                 out.seek(0)
-                if hashlib.file_digest(out, "sha256").hexdigest() != wanted:
+                if sha256_of(out) != wanted:
                     raise InputError(f"{target} came out different from {file}: check the disk")
                 os.fchmod(out.fileno(), 0o644)
         except OSError as error:
@@ -120,7 +120,7 @@ class Folder(Destination):
         """SHA-256 of a file; '' where no plain file is."""
         try:
             with open_below(self.root, name) as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                return sha256_of(file)
         except OSError:
             return ""
 

@@ -94,4 +94,12 @@ class Bounded:
 def sha256(file: Path) -> str:
     """SHA-256 of a file, in hex."""
     with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return sha256_of(opened)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """SHA-256 of what is still to be read of an open file, in hex."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()

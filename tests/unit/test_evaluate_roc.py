@@ -1,0 +1,86 @@
+"""The area under the ROC is exact, however the logits are scaled."""
+
+from decimal import Decimal, localcontext
+
+import pytest
+import torch
+from torch import Tensor
+
+from kfp_ddp.components.evaluate import measure
+from kfp_ddp.components.evaluate.measure import Tally
+
+SCALES = (1e-6, 1e-3, 0.01, 0.3, 1.0, 5.0, 30.0, 300.0, 1e4)
+
+
+def drawn(n: int, classes: int, scale: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Logits that know something, some rows of them twice, so that there are ties."""
+    draw = torch.Generator().manual_seed(seed)
+    targets = torch.randint(classes, (n,), generator=draw)
+    targets[:2] = torch.tensor([0, 1])
+    logits = torch.randn(n, classes, generator=draw)
+    logits[torch.arange(n), targets] += 1.2
+    logits[n // 2 : n // 2 + n // 8] = logits[: n // 8]
+    return logits * scale, targets
+
+
+def exact(logits: Tensor, targets: Tensor) -> float:
+    """Pairs won by the positive over all pairs, scores compared with 60 digits."""
+    positive: list[Decimal] = []
+    negative: list[Decimal] = []
+    with localcontext() as context:
+        context.prec = 60
+        context.Emin, context.Emax = -(10**9), 10**9
+        for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
+            powers = [Decimal(value).exp() for value in row]
+            for name in [1] if len(row) == 2 else range(len(row)):
+                others = sum((p for at, p in enumerate(powers) if at != name), Decimal(0))
+                (positive if name == target else negative).append(powers[name] / others)
+    wins = sum((p > n) + 0.5 * (p == n) for p in positive for n in negative)
+    return wins / (len(positive) * len(negative))
+
+
+def area(logits: Tensor, targets: Tensor, sizes: int) -> float:
+    tally = Tally(logits.shape[1])
+    for some, truth in zip(torch.split(logits, sizes), torch.split(targets, sizes), strict=True):
+        tally.update(some, truth)
+    roc = tally.roc()
+    assert roc is not None
+    return roc.area
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_area_is_that_of_all_pairs(classes: int, scale: float) -> None:
+    for seed in range(8):
+        logits, targets = drawn(48, classes, scale, seed)
+        assert area(logits, targets, 7 + seed) == pytest.approx(exact(logits, targets), abs=1e-12)
+
+
+def test_the_curve_goes_through_points_of_the_exact_one() -> None:
+    logits, targets = drawn(3000, 2, 2.0, 1)
+    tally = Tally(2)
+    tally.update(logits, targets)
+    roc = tally.roc()
+    assert roc is not None
+    scores = (logits[:, 1] - logits[:, 0]).double().sigmoid()
+    points = zip(roc.threshold, roc.false_positive_rate, roc.true_positive_rate, strict=True)
+    next(points)
+    for threshold, fpr, tpr in points:
+        told = scores >= threshold - 1e-12
+        assert fpr == pytest.approx(float(told[targets == 0].double().mean()), abs=2e-3)
+        assert tpr == pytest.approx(float(told[targets == 1].double().mean()), abs=2e-3)
+
+
+def test_more_scores_than_are_kept_give_no_roc_and_hold_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "MOST_SCORES", 3 * 100)
+    logits, targets = drawn(100, 3, 1.0, 0)
+    tally = Tally(3)
+    tally.update(logits, targets)
+    assert tally.roc() is not None
+    for _ in range(5):
+        tally.update(logits, targets)
+    assert tally.roc() is None
+    assert tally.kept_scores == 0
+    assert tally.samples == 600
