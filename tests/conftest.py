@@ -1,8 +1,15 @@
 """What holds for all tests."""
 
+import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+MADE = {".git", ".venv", "__pycache__", "build", "dist"}
+"""Folders of the checkout whose content is made from the rest, or is not ours."""
 
 # A runner in the background ignores SIGINT, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -16,3 +23,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     soak = [item for item in items if item.get_closest_marker("soak")]
     config.hook.pytest_deselected(items=soak)
     items[:] = [item for item in items if item not in soak]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """At the end of a run all around the tests' own folders has the modes and owners it had."""
+    around = list(tmp_path_factory.getbasetemp().parents)
+    for folder, folders, files in os.walk(CHECKOUT):
+        folders[:] = [name for name in folders if name not in MADE and name[0] != "."]
+        around += [Path(folder, name) for name in (".", *files)]
+    before = rights(around)
+    yield
+    after = rights(list(before))
+    changed = [path for path, found in after.items() if found != before[path]]
+    assert not changed, f"a test changed mode or owner of {', '.join(map(str, changed))}"
+
+
+def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:
+    """Mode and owner of those that are there."""
+    found = {}
+    for path in paths:
+        if os.path.lexists(path):
+            seen = path.lstat()
+            found[path] = (seen.st_mode, seen.st_uid, seen.st_gid)
+    return found

@@ -90,3 +90,17 @@ def small_disk(folder: Path, options: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """Be nobody in a folder, where paths are relative: its parents need not let anybody in."""
+    if os.getuid():
+        pytest.skip("needs root, to become another user")
+    folder.chmod(0o755)
+    with contextlib.chdir(folder):
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)

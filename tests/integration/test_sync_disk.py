@@ -10,7 +10,7 @@ from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.data_sync import checks, mirror
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, fill, run, small_disk
+from tests.sync_runs import another_user, content, fill, run, small_disk
 
 
 @pytest.mark.parametrize(
@@ -157,20 +157,13 @@ def test_modes_do_not_depend_on_the_umask(bucket: Bucket, tmp_path: Path) -> Non
 
 
 def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> None:
-    if os.getuid():
-        pytest.skip("needs root, to become another user")
     fill(bucket, 4)
     run(tmp_path / "imports-everything")
-    target = tmp_path / "target"
-    target.mkdir(mode=0o555)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    tmp_path.chmod(0o755)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(
+    (tmp_path / "target").mkdir(mode=0o555)
+    with (
+        another_user(tmp_path),
+        pytest.raises(
             StorageError, match=r"^cannot write .*as uid 65534.*\(on a claim: fsGroup\)$"
-        ):
-            run(target)
-    finally:
-        os.seteuid(0)
+        ),
+    ):
+        run(Path("target"))

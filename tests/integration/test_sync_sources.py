@@ -20,7 +20,7 @@ from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket, serve
 from tests.serving import serving
-from tests.sync_runs import RETRY, content
+from tests.sync_runs import RETRY, another_user, content
 
 QUICK = Options(concurrency=4, timeout=5)
 sync = partial(sync_stubbornly, retry=RETRY)
@@ -244,20 +244,15 @@ def test_folders_that_cannot_be_a_source(tmp_path: Path, make: Any, message: str
 
 
 def test_unreadable_file_is_one_line(tmp_path: Path) -> None:
-    if os.getuid():
-        pytest.skip("needs root, to become another user")
     source = tmp_path / "source"
     source.mkdir()
     (source / "secret").write_text("x")
     (source / "secret").chmod(0)
-    for folder in (source, tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(StorageError, match=r"cannot read source .*/secret: Permission denied"):
-            sync(str(source), tmp_path / "target", QUICK)
-    finally:
-        os.seteuid(0)
+    with (
+        another_user(tmp_path),
+        pytest.raises(StorageError, match=r"cannot read source .*/secret: Permission denied"),
+    ):
+        sync("source", Path("target"), QUICK)
 
 
 @pytest.mark.parametrize("mirror", [False, True])
