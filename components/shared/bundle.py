@@ -151,9 +151,9 @@ def _locked_folder(run_dir: Path) -> tuple[Path, int]:
 
 def _remove_unused(left: Path) -> None:
     """Remove a folder that nobody holds locked; one that cannot be looked at stays."""
-    if not stat.S_ISDIR(left.lstat().st_mode):
-        return
     with suppress(OSError):
+        if not stat.S_ISDIR(left.lstat().st_mode):
+            return
         lock = _lock(left)
         try:
             shutil.rmtree(left, ignore_errors=True)

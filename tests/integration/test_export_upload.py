@@ -1,13 +1,8 @@
-import base64
-import json
-import re
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
-import google_crc32c
 import pytest
 from google.cloud import storage
 
@@ -15,6 +10,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.export.engine import publish
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination, place
+from tests.generations import Bucket, handler
 from tests.serving import serving
 
 
@@ -65,98 +61,6 @@ def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> N
     with pytest.raises(InputError, match="the bucket gs://absent is not there") as caught:
         open_destination("gs://absent/models").prepare()
     assert "\n" not in str(caught.value)
-
-
-class Bucket:
-    """The part of the JSON API that an upload uses, with generations and faults."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, int]] = {}
-        self.order: list[str] = []
-        self.sessions: dict[str, tuple[str, str]] = {}
-        self.fault = ""
-        self.fault_after = 0
-
-    def describe(self, name: str) -> dict[str, Any]:
-        content, generation = self.objects[name]
-        crc = google_crc32c.value(content)
-        return {
-            "name": name,
-            "bucket": "models",
-            "size": str(len(content)),
-            "generation": str(generation),
-            "crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode(),
-        }
-
-    def store(self, name: str, match: str | None, content: bytes) -> tuple[int, dict[str, Any]]:
-        if self.fault and len(self.order) >= self.fault_after:
-            if self.fault == "race":
-                self.objects[name] = (b"another writer", 77)
-            if self.fault == "forbidden":
-                return 403, {"error": {"message": "no storage.objects.create access"}}
-            if self.fault == "damage":
-                content = content[:-1] + b"?"
-        if match is not None and int(match) != self.objects.get(name, (b"", 0))[1]:
-            return 412, {"error": {"message": "conditionNotMet"}}
-        self.order.append(name)
-        self.objects[name] = (content, len(self.order))
-        return 200, self.describe(name)
-
-
-def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args: Any) -> None: ...
-
-        def answer(self, status: int, content: dict[str, Any], **headers: str) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Type", "application/json")
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_GET(self) -> None:
-            _, _, name = urlsplit(self.path).path.partition("/o/")
-            name = unquote(name)
-            if not name:
-                self.answer(200, {"items": []})
-            elif name in bucket.objects:
-                self.answer(200, bucket.describe(name))
-            else:
-                self.answer(404, {"error": {"message": "No such object"}})
-
-        def do_POST(self) -> None:
-            query = parse_qs(urlsplit(self.path).query)
-            match = query.get("ifGenerationMatch", [None])[0]
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if query["uploadType"] == ["resumable"]:
-                token = str(len(bucket.sessions))
-                bucket.sessions[token] = (json.loads(body)["name"], match or "")
-                host = self.headers["Host"]
-                self.answer(200, {}, Location=f"http://{host}/session/{token}")
-                return
-            boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
-            assert boundary is not None
-            _, head, tail, _ = body.split(b"--" + boundary[1].encode())
-            name = json.loads(head.split(b"\r\n\r\n", 1)[1])["name"]
-            content = tail.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
-            self.answer(*bucket.store(name, match, content))
-
-        def do_PUT(self) -> None:
-            name, match = bucket.sessions[self.path.rsplit("/", 1)[1]]
-            content = self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer(*bucket.store(name, match or None, content))
-
-        def do_DELETE(self) -> None:
-            name = unquote(urlsplit(self.path).path.partition("/o/")[2])
-            bucket.objects.pop(name, None)
-            self.answer(200, {})
-
-    return Handler
 
 
 @pytest.fixture

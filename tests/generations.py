@@ -1,0 +1,142 @@
+"""A bucket that keeps to generation preconditions, which the emulator does not, and breaks."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import google_crc32c
+
+
+class Bucket:
+    """The part of the JSON API that an upload uses, with generations and faults."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, int]] = {}
+        self.order: list[str] = []
+        self.sessions: dict[str, tuple[str, str]] = {}
+        self.fault = ""
+        self.fault_after = 0
+        self.before_write: Callable[[], None] | None = None
+        """What another writer does between the reading and the writing of ours."""
+        self.lose_answers = 0
+        """How many writes are done and answered by an error."""
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """The metadata of an object."""
+        content, generation = self.objects[name]
+        crc = google_crc32c.value(content)
+        return {
+            "name": name,
+            "bucket": "models",
+            "size": str(len(content)),
+            "generation": str(generation),
+            "crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode(),
+        }
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write as another writer does."""
+        self._last += 1
+        self.objects[name] = (content, self._last)
+
+    def store(self, name: str, match: str | None, content: bytes) -> tuple[int, dict[str, Any]]:
+        """Status and answer of an upload."""
+        with self._lock:
+            return self._store(name, match, content)
+
+    def _store(self, name: str, match: str | None, content: bytes) -> tuple[int, dict[str, Any]]:
+        if self.before_write:
+            self.before_write()
+        if self.fault and len(self.order) >= self.fault_after:
+            if self.fault == "race":
+                self.objects[name] = (b"another writer", 77)
+            if self.fault == "forbidden":
+                return 403, {"error": {"message": "no storage.objects.create access"}}
+            if self.fault == "damage":
+                content = content[:-1] + b"?"
+        if match is not None and int(match) != self.objects.get(name, (b"", 0))[1]:
+            return 412, {"error": {"message": "conditionNotMet"}}
+        self.order.append(name)
+        self.put(name, content)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            return 503, {"error": {"message": "backendError"}}
+        return 200, self.describe(name)
+
+
+def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
+    """What a server answers requests to the bucket with."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None: ...
+
+        def answer(self, status: int, content: dict[str, Any], **headers: str) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Type", "application/json")
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def send(self, name: str, match: str) -> None:
+            content, generation = bucket.objects[name]
+            if match and int(match) != generation:
+                self.answer(412, {"error": {"message": "conditionNotMet"}})
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Goog-Hash", f"crc32c={bucket.describe(name)['crc32c']}")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            name = unquote(parts.path.partition("/o/")[2])
+            query = parse_qs(parts.query)
+            if name in bucket.objects and query.get("alt") == ["media"]:
+                self.send(name, query.get("ifGenerationMatch", [""])[0])
+            elif not name:
+                self.answer(200, {"items": []})
+            elif name in bucket.objects:
+                self.answer(200, bucket.describe(name))
+            else:
+                self.answer(404, {"error": {"message": "No such object"}})
+
+        def do_POST(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            match = query.get("ifGenerationMatch", [None])[0]
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if query["uploadType"] == ["resumable"]:
+                token = str(len(bucket.sessions))
+                bucket.sessions[token] = (json.loads(body)["name"], match or "")
+                host = self.headers["Host"]
+                self.answer(200, {}, Location=f"http://{host}/session/{token}")
+                return
+            boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
+            assert boundary is not None
+            _, head, tail, _ = body.split(b"--" + boundary[1].encode())
+            name = json.loads(head.split(b"\r\n\r\n", 1)[1])["name"]
+            content = tail.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
+            self.answer(*bucket.store(name, match, content))
+
+        def do_PUT(self) -> None:
+            name, match = bucket.sessions[self.path.rsplit("/", 1)[1]]
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(*bucket.store(name, match or None, content))
+
+        def do_DELETE(self) -> None:
+            name = unquote(urlsplit(self.path).path.partition("/o/")[2])
+            bucket.objects.pop(name, None)
+            self.answer(200, {})
+
+    return Handler
