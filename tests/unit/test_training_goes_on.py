@@ -1,14 +1,14 @@
 """What a run that goes on takes from its checkpoint, and what from its configuration."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import newest_valid
 from kfp_ddp.training.config import TrainConfig
@@ -125,3 +125,75 @@ def test_beginning_anew_finds_a_free_name(tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.glob("checkpoints*"))
     assert kept == ["checkpoints.old-0", "checkpoints.old-1", "checkpoints.old-2"]
     assert not checkpoint.steps(tmp_path / "checkpoints")
+
+
+def newest_state(output: Path) -> dict[str, Any]:
+    newest = newest_valid(output / "checkpoints")
+    assert newest is not None
+    return newest.state()
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_holds_the_averaged_weights_and_a_run_goes_on_with_them(
+    data: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    trained(data, output, ema_decay=0.9)
+    state = newest_state(output)
+    assert state["ema"] is not None
+    assert state["ema"].keys() == state["model"].keys()
+    assert not torch.equal(state["ema"]["fc.weight"], state["model"]["fc.weight"])
+    statistics = [name for name in state["model"] if "running" in name]
+    assert statistics
+    assert all(torch.equal(state["ema"][name], state["model"][name]) for name in statistics)
+    network, _ = checkpoint.load_model(output / "checkpoints" / "step-00000002")
+    assert same(network.state_dict(), state["ema"])
+    loop = trainer(config(data, output, ema_decay=0.9, deterministic=False))
+    loop._resume()
+    loop.metrics.close()
+    assert loop.ema is not None
+    assert same(loop.ema.model.state_dict(), state["ema"])
+    assert same(loop.network.state_dict(), state["model"])
+
+
+def test_averaging_begins_with_the_weights_of_a_checkpoint_without_averages(
+    data: Path, tmp_path: Path
+) -> None:
+    trained(data, tmp_path / "run", ema_decay=0.0)
+    state = newest_state(tmp_path / "run")
+    assert state["ema"] is None
+    loop = trainer(config(data, tmp_path / "run", ema_decay=0.9, deterministic=False))
+    loop._resume()
+    loop.metrics.close()
+    assert loop.ema is not None
+    assert same(loop.ema.model.state_dict(), state["model"])
+
+
+@pytest.mark.parametrize("where", ["network", "averages"])
+def test_the_loop_keeps_no_weights_that_are_no_numbers(
+    data: Path, tmp_path: Path, where: str
+) -> None:
+    loop = trainer(config(data, tmp_path / "run", ema_decay=0.9, deterministic=False))
+    assert loop.ema is not None
+    broken = loop.network if where == "network" else loop.ema.model
+    with torch.no_grad():
+        next(broken.parameters())[0] = float("nan")
+    loop.step = 1
+    loop._save()
+    with pytest.raises(JobError, match=r"after step 1 .* is NaN or infinite"):
+        loop.writer.wait()
+    loop.metrics.close()
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_the_loop_saves_nothing_after_a_loss_that_is_no_number(data: Path, tmp_path: Path) -> None:
+    loop = trainer(config(data, tmp_path / "run", deterministic=False))
+    loop.step = 1
+    loop.first_bad_step.fill_(0)
+    loop._save()
+    loop.writer.wait()
+    loop.metrics.close()
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
