@@ -1,12 +1,17 @@
 """A plain folder as the target, as the command line writes it."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync import report
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, fill, run
+from tests.sync_runs import another_user, content, fill, run
 
 
 def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) -> None:
@@ -41,3 +46,103 @@ def test_failed_mirror_changes_nothing(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         run(tmp_path, mirror=True, verify="full")
     assert content(tmp_path) == objects
+
+
+@pytest.mark.parametrize(
+    ("globs", "gone"),
+    [
+        ({"include": ("*.jpg",)}, {"old.jpg", "a/old.jpg"}),
+        ({"exclude": ("*.csv", "keep/**")}, {"old.jpg", "a/old.jpg", "old.txt"}),
+        ({"include": ("a/**",)}, {"a/old.jpg"}),
+        ({}, {"old.jpg", "a/old.jpg", "old.txt", "labels.csv", "keep/x", "keep/deep/y"}),
+    ],
+)
+def test_what_a_filter_leaves_out_is_not_deleted(
+    bucket: Bucket, tmp_path: Path, globs: dict[str, Any], gone: set[str]
+) -> None:
+    """The share that max_delete guards is of what the filter lets pass, too."""
+    for name in ("1.jpg", "a/2.jpg", "labels.csv"):
+        bucket.put(f"ds/{name}", b"new")
+    there = {"old.jpg", "a/old.jpg", "old.txt", "labels.csv", "keep/x", "keep/deep/y"}
+    for name in there:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"old")
+    result = run(tmp_path, mirror=True, max_delete=1, **globs)
+    assert set(result.changes.removed) == gone - {"labels.csv"}
+    assert there - set(content(tmp_path)) == gone - {"labels.csv"}
+
+
+def test_folder_of_the_file_system_and_what_is_excluded_are_not_looked_into(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    objects = fill(bucket, 4)
+    target = tmp_path / "target"
+    for name in ("lost+found", "private"):
+        (target / name).mkdir(parents=True)
+        (target / name / "x").write_bytes(b"not ours")
+        (target / name).chmod(0o700)
+    run(tmp_path / "imports-everything")
+    os.chown(target, 65534, -1)
+    with another_user(tmp_path):
+        with pytest.raises(StorageError, match=r"^cannot read target/private as uid 65534: Perm.*"):
+            run(Path("target"), mirror=True)
+        run(Path("target"), mirror=True, exclude=("private/**",))
+        assert not run(Path("target"), mirror=True, delete=False).changes.removed
+    assert content(target) == objects | {"lost+found/x": b"not ours", "private/x": b"not ours"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mirror", "refused"),
+    [
+        ("t/incoming", "t", True, True),
+        ("t", "t/backup", True, True),
+        ("t", "t/backup", False, True),
+        ("t", "t", True, True),
+        ("t", "t", False, True),
+        ("t/", "t/x/../../t", True, True),
+        ("link", "t/backup", True, True),
+        ("t/incoming", "link", True, True),
+        ("t/incoming", "t", False, False),
+        ("t/versions", "t", False, True),
+        ("t", "tt", True, False),
+    ],
+)
+def test_source_and_target_that_contain_one_another_are_refused(
+    tmp_path: Path, source: str, target: str, mirror: bool, refused: bool
+) -> None:
+    for name in ("t/incoming/1", "t/versions/2", "t/x/3"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+    before = content(tmp_path)
+    options = Options(mirror=mirror, delete=True, max_delete=1)
+    for prefix in ("", "file://"):
+        if not refused:
+            sync(f"{prefix}{tmp_path}/{source}", tmp_path / target, options)
+            continue
+        with pytest.raises(InputError, match=r"contain one another; give a target beside"):
+            sync(f"{prefix}{tmp_path}/{source}", tmp_path / target, options)
+        assert content(tmp_path) == before
+        assert not list(tmp_path.rglob(".kfsync"))
+
+
+def test_link_that_stands_for_a_folder_is_refused_though_what_it_leads_to_is_the_same(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    """Else its files counted as there, and the link itself as an extra to delete."""
+    objects = fill(bucket, 4)
+    elsewhere, target = tmp_path / "elsewhere", tmp_path / "target"
+    run(elsewhere, mirror=True)
+    target.mkdir()
+    (target / "train").symlink_to(elsewhere / "train")
+    with pytest.raises(StorageError, match="train is a link or a file where a folder must be"):
+        run(target, mirror=True)
+    assert content(elsewhere) == objects
+
+
+def test_name_on_the_disk_cannot_draw_on_the_terminal(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    (tmp_path / "a\x1b[2J\n\x9b\u202ex`").write_bytes(b"extra")
+    result = run(tmp_path, mirror=True, max_delete=1, dry_run=True)
+    for text in ("".join(report.table(result)), report.markdown(result).replace("\n", "")):
+        assert text.isprintable()
