@@ -1,9 +1,10 @@
-"""How many GPUs a run asks for where nobody said: preflight looks at what the nodes have."""
+"""What preflight sees of a cluster: the GPUs of its nodes where nobody said, and claims' modes."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,32 @@ def test_as_many_as_a_node_has_are_asked_for(scene: Scene) -> None:
     assert plan.succeeded, run.explain()
     assert plan.outputs["job"]["gpus_per_node"] == 3
     assert "pytorchjob of 1 pod(s), 3 GPU(s) each" in plan.log
+
+
+@pytest.mark.usefixtures("right")
+def test_gpus_by_another_name_are_not_left_idle_by_silence(scene: Scene) -> None:
+    with advertised(scene.grounds.api, 3) as gpu:
+        said = error(asked(scene))
+    assert said.startswith(f"error: no node has nvidia.com/gpu, but there is {gpu}: set job="), said
+
+
+@pytest.mark.usefixtures("right")
+def test_gpus_that_are_left_idle_on_purpose_are_named(scene: Scene) -> None:
+    with advertised(scene.grounds.api, 3) as gpu:
+        run = scene.run(source="gs://nowhere", gpus_per_node=0).play()
+    said = "warning: no GPU is asked for (gpus_per_node=0): this trains on CPUs"
+    assert f"{said}, though nodes have 3 {gpu}" in run.steps["preflight"].log.splitlines()
+
+
+def test_a_claim_that_workers_cannot_share_ends_the_run_at_once(scene: Scene) -> None:
+    """One node is no trouble for ReadWriteOnce, but without the right to see that it may be."""
+    space = scene.grounds.namespace
+    for mode in ("ReadWriteOnce", "ReadWriteOncePod"):
+        spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Mi"}}}
+        body = {"metadata": {"name": mode.lower()}, "spec": spec}
+        scene.grounds.core.create_namespaced_persistent_volume_claim(space, body)
+        given: dict[str, Any] = {"source": "gs://nowhere", "gpus_per_node": 0, "nodes": 2}
+        said = error(scene.run(**given, sync={"claim": mode.lower()}).play())
+        assert said.startswith(f"error: claim {mode.lower()} is {mode}, and the step that launches")
+        assert 'make it ReadWriteMany, or set sync={"publish": "clone"}' in said
+        scene.grounds.core.delete_namespaced_persistent_volume_claim(mode.lower(), space)
