@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test e2e soak check reference format lock clean
+.PHONY: help install demo test e2e images-test soak check reference format lock clean
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,10 @@ test: $(INSTALLED) ## all tests but those on a cluster: a KUBECONFIG at hand is 
 
 e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
+
+IMAGES := launcher trainer-cpu trainer
+images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 35 GB of disk)
+	images/build.sh "$(IMAGES)" $(VENV)/bin/pytest tests/images
 
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak
