@@ -11,6 +11,7 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
+from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
 
@@ -42,9 +43,10 @@ def run(
     summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
-    result, roc, document = evaluate(
-        Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst, champion
-    )
+    with using("evaluate", run_dir, dataset_path):
+        result, roc, document = evaluate(
+            Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst, champion
+        )
     from kfp_ddp.components.evaluate.report import markdown
 
     log_metrics(result, metrics)

@@ -12,6 +12,7 @@ from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import compared_with, move
 from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.training.manifest import read_manifest
 
@@ -46,10 +47,11 @@ def run(
         target.prepare()
         expected = compared_with(champion, champion_version, target, model_name)
     samples = Path(dataset_path) / split
-    folder = make(Path(checkpoint), Path(run_dir), samples, Path(evaluation), model_name)
     uri = stays = ""
-    if target is not None:
-        uri, stays = publish(folder, model_name, target, expected)
+    with using("export", run_dir, dataset_path):
+        folder = make(Path(checkpoint), Path(run_dir), samples, Path(evaluation), model_name)
+        if target is not None:
+            uri, stays = publish(folder, model_name, target, expected)
     _fill(folder, uri, stays, model_name, model, summary)
     where = f"{folder} and {uri}" if uri else str(folder)
     print(f"exported {model_name} to {where} in {time.monotonic() - started:.1f} s")

@@ -1,0 +1,56 @@
+"""A step holds what it uses: the folder of the run's task, and the version of the dataset."""
+
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base import lease
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.data_sync.versions import leases_of
+from kfp_ddp.components.evaluate import engine as evaluate
+from kfp_ddp.components.export import engine as export
+from kfp_ddp.components.shared.in_use import using
+
+
+def test_a_version_and_a_folder_are_held_for_as_long_as_a_step_runs(tmp_path: Path) -> None:
+    version, run_dir = tmp_path / "data/versions/0123456789ab", tmp_path / "work/run/train"
+    for folder in (version, run_dir):
+        folder.mkdir(parents=True)
+    leases = (leases_of(version), RunFolder(run_dir).leases)
+    assert leases[0] == tmp_path / "data/.kfsync/leases/0123456789ab"
+    with using("run", run_dir, version):
+        assert [lease.held(folder) for folder in leases if folder] == [["run"], ["run"]]
+    assert [lease.held(folder) for folder in leases if folder] == [[], []]
+
+
+def test_a_folder_that_is_no_version_gets_no_lease(tmp_path: Path) -> None:
+    plain = tmp_path / "photos"
+    plain.mkdir()
+    with using("run", tmp_path / "run", plain):
+        pass
+    assert list(plain.iterdir()) == []
+
+
+@pytest.mark.parametrize("module", [evaluate, export])
+def test_evaluate_and_export_hold_what_they_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object
+) -> None:
+    run_dir, seen = tmp_path / "run", []
+
+    def look(*_: object) -> None:
+        seen.extend(lease.held(RunFolder(run_dir).leases))
+        raise InputError("seen")
+
+    monkeypatch.setattr(module, "evaluate" if module is evaluate else "make", look)
+    texts = dict.fromkeys(("checkpoint", "dataset_path", "split", "champion"), "x")
+    if module is evaluate:
+        artifacts = dict.fromkeys(("metrics", "confusion", "report", "summary"))
+        more = {"batch_size": 1, "worst": 0}
+    else:
+        artifacts = dict.fromkeys(("model", "summary"))
+        more = dict.fromkeys(("evaluation", "model_name", "champion_version"), "x")
+        more["destination"] = ""
+    with pytest.raises(SystemExit, match="seen"):
+        module.run(run_dir=str(run_dir), **texts, **artifacts, **more)  # type: ignore[attr-defined]
+    assert seen == ["evaluate" if module is evaluate else "export"]
