@@ -211,7 +211,7 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     names, origins = list(listing.names), dict(listing.origins)
     ours = {fold(name) for name in RESERVED} if folds else RESERVED
     files: set[str] = set()
-    folders: set[str] = set()
+    folders: dict[str, str] = {}  # by the form in which they are compared
 
     def free(target: str) -> bool:
         key = fold(target) if folds else target
@@ -221,13 +221,17 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
             and key not in files
             and key not in folders
             and files.isdisjoint(_parents(key))
+            and all(folders.get(k, p) == p for k, p in within(target))
         )
+
+    def within(target: str) -> list[tuple[str, str]]:
+        return [(fold(parent) if folds else parent, parent) for parent in _parents(target)]
 
     def take(target: str) -> None:
         key = fold(target) if folds else target
-        folders.update(_parents(key))
+        folders.update(within(target))
         if key.endswith("/"):
-            folders.add(key[:-1])
+            folders[key[:-1]] = target[:-1]
         else:
             files.add(key)
 
@@ -237,15 +241,21 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     encoded = {}
     for index in sorted(bad):
         name = names[index]
-        target = _percent(name)
-        if not free(target):
-            target = f"{target.rstrip('/')[:200]}%{hashlib.sha256(_raw(name)).hexdigest()[:16]}"
-        if not free(target):
-            target = f"%{hashlib.sha256(_raw(name)).hexdigest()}"
+        target = next(filter(free, _candidates(name)))
         take(target)
         names[index], origins[target], encoded[name] = target, name, target
     result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
     return Names(result.sorted(), [], encoded)
+
+
+def _candidates(name: str) -> Iterator[str]:
+    """Names for a bad one, the most telling first, without an end."""
+    target, digest = _percent(name), hashlib.sha256(_raw(name)).hexdigest()
+    yield target
+    yield f"{target.rstrip('/')[:200]}%{digest[:16]}"
+    while True:
+        yield f"%{digest}"
+        digest = hashlib.sha256(digest.encode()).hexdigest()
 
 
 def _parents(name: str) -> list[str]:

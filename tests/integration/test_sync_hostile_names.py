@@ -1,5 +1,6 @@
 """Object names that cannot be files: refused, skipped or encoded; nothing outside the target."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from tests.sync_runs import content, run
 HOSTILE = (
     "../evil.txt", "x/../../../evil2.txt", "/abs.txt", "a//c", "x/./y", "x/../z", "nul\0x",
     "new\nline", "L" * 1000, "deep/" + "n" * 300, "..", ".", "_SUCCESS/x", ".kfsync/lock",
-    "_MANIFEST.jsonl/x", "dir-with-content/", "both",
+    "_MANIFEST.jsonl/x", "dir-with-content/", "both", "csi\x9b2J", "\u202egpj.exe",
 )  # fmt: skip
 HARMLESS = ("back\\slash", "..\\win", "con", "trail ", "-rf", "~root", "é.txt", "e\u0301.txt",
-            "Case.txt", "case.txt", "both/b", "empty/", "%2E%2E/x", "a..b/...c")  # fmt: skip
+            "Case.txt", "case.txt", "both/b", "empty/", "%2E%2E/x", "a..b/...c",
+            "_SUCCESS.tmp", "_MANIFEST.jsonl.tmp", "manifest.jsonl.tmp", "journal", "current",
+            "shard-00000.tar", ".kfsync-probe-\u00e9a", ".kfsync-probe-e\u0301a", "versions/x",
+)  # fmt: skip
 
 
 def hostile(bucket: Bucket) -> None:
@@ -63,3 +67,61 @@ def test_hostile_names_can_be_encoded(bucket: Bucket, tmp_path: Path, mirror: bo
         assert found[encoded] == f"content of {name}".encode()
     assert outside_of(target) == []
     assert run(target, mirror=mirror, hostile_names="encode").unchanged
+
+
+PIECES = (
+    *(
+        "..",
+        ".",
+        "",
+        "a",
+        "b",
+        "A",
+        "\0",
+        "\n",
+        "%2E",
+        "_SUCCESS",
+        "_SUCCESS.tmp",
+        ".kfsync",
+        "tree",
+    ),
+    *("_MANIFEST.jsonl", "_MANIFEST.jsonl.tmp", "n" * 300, "\x9b", "\u202e", "e\u0301", "\u00e9"),
+    *("versions", "current", "lock", "journal", "lost+found", "-rf", "~", "a b", "|", "`", "*"),
+)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("policy", ["error", "skip", "encode"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_names_lie_below_the_target_with_their_content_or_are_told(
+    bucket: Bucket, tmp_path: Path, seed: int, policy: str, mirror: bool
+) -> None:
+    choose = random.Random(seed)
+    for case in range(6):
+        names = {"/".join(choose.choices(PIECES, k=choose.randint(1, 4))) for _ in range(12)}
+        names = {name for name in names if name not in ("", "_SUCCESS", "_MANIFEST.jsonl")}
+        bucket.objects = {}
+        for name in names:
+            bucket.put(f"ds/{name}", f"content of {name}".encode())
+        bucket.put("ds/harmless", b"content of harmless")
+        target = tmp_path / f"{case}" / "deep" / "target"
+        target.mkdir(parents=True)
+        try:
+            result = run(target, mirror=mirror, hostile_names=policy, max_delete=1)
+        except InputError:
+            assert policy == "error"
+            result = None
+        assert [path.name for path in tmp_path.glob(f"{case}/deep/*")] == ["target"]
+        assert [path.name for path in tmp_path.glob(f"{case}/*")] == ["deep"]
+        if result is None:
+            assert list(target.iterdir()) == []
+            continue
+        listing = result.names.listing
+        for index, name in enumerate(listing.names):
+            path = result.path / name
+            assert path.read_bytes() == f"content of {listing.origin(index)}".encode()
+            assert path.resolve().is_relative_to(target)
+        told = {name for name, _ in result.names.skipped} | set(
+            map(listing.origin, range(len(listing)))
+        )
+        assert told == names | {"harmless"}

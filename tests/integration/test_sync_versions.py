@@ -29,6 +29,48 @@ def test_guard_refuses_to_lose_most_of_a_dataset(bucket: Bucket, tmp_path: Path)
     assert len(content(run(tmp_path, max_delete=1).path)) == 10
 
 
+@pytest.mark.parametrize("spelt", ["%s/", "%s/.", "file://%s", "file://localhost%s/"])
+@pytest.mark.parametrize("dataset", ["", "named"])
+def test_guard_knows_a_source_however_it_is_spelt(tmp_path: Path, spelt: str, dataset: str) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for number in range(10):
+        (source / str(number)).write_bytes(b"x")
+    options = Options(dataset=dataset)
+    first = sync(str(source), target, options)
+    for number in range(9):
+        (source / str(number)).unlink()
+    for given in (options, Options(dataset="renamed")):
+        with pytest.raises(InputError, match="lacks 9 of the 10 files"):
+            sync(spelt % source, target, given)
+    assert first.path.is_dir()
+
+
+def test_guard_of_a_dataset_holds_for_another_source_of_it(tmp_path: Path) -> None:
+    for name, count in (("one", 10), ("other", 1)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / str(number)).write_bytes(b"x")
+    sync(str(tmp_path / "one"), tmp_path / "target", Options(dataset="photos"))
+    with pytest.raises(InputError, match="lacks 9 of the 10 files"):
+        sync(str(tmp_path / "other"), tmp_path / "target", Options(dataset="photos"))
+    sync(str(tmp_path / "other"), tmp_path / "target", Options(dataset="other"))
+
+
+def test_kept_file_gives_way_to_what_the_source_has_in_its_place(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    for name in ("a", "b/c", "d"):
+        bucket.put(f"ds/{name}", b"old")
+    run(tmp_path)
+    for name in ("a", "b/c"):
+        del bucket.objects[f"ds/{name}"]
+    for name in ("a/x", "b"):
+        bucket.put(f"ds/{name}", b"new")
+    result = run(tmp_path, delete=False, max_delete=1)
+    assert content(result.path) == {"a/x": b"new", "b": b"new", "d": b"old"}
+
+
 def test_without_delete_the_new_version_keeps_what_the_source_lost(
     bucket: Bucket, tmp_path: Path
 ) -> None:

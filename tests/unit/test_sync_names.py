@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import names
-from kfp_ddp.components.data_sync.dataset import dataset_name
+from kfp_ddp.components.data_sync.dataset import canonical, dataset_name
 from kfp_ddp.components.data_sync.listing import Filter, Listing
 
 
@@ -149,3 +149,100 @@ def test_globs(glob: str, matching: set[str]) -> None:
     made = listing("a.png", "d/b.png", "d/e/c.png", "other")
     assert set(Filter([glob]).select(made).names) == matching
     assert set(Filter([], [glob]).select(made).names) == set(made.names) - matching
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("src", "src/"),
+        ("src", "./src"),
+        ("/data/src", "/data//src/"),
+        ("/data/src", "file:///data/src"),
+        ("/data/a b", "file://localhost/data/a%20b/"),
+        ("gs://bucket/ds", "gs://bucket/ds/"),
+        ("https://host/ds/_MANIFEST.jsonl?sig=1", "https://host/ds/_MANIFEST.jsonl?sig=2"),
+        ("https://host/ds/_MANIFEST.jsonl", "https://user:pw@host/ds/_MANIFEST.jsonl#x"),
+    ],
+)
+def test_spellings_of_one_source_are_one_dataset(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+    assert dataset_name("", one) == dataset_name("", other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("gs://b/a?x", "gs://b/a?y"), ("src", "/src"), ("gs://b/a", "s3://b/a")]
+)
+def test_sources_that_differ_are_two_datasets(one: str, other: str) -> None:
+    assert dataset_name("", one) != dataset_name("", other)
+
+
+@pytest.mark.parametrize(
+    "name", ["a\u009b2J", "a\u0085b", "x/\u202egpj.exe", "\u2066x\u2069", "a\u2028b", "a\ud800b"]
+)
+def test_names_that_would_draw_on_a_terminal_cannot_be_files(name: str) -> None:
+    assert names.judge(name).startswith("control character")
+    with pytest.raises(InputError, match="cannot be files") as caught:
+        names.apply(listing_of(name), "error")
+    assert str(caught.value).isprintable()
+    encoded = names.apply(listing_of(name), "encode")
+    assert encoded.listing.names[0].isprintable()
+    assert encoded.listing.origin(0) == name
+
+
+def listing_of(name: str) -> Listing:
+    made = Listing()
+    made.add(name, 1, 1)
+    return made
+
+
+@pytest.mark.parametrize("name", ["_success", ".KFSYNC/lock", "_Manifest.JSONL"])
+def test_our_own_names_are_reserved_in_any_case_where_the_file_system_folds(name: str) -> None:
+    assert names.apply(listing_of(name), "error").listing.names == [name]
+    assert [bad for bad, _ in names.apply(listing_of(name), "skip", folds=True).skipped] == [name]
+    (encoded,) = names.apply(listing_of(name), "encode", folds=True).listing.names
+    assert names.fold(encoded.partition("/")[0]) not in map(names.fold, names.RESERVED)
+
+
+PIECES = (
+    *("..", ".", "", "a", "b", "A", "\0", "\n", "%2E", "_SUCCESS", "_SUCCESS.tmp", ".kfsync"),
+    *("_MANIFEST.jsonl", "_MANIFEST.jsonl.tmp", "n" * 300, "\udcff", "\ud800", "\udfff\ud800"),
+    *("\x9b", "\u202e", "\u2028", "e\u0301", "\u00e9", "_success", "\u00df", "ss"),
+)
+
+
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize("policy", ["error", "skip", "encode"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_names_under_any_policy_are_files_or_refused(
+    seed: int, policy: str, folds: bool
+) -> None:
+    choose = random.Random(seed)
+    for _ in range(150):
+        objects = {"/".join(choose.choices(PIECES, k=choose.randint(1, 4))) for _ in range(12)}
+        made = Listing()
+        for name in sorted(objects):
+            made.add(name, choose.choice([0, 7]), 1)
+        if policy == "error" and names.apply(made, "skip", folds).skipped:
+            with pytest.raises(InputError, match="cannot be files") as caught:
+                names.apply(made, policy, folds)
+            assert str(caught.value).isprintable()
+            continue
+        result = names.apply(made, policy, folds)
+        found = result.listing.names
+        assert all(not names.judge(n, s) for n, s in zip(found, result.listing.sizes, strict=True))
+        alike = [names.fold(name) if folds else name for name in found]
+        assert len(set(alike)) == len(alike)
+        assert names.apply(result.listing, "error", folds).skipped == []
+        told = {result.listing.origin(index) for index in range(len(found))}
+        told |= {name for name, _ in result.skipped}
+        assert told == objects
+        for name in found:
+            assert name.encode()
+
+
+def test_encoded_name_that_somebody_took_before_is_not_given_twice() -> None:
+    bad = "../evil"
+    taken = {f"%{hashlib.sha256(bad.encode()).hexdigest()}"}
+    taken |= {"%2E%2E/evil", f"%2E%2E/evil%{hashlib.sha256(bad.encode()).hexdigest()[:16]}"}
+    result = names.apply(listing(bad, *taken), "encode")
+    assert len(set(result.listing.names)) == 4
