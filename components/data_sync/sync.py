@@ -58,6 +58,9 @@ def sync(
     checks.check_apart(source_url, target, options.mirror)
     dataset = dataset_name(options.dataset, source_url)
     context = Context(source, options, retry or Retry(), watch, run_id)
+    if source.exposed:
+        where = f"{source.url} comes over plain http://"
+        context.phase(f"{where}, so anybody on the way can read and change it")
     for _ in range(LISTINGS):
         try:
             result = _attempt(context, target, dataset)

@@ -22,6 +22,8 @@ SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
 SLOW_WRITE = 1e-3
 """Seconds for a small file above which writes overlap: a network disk takes 1 to 10 ms."""
+PROGRESS = 1 << 16
+"""Bytes of a body that must come before a break counts as the first again."""
 FIRST = 16
 """Connections to begin with."""
 _STEP = 0.005
@@ -192,7 +194,7 @@ class Transfer:
                 if target.size < entry.size:
                     raise Transient(f"the body ended {entry.size - target.size} bytes early")
             except Transient:
-                breaks = breaks + 1 if target.size == before else 1
+                breaks = breaks + 1 if target.size < before + PROGRESS else 1
                 if not self._source.resumes or breaks >= self._retry.attempts:
                     raise
                 reader.close()

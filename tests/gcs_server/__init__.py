@@ -83,7 +83,7 @@ class Bucket:
             return queue.popleft() if queue else ""
 
     def list_fault(self) -> str:
-        """Take the fault for this page; '' for none."""
+        """Take the fault for this page: a status, reset0, endless, or its text; '' for none."""
         return self.list_faults.popleft() if self.list_faults else ""
 
 
@@ -151,10 +151,14 @@ class Handler(BaseHTTPRequestHandler):
         if fault := bucket.list_fault():
             if fault == "reset0":
                 self.reset()
-            elif fault == "garbage":
-                self.answer_bytes(HTTPStatus.OK, b'{"items": [')
-            else:
+            elif fault == "endless":
+                self.send_response(HTTPStatus.OK)
+                self.send_header("Content-Length", str(1 << 40))
+                self.end_headers()
+            elif fault.isdigit():
                 self.error(HTTPStatus(int(fault)))
+            else:
+                self.answer_bytes(HTTPStatus.OK, fault.encode())
             return
         after = unquote(query.get("pageToken", ""))
         names = sorted(n for n in bucket.objects if n.startswith(query.get("prefix", "")))

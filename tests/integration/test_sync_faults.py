@@ -1,5 +1,6 @@
 """Every fault of a bucket ends in the right bytes or in a clear error, never in a wrong file."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -116,13 +117,41 @@ def test_object_that_keeps_changing_is_an_error(bucket: Bucket, tmp_path: Path) 
     assert not (tmp_path / "current").exists()
 
 
-@pytest.mark.parametrize("fault", ["503", "429", "reset0", "garbage"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("503", "429", "reset0", "endless", '{"items": [', "[]", '{"items": 7}'),
+        *('{"items": [{"name": 7}]}', '{"items": [{"name": "ds/x", "size": "-1"}]}'),
+        *("[" * 100_000, '{"nextPageToken": {}}'),
+    ],
+)
 def test_list_page_that_fails_is_asked_again(bucket: Bucket, tmp_path: Path, fault: str) -> None:
     objects = fill(bucket)
     bucket.page = 3
     bucket.list_faults.extend(["503", fault])
     assert content(run(tmp_path).path) == objects
     assert bucket.lists == 6
+
+
+def test_listing_without_end_is_one_line(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.MAX_EMPTY_PAGES", 20)
+    pages = itertools.count()
+    bucket.list_fault = lambda: f'{{"nextPageToken": "{next(pages)}"}}'  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"^the listing of gs://bucket/ds does not end[^\n]*$"):
+        run(tmp_path)
+    assert next(pages) < 25
+
+
+def test_page_that_stays_wrong_is_one_line(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.gcs.LIST_ATTEMPTS", 2)
+    for page in ("endless", '{"items": [{"name": 7}]}'):
+        bucket.list_faults.extend([page] * 2)
+        with pytest.raises(StorageError, match=r"^cannot list gs://bucket/ds: [^\n]* 2 times"):
+            run(tmp_path)
 
 
 def test_storm_over_every_object_is_survived(bucket: Bucket, tmp_path: Path) -> None:

@@ -159,6 +159,19 @@ def test_query_of_an_address_is_sent_and_nowhere_kept(web: Web, tmp_path: Path) 
     assert "hunter2" not in str(caught.value)
 
 
+def test_plain_http_from_elsewhere_is_told_once(web: Web, tmp_path: Path) -> None:
+    for host, times in (("0.0.0.0", 1), ("127.0.0.1", 0)):
+        told: list[str] = []
+
+        def watch(phase: str, *_: object, told: list[str] = told) -> None:
+            told.append(phase)
+
+        url = address(web).replace("127.0.0.1", host)
+        sync(url, tmp_path / host, QUICK, watch, RETRY)
+        notice = f"{url} comes over plain http://, so anybody on the way can read and change it"
+        assert told.count(notice) == times
+
+
 @pytest.mark.usefixtures("login")
 def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) -> None:
     with serving(far := Web()) as elsewhere:
@@ -171,6 +184,26 @@ def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) 
         assert all("authorization" in headers for _, headers in web.seen)
         assert len(far.seen) == 2
         assert not any("authorization" in headers for _, headers in far.seen)
+
+
+@pytest.mark.parametrize("answer", [sized, chunked])
+def test_manifest_has_a_longest_length(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], bytes]
+) -> None:
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.web.MAX_MANIFEST", 3 << 20)
+    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.web.Retry", lambda: RETRY)
+    web.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES) + b"\n" + b" \n" * (3 << 19))
+    with pytest.raises((StorageError, InputError), match=r"more than 3145728 bytes|line 4 is"):
+        bring(address(web), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["[7]", '[["b"], 1, 0, "0"]', '["b"]', "[" * 60_000, '["b", 1, 0, "x"]', '["\\ud800"]']
+)
+def test_malformed_manifest_is_one_line(web: Web, tmp_path: Path, line: str) -> None:
+    web.answers["/v/_MANIFEST.jsonl"] = sized(manifest(FILES) + f"\n{line}".encode())
+    with pytest.raises(InputError, match=r"^http[^\n]* is not a manifest[^\n]*: line 4[^\n]*$"):
+        bring(address(web), tmp_path)
 
 
 @pytest.mark.parametrize("path", ["/v/_MANIFEST.jsonl", "/v/b"])
@@ -192,7 +225,7 @@ def test_redirects_that_lead_nowhere_are_one_line(
 
 
 def test_redirect_from_https_to_http_is_refused() -> None:
-    request = Request(Origin.of("https://host/a"), "/a", b"", b"Authorization: x\r\n")
+    request = Request(Origin.of("https://host/a"), "/a", 1, b"", b"Authorization: x\r\n")
     with pytest.raises(InputError, match="redirects from https to http"):
         request.redirected("http://host/a")
     assert request.redirected("/b").secret == request.secret
@@ -222,10 +255,21 @@ def test_answers_without_measure_are_one_line(
         bring(address(web), tmp_path)
 
 
+@pytest.mark.parametrize("head", ["Content-Length: 21", "Transfer-Encoding: chunked"])
+def test_body_that_will_be_longer_than_listed_is_not_waited_for(
+    web: Web, tmp_path: Path, head: str
+) -> None:
+    web.answers["/v/b"] = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n15\r\n{'y' * 21}".encode()
+    if head.startswith("C"):
+        web.answers["/v/b"] = web.answers["/v/b"][:60]
+    with pytest.raises(StorageError, match="more than 20 bytes"):
+        bring(address(web), tmp_path)
+
+
 @pytest.mark.parametrize("answer", [chunked, lambda body: b"HTTP/1.1 200 OK\r\n\r\n" + body])
 def test_body_longer_than_listed_is_given_up(
     web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]
 ) -> None:
     web.answers["/v/b"] = answer(bytes(30 << 20))
-    with pytest.raises(StorageError, match="bytes instead of 20"):
+    with pytest.raises(StorageError, match="more than 20 bytes"):
         bring(address(web), tmp_path)

@@ -24,8 +24,8 @@ class Answer:
 
     `status` is 0 before the head is there; `length` is what the head says of the body, None where
     only its end will tell; `left` bytes of it are sure to follow. The body gathers, `size` bytes
-    of it, until it is taken. A 1xx answer before this one is passed over. `bodiless`: as to
-    CONNECT, a body does not follow.
+    of it, until it is taken; a good one of more than `limit` bytes is no answer. A 1xx answer
+    before this one is passed over. `bodiless`: as to CONNECT, a body does not follow.
     """
 
     status = 0
@@ -37,7 +37,8 @@ class Answer:
     _chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
     _extra = 0  # interim answers, then bytes of trailers
 
-    def __init__(self, bodiless: bool = False) -> None:
+    def __init__(self, limit: int, bodiless: bool = False) -> None:
+        self._limit = self._room = limit
         self._bodiless = bodiless
         self._blocks: list[bytes] = []
 
@@ -143,6 +144,8 @@ class Answer:
                 raise HttpError(f"content-length {length[:60]!r}")
             self.length = self.left = int(length)
             self.complete = not self.left
+            if self.length > self._room and status < 300:
+                raise HttpError(f"more than {self._limit} bytes")
         else:
             self.left, self.keeps = _UNTIL_THE_END, False
 
@@ -189,6 +192,9 @@ class Answer:
         if not block:
             return
         self.size += len(block)
+        self._room -= len(block)
+        if self._room < 0 and self.status < 300:
+            raise HttpError(f"more than {self._limit} bytes")
         if len(block) < _TINY and self._blocks and len(self._blocks[-1]) < _TINY:
             self._blocks[-1] += block  # a million chunks of a byte are not a million objects
         else:

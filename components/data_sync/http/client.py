@@ -4,9 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from http import HTTPStatus
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.http.answer import Answer, HttpError
+from kfp_ddp.components.data_sync.http.answer import Answer
 from kfp_ddp.components.data_sync.http.connection import HttpConnection
 from kfp_ddp.components.data_sync.http.origin import Origin, Request
 
@@ -69,7 +70,7 @@ class HttpClient:
         """Ask for what `get` will be called for next, if a connection is there for it."""
         connection = self._connections.get(request.origin)
         if connection is not None and connection.idle:
-            connection.send(request.encoded())
+            connection.send(request.encoded(), request.limit)
             self._ahead = request
 
     async def get(self, request: Request) -> Answer:
@@ -85,7 +86,7 @@ class HttpClient:
             try:
                 if ahead != request or connection is None:
                     connection = await self._idle(request.origin)
-                    connection.send(request.encoded())
+                    connection.send(request.encoded(), request.limit)
                 self._current = connection
                 answer = await connection.answer()
             except BaseException:
@@ -114,26 +115,20 @@ class HttpClient:
             self.close()
             raise
 
-    async def whole(self, request: Request, limit: int) -> tuple[Answer, bytes]:
-        """An answer and its whole body.
+    async def pour(self, request: Request, take: Callable[[bytes], None]) -> Answer:
+        """Hand the whole body of an answer 200 to `take`, in a thread if it is big.
 
         Raises:
-            OSError: the connection failed, or the body is longer than `limit` bytes.
-            InputError: see `get`.
+            OSError: the connection failed, or the body is longer than it may be.
+            InputError: see `get`; and what `take` raises.
         """
-        body = bytearray()
-
-        def take(block: bytes) -> None:
-            body.extend(block)
-            if len(body) > limit:
-                raise HttpError(f"more than {limit} bytes")
-
         answer = await self.get(request)
-        if answer.complete:
-            take(b"".join(answer.take()))
-        else:
-            await self.rest(take)
-        return answer, bytes(body)
+        if answer.status == HTTPStatus.OK:
+            if not answer.complete:
+                await self.rest(take)
+            for block in answer.take():
+                take(block)
+        return answer
 
     def close(self) -> None:
         """Close all connections; another request opens new ones."""

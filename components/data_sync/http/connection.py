@@ -5,14 +5,19 @@ import io
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import event_loop
 from kfp_ddp.components.data_sync.http.answer import Answer, HttpError
 from kfp_ddp.components.data_sync.http.origin import Origin, tls
+from kfp_ddp.components.data_sync.http.pace import Pace
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _CHECKS = 4
 _RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
@@ -37,7 +42,7 @@ class HttpConnection:
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._silence = 0
+        self._silence, self._pace = 0, Pace(timeout)
         self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -70,9 +75,13 @@ class HttpConnection:
             answer is None or (answer.complete and answer.keeps and not self._unsent)
         )
 
-    def send(self, request: bytes, bodiless: bool = False) -> None:
-        """Ask, on a connection that is idle; `answer` waits for what is said."""
-        self._answer, self._unsent = Answer(bodiless), request
+    def send(self, request: bytes, limit: int, bodiless: bool = False) -> None:
+        """Ask, on a connection that is idle; `answer` waits for what is said.
+
+        More than `limit` bytes are no good answer.
+        """
+        self._answer, self._unsent = Answer(limit, bodiless), request
+        self._pace.restart()
         self._write()
         if self._unsent and self._socket is not None:
             self._loop.add_writer(self._socket, self._write_rest)
@@ -126,7 +135,7 @@ class HttpConnection:
         assert self._socket is not None
         self._loop.add_reader(self._socket, self._read)
         if request:
-            self.send(request, bodiless=True)
+            self.send(request, 0, bodiless=True)
             status = (await self.answer()).status
             if status == 407:
                 raise InputError(
@@ -199,6 +208,7 @@ class HttpConnection:
                     self.close()
                     return
                 self._silence = 0
+                self._pace.bytes += len(data)
                 if data:
                     answer.feed(data)
                 else:
@@ -220,8 +230,9 @@ class HttpConnection:
 
     def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
         """Bring the rest of a body; in a thread, where waiting costs nobody else anything."""
+        pace = Pace(self._timeout)
         receive = _receive_tls if isinstance(sock, ssl.SSLSocket) else _receive_plain
-        more = receive(sock, self._timeout)
+        more = receive(sock, self._timeout, pace)
         for block in answer.take():
             take(block)
         while not answer.complete:
@@ -238,13 +249,17 @@ class HttpConnection:
             self._waiter.set_result(None)
 
     def _check(self) -> None:
-        """Fail what is waited for if the peer has been silent for too long."""
+        """Fail what is waited for if the peer has been silent, or slow, for too long."""
         self._timer = None
         if self._waiter is None:
             return
         self._silence += 1
-        if self._silence > _CHECKS:
-            self._fail(TimeoutError("timed out"))
+        try:
+            if self._silence > _CHECKS:
+                raise TimeoutError("timed out")
+            self._pace.waited(self._timeout / _CHECKS)
+        except TimeoutError as error:
+            self._fail(error)
         else:
             self._timer = self._loop.call_later(self._timeout / _CHECKS, self._check)
 
@@ -261,23 +276,44 @@ class HttpConnection:
         self._wake()
 
 
-def _receive_plain(sock: socket.socket, timeout: float) -> Callable[[int], bytes]:
+def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
     """So many bytes, which are sure to come, in one call; if none are, what is there."""
     limit = struct.pack("ll", *divmod(int(timeout * 1e6), 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     sock.setblocking(True)
 
     def more(wanted: int) -> bytes:
+        began = time.perf_counter()
         try:
-            return sock.recv(wanted, socket.MSG_WAITALL) if wanted > 0 else sock.recv(_GATHER)
+            data = sock.recv(wanted, socket.MSG_WAITALL) if wanted > 0 else sock.recv(_GATHER)
         except BlockingIOError as error:
             raise TimeoutError("timed out") from error
+        pace.bytes += len(data)
+        pace.waited(time.perf_counter() - began)
+        return data
 
     return more
 
 
-def _receive_tls(sock: socket.socket, timeout: float) -> Callable[[int], bytes]:
+def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
     """The same, put together from records of 16 KiB without another copy."""
     sock.settimeout(timeout)
-    file = cast(io.BufferedReader, sock.makefile("rb", _RECORDS))
+    file = io.BufferedReader(_Records(sock, pace), _RECORDS)
     return lambda wanted: file.read(wanted) if wanted > 0 else file.read1(_GATHER)
+
+
+class _Records(io.RawIOBase):
+    """What arrives over TLS, as a file."""
+
+    def __init__(self, sock: socket.socket, pace: Pace) -> None:
+        self._sock, self._pace = sock, pace
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        began = time.perf_counter()
+        count = self._sock.recv_into(buffer)
+        self._pace.bytes += count
+        self._pace.waited(time.perf_counter() - began)
+        return count

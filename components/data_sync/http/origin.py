@@ -14,6 +14,7 @@ from kfp_ddp.base.errors import InputError
 
 _TARGET = re.compile(r"/[!-~]*")
 _PARTS = re.compile(r"([^/?#]*)([^?#]*)(.*)", re.DOTALL)
+_LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
 _UNQUOTED = "".join(map(chr, range(33, 127)))
 
 
@@ -59,6 +60,11 @@ class Origin:
         """As the header Host has it: without the port that is meant anyway."""
         return _authority(self.host, 0 if self.port == (443 if self.secure else 80) else self.port)
 
+    @property
+    def exposed(self) -> bool:
+        """Whether others are on the way there, who can read and change what is said."""
+        return not self.secure and self.host != "localhost" and not _LOOPBACK.fullmatch(self.host)
+
     def tunnel(self) -> tuple[str, int, bytes]:
         """Host and port of the proxy, and the request that makes it connect to this server.
 
@@ -79,11 +85,13 @@ class Origin:
 class Request(NamedTuple):
     """A GET; `headers` and `secret` are complete lines, each with its CRLF.
 
-    `secret` authorises us: it goes to this server alone, wherever that sends us.
+    `secret` authorises us: it goes to this server alone, wherever that sends us. A good answer has
+    at most `limit` bytes.
     """
 
     origin: Origin
     target: str
+    limit: int
     headers: bytes = b""
     secret: bytes = b""
 
@@ -114,7 +122,7 @@ class Request(NamedTuple):
                 "give the address of a server that keeps to https"
             )
         secret = self.secret if origin == self.origin else b""
-        return Request(origin, target_of(urlsplit(there)), self.headers, secret)
+        return self._replace(origin=origin, target=target_of(urlsplit(there)), secret=secret)
 
 
 def target_of(parts: SplitResult) -> str:

@@ -12,6 +12,11 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.http.origin import display
 from kfp_ddp.components.data_sync.listing import Filter, Listing
 
+MAX_OBJECTS = 1 << 25
+"""Of one source: a listing of so many takes 5 GB of memory."""
+MAX_EMPTY_PAGES = 1000
+"""Of a listing, where objects that are gone leave some."""
+
 
 class Entry(NamedTuple):
     """One object of a listing: its name below the source's prefix, what pins it, its bytes."""
@@ -67,6 +72,10 @@ class Source(Protocol):
     max_workers: int
     """The most connections the peer bears; known after `listing`."""
 
+    @property
+    def exposed(self) -> bool:
+        """Whether it is read over plain http://, from another machine."""
+
     def listing(self) -> Listing:
         """Every object below the prefix.
 
@@ -103,7 +112,7 @@ def open_source(
             "the run; give them in a netrc file (machine HOST login USER password PASSWORD) that "
             "the environment variable NETRC names"
         )
-    if "\0" in url or url.encode("utf-8", "replace").decode() != url:
+    if "\0" in url or not is_text(url):
         raise InputError(f"source {display(url)!r} is no text; give it in UTF-8")
     if scheme == "gs":
         from kfp_ddp.components.data_sync.sources.gcs import GcsSource
@@ -126,6 +135,29 @@ def open_source(
     raise InputError(
         f"source {display(url)!r} has the unknown scheme {scheme}://; use gs://, s3://, https:// or file://"
     )
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written in UTF-8."""
+    return name.isascii() or name.encode("utf-8", "replace").decode() == name
+
+
+def check_end(url: str, page: int, found: Listing) -> None:
+    """Refuse a listing that does not end.
+
+    Args:
+        url: Of the source, as it may be shown.
+        page: How many pages there were before this one.
+        found: All objects of all pages.
+
+    Raises:
+        InputError: too many objects, or pages without any.
+    """
+    if len(found) > MAX_OBJECTS or page > MAX_EMPTY_PAGES + len(found):
+        raise InputError(
+            f"the listing of {url} does not end: {len(found):,} objects in {page + 1:,} pages, and "
+            f"{MAX_OBJECTS:,} objects at most are taken; sync parts of it, or look at its server"
+        )
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 class FolderSource:
     """The files below a folder. Their crc32c is computed by reading them, on every run."""
 
-    resumes = True
+    exposed, resumes = False, True
     max_workers = 16
 
     def __init__(self, url: str, symlinks: str = "error", wanted: Filter | None = None) -> None:

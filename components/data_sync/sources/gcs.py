@@ -2,6 +2,7 @@
 
 import asyncio
 import binascii
+import itertools
 import json
 import os
 import re
@@ -17,14 +18,21 @@ from kfp_ddp.components.data_sync import event_loop
 from kfp_ddp.components.data_sync.http.client import HttpClient, HttpPool
 from kfp_ddp.components.data_sync.http.origin import Origin, Request, credentials
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient
-from kfp_ddp.components.data_sync.sources.over_http import RETRYABLE, HttpReader
+from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient, check_end
+from kfp_ddp.components.data_sync.sources.over_http import MAX_ERROR, RETRYABLE, HttpReader
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 LIST_ATTEMPTS = 8
 EMULATOR_WORKERS = 4
-_MAX_PAGE = 1 << 26
+MAX_PAGE = 1 << 23
+"""Bytes of a page: 1,000 names of 1,024 bytes, each six times as long as JSON may write it."""
+_MAX_TOKEN = 1 << 12
+Row = tuple[str, int, int, int]
+"""Name below the prefix, bytes, crc32c and generation of an object."""
+_MAX_NUMBER = 1 << 63
+_NO_CRC = "AAAAAA=="
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _PLAIN = re.compile(r"[A-Za-z0-9._~/-]*")
 
 
@@ -38,6 +46,7 @@ class GcsSource:
         self.max_workers = 1 << 16
         self._bucket, self._prefix, self._ahead = bucket, prefix, ahead
         self._access = _Access()
+        self.exposed = self._access.origin.exposed
         self._objects = GcsObjects(self._access, bucket, prefix)
         self._pool = HttpPool(self._access.origin, timeout)
 
@@ -58,27 +67,31 @@ class GcsSource:
     async def _list(self) -> Listing:
         client, found, token = HttpClient(self._pool), Listing(), ""
         try:
-            while True:
-                page = await self._page(client, token)
+            for number in itertools.count():
+                rows, following = await self._page(client, token)
                 if not token:
-                    self._pool.open(min(self._ahead, self.max_workers, len(page.get("items", []))))
-                token = page.get("nextPageToken", "")
+                    self._pool.open(min(self._ahead, self.max_workers, len(rows)))
+                token = following
                 if token and self._access.fresh:
                     client.send(self._request(token))
-                self._add(found, page.get("items", []))
+                for name, size, crc, generation in rows:
+                    found.add(name, size, crc, generation)
+                check_end(self.url, number, found)
                 if not token:
-                    return found
+                    break
         finally:
             client.close()
+        return found
 
     def _request(self, token: str) -> Request:
         query = {"prefix": self._prefix, "maxResults": "1000", "fields": FIELDS}
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
-        return Request(self._access.origin, target, b"", self._access.headers)
+        return Request(self._access.origin, target, MAX_PAGE, b"", self._access.headers)
 
-    async def _page(self, client: HttpClient, token: str) -> dict[str, Any]:
+    async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
+        """The objects of a page, and the token of the next."""
         renewed = False
         for attempt in range(LIST_ATTEMPTS):
             if attempt:
@@ -86,24 +99,25 @@ class GcsSource:
             try:
                 await self._access.freshen()
                 request = self._request(token)
-                answer, body = await client.whole(request, _MAX_PAGE)
+                body = bytearray()
+                answer = await client.pour(request, body.extend)
                 if answer.version == 10:
                     # A server that closes after each answer is an emulator with a short queue.
                     self.max_workers, self._ahead = EMULATOR_WORKERS, 0
                 if answer.status == HTTPStatus.OK:
-                    page: dict[str, Any] = json.loads(body)
-                    return page
-                problem = f"HTTP {answer.status} {_message(body)}"
+                    return self._parsed(body)
+                message = _message(b"".join(answer.take())[:MAX_ERROR])
+                problem = f"HTTP {answer.status} {message}"
                 if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
                     await self._access.renew(request.secret)
                     renewed = True
                     continue
-            except (OSError, json.JSONDecodeError, Transient) as error:
+            except (OSError, Transient) as error:
                 client.close()
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if answer.status not in RETRYABLE:
-                raise self._refused(answer.status, _message(body))
+                raise self._refused(answer.status, message)
         raise StorageError(
             f"cannot list {self.url}: {problem}, {LIST_ATTEMPTS} times; try again later"
         )
@@ -120,20 +134,42 @@ class GcsSource:
             )
         return InputError(f"cannot list {self.url}: HTTP {status} {message}")
 
-    def _add(self, found: Listing, items: list[dict[str, Any]]) -> None:
-        start = len(self._prefix)
-        for item in items:
-            name, size = item["name"][start:], int(item["size"])
-            if not name and not size:
-                continue  # the marker of the prefix itself
-            crc = item.get("crc32c")
-            if not crc:
-                raise InputError(
-                    f"{self.url}: the listing gives no crc32c for {item['name']!r}, so it could "
-                    "not be verified; upload the object again"
-                )
-            value = int.from_bytes(binascii.a2b_base64(crc), "big")
-            found.add(name, size, value, int(item.get("generation") or 0))
+    def _parsed(self, body: bytearray) -> tuple[list[Row], str]:
+        """Take a page apart.
+
+        Raises:
+            Transient: it is none, as where a proxy answers.
+            InputError: an object has no crc32c.
+        """
+        try:
+            page = json.loads(body)
+            token = page.get("nextPageToken", "")
+            if len(token.encode()) > _MAX_TOKEN:
+                raise ValueError("a token without end")
+            rows = map(self._row, page.get("items", ()))
+            return [row for row in rows if row[0] or row[1]], token
+        except InputError:
+            raise
+        except _MALFORMED as error:
+            raise Transient(f"no page of a listing ({type(error).__name__}: {error})") from error
+
+    def _row(self, item: dict[str, Any]) -> Row:
+        """An object; the marker of the prefix itself has neither name nor bytes."""
+        name, size, generation = item["name"], int(item["size"]), int(item.get("generation") or 0)
+        if not name.startswith(self._prefix):
+            raise ValueError("a name without the prefix")
+        if not (0 <= size < _MAX_NUMBER and 0 <= generation < _MAX_NUMBER):
+            raise ValueError("a number that can be none")
+        crc = item.get("crc32c")
+        if not crc and (size or name != self._prefix):
+            raise InputError(
+                f"{self.url}: the listing gives no crc32c for {name!r}, so it could "
+                "not be verified; upload the object again"
+            )
+        raw = binascii.a2b_base64(crc or _NO_CRC)
+        if len(raw) != 4:
+            raise ValueError("a crc32c that can be none")
+        return name[len(self._prefix) :], size, int.from_bytes(raw, "big"), generation
 
 
 class GcsObjects:
@@ -163,7 +199,7 @@ class GcsObjects:
         headers = b"Accept-Encoding: gzip\r\n"
         if offset:
             headers += b"Range: bytes=%d-\r\n" % offset
-        return Request(self._access.origin, target, headers, self._access.headers)
+        return Request(self._access.origin, target, entry.size, headers, self._access.headers)
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`; a token that is refused is renewed."""

@@ -58,8 +58,6 @@ class HttpReader:
     async def whole(self, entry: Entry) -> bytes:
         """See `Reader.whole`."""
         answer = await self._open(entry, 0)
-        if not answer.complete:
-            raise Transient(f"{answer.size} bytes instead of {entry.size}")
         return b"".join(answer.take())
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:

@@ -13,8 +13,9 @@ from concurrent.futures import Executor
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync.http.origin import Origin
 from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient
+from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient, check_end
 from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
 
 _MD5 = re.compile("[0-9a-f]{32}")
@@ -49,6 +50,11 @@ class S3Source:
             ),
         )
 
+    @property
+    def exposed(self) -> bool:
+        """See `Source.exposed`."""
+        return Origin.of(self._client.meta.endpoint_url).exposed
+
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
         from botocore.exceptions import BotoCoreError, ClientError
@@ -59,11 +65,12 @@ class S3Source:
             Bucket=self._bucket, Prefix=self._prefix
         )
         try:
-            for page in pages:
+            for number, page in enumerate(pages):
                 for item in page.get("Contents", []):
                     name, size = item["Key"][start:], int(item["Size"])
                     if name or size:
                         found.add(name, size, 0, tag=item["ETag"].strip('"'))
+                check_end(self.url, number, found)
         except ClientError as error:
             raise self._refused(str(error.response["Error"]["Code"])) from error
         except BotoCoreError as error:
@@ -113,6 +120,9 @@ class S3Source:
             raise Transient(code) from error
         except BotoCoreError as error:
             raise Transient(str(error)) from error
+        if answer["ContentLength"] != entry.size:
+            answer["Body"].close()
+            raise Transient(f"length {answer['ContentLength']} instead of {entry.size}")
         kms = "kms" in str(answer.get("ServerSideEncryption", ""))
         md5 = entry.tag if _MD5.fullmatch(entry.tag) and not kms else ""
         return _S3Stream(answer["Body"], md5, entry.size)
@@ -133,7 +143,7 @@ class _S3Stream:
         try:
             data: bytes = self._stream.read(None if size < 0 else size)
             if self._left and len(data) >= self._left:
-                data += self._stream.read()  # reaches the end, where the store's checksum is judged
+                data += self._stream.read(1)  # finds the end, where the store's checksum is judged
         except (BotoCoreError, FlexibleChecksumError, HTTPError, OSError) as error:
             raise Transient(f"{type(error).__name__}: {error}") from error
         self._left -= len(data)

@@ -1,0 +1,192 @@
+"""Peers that send a byte now and then, so that no silence is ever too long."""
+
+import datetime
+import ipaddress
+import json
+import socketserver
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync.http import origin
+from kfp_ddp.components.data_sync.http.pace import LOWEST_SPEED, Pace
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.data_sync.transfer import PROGRESS, SMALL
+from tests.serving import serving
+from tests.sync_runs import RETRY, content
+
+QUICK = Options(concurrency=2, timeout=0.4)
+SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
+
+
+class Dripping(socketserver.ThreadingTCPServer):
+    """Sends what is set for a path: some at once, the rest in pieces of `step` bytes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[bytes, bytes]] = {}
+        self.step, self.stopped = 1, False
+        self.secure: ssl.SSLContext | None = None
+        super().__init__(("127.0.0.1", 0), Visit)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that gives up is the point."""
+
+
+class Visit(socketserver.StreamRequestHandler):
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        assert isinstance(self.server, Dripping)
+        if self.server.secure is not None:
+            self.request = self.server.secure.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def finish(self) -> None:
+        super().finish()
+        self.request.close()
+
+    def handle(self) -> None:
+        server = self.server
+        assert isinstance(server, Dripping)
+        while line := self.rfile.readline():
+            while self.rfile.readline().strip():
+                pass
+            at_once, rest = server.answers[line.split()[1].decode()]
+            self.connection.sendall(at_once)
+            for at in range(0, len(rest), server.step):
+                if server.stopped:
+                    return
+                time.sleep(0.05)
+                self.connection.sendall(rest[at : at + server.step])
+
+
+@pytest.fixture
+def peer() -> Iterator[Dripping]:
+    server = Dripping()
+    with serving(server):
+        yield server
+        server.stopped = True
+
+
+@pytest.fixture
+def secure_peer(
+    peer: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Dripping]:
+    """The same over TLS, with a certificate that we trust."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 7, now - day, now + day)
+    signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    certificate = tmp_path / "peer.pem"
+    certificate.write_bytes(pem + signed.public_bytes(serialization.Encoding.PEM))
+    peer.secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    peer.secure.load_cert_chain(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    origin.tls.cache_clear()
+    yield peer
+    origin.tls.cache_clear()
+
+
+def head(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+
+def serve(peer: Dripping, body: bytes, at_once: bytes, rest: bytes) -> str:
+    """Serve a manifest of one file, and its answer in these two parts; the manifest's address."""
+    row = ["x", len(body), 0, f"{google_crc32c.value(body):08x}"]
+    manifest = f"{json.dumps({'format': 1})}\n{json.dumps(row)}\n".encode()
+    peer.answers = {"/m.jsonl": (head(manifest) + manifest, b""), "/x": (at_once, rest)}
+    scheme = "https" if peer.secure else "http"
+    return f"{scheme}://127.0.0.1:{peer.server_address[1]}/m.jsonl"
+
+
+DRIPS = {
+    "head": (SMALL_BODY, b"", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 60_000),
+    "small": (SMALL_BODY, head(SMALL_BODY), SMALL_BODY),
+    "large": (LARGE_BODY, head(LARGE_BODY) + LARGE_BODY[: 2 * SMALL], LARGE_BODY[2 * SMALL :]),
+    "trailers": (
+        SMALL_BODY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n"
+        % (len(SMALL_BODY), SMALL_BODY),
+        b"X: y\r\n" * 10_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_peer_that_drips_is_given_up(peer: Dripping, tmp_path: Path, drip: str) -> None:
+    url = serve(peer, *DRIPS[drip])
+    with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
+        sync(url, tmp_path / "target", QUICK, retry=RETRY)
+
+
+@pytest.mark.parametrize("drip", ["small", "large"])
+def test_peer_that_drips_over_tls_is_given_up(
+    secure_peer: Dripping, tmp_path: Path, drip: str
+) -> None:
+    url = serve(secure_peer, *DRIPS[drip])
+    with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
+        sync(url, tmp_path / "target", QUICK, retry=RETRY)
+
+
+@pytest.mark.parametrize("body", [SMALL_BODY, LARGE_BODY], ids=["small", "large"])
+def test_peer_that_is_slow_but_moves_is_waited_for(
+    secure_peer: Dripping, tmp_path: Path, body: bytes
+) -> None:
+    secure_peer.step = len(body) // 10
+    url = serve(secure_peer, body, head(body), body)
+    assert content(sync(url, tmp_path / "target", QUICK, retry=RETRY).path) == {"x": body}
+
+
+def test_breaks_after_a_few_bytes_each_come_to_an_end(peer: Dripping, tmp_path: Path) -> None:
+    """A range of some bytes an answer would bring 3 MB in as many requests."""
+    url = serve(peer, LARGE_BODY, b"", b"")
+
+    class Brief(dict[str, tuple[bytes, bytes]]):
+        asked = 0
+
+        def __getitem__(self, path: str) -> tuple[bytes, bytes]:
+            if path != "/x":
+                return super().__getitem__(path)
+            self.asked += 1
+            peer.stopped = True  # the connection ends with the answer
+            part = LARGE_BODY[: SMALL + PROGRESS + self.asked * 10]
+            return head(LARGE_BODY) + part, b"x"
+
+    peer.answers = brief = Brief(peer.answers)
+    with pytest.raises(StorageError, match=r"^cannot read 'x' of "):
+        sync(url, tmp_path / "target", QUICK, retry=RETRY)
+    assert brief.asked <= 2 * RETRY.attempts**2
+
+
+def test_pace_counts_waiting_alone_and_each_period_anew() -> None:
+    pace = Pace(10)
+    pace.waited(100)  # for the first byte: how long is another's matter
+    pace.bytes += LOWEST_SPEED * 10
+    pace.waited(9.9)
+    pace.waited(0.1)
+    pace.bytes += 10**9  # no credit for later
+    pace.waited(10)
+    pace.bytes += 1
+    pace.waited(9)
+    with pytest.raises(TimeoutError, match="less than 1000 bytes a second"):
+        pace.waited(1)
