@@ -13,6 +13,7 @@ from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.scene import namespace
 
@@ -32,7 +33,7 @@ V1 = ["pytorchjob", "tfjob"]
 @pytest.fixture(scope="module")
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace with a quota of everything that may be forgotten, and no LimitRange."""
-    with namespace(cluster) as space:
+    with namespace(cluster) as space, delivered(space):
         quota = {"metadata": {"name": "all"}, "spec": {"hard": QUOTA}}
         space.core.create_namespaced_resource_quota(space.namespace, quota)
         yield space
@@ -43,19 +44,20 @@ def said(
 ) -> list[dict[str, Any]]:
     """What each worker of a job saw."""
     given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, "retries": 0, **fields}
-    # As a script each process of a TrainJob's node would be a rank of torch.
-    spec = LaunchSpec.create(
-        kind=kind, image=IMAGE, command=["python3", "-c", SAY], nodes=2, **given
-    )
+    start = ["mpirun"] if kind == "mpijob" else []
+    command = [*start, "python3", "-c", SAY]
+    spec = LaunchSpec.create(kind=kind, image=IMAGE, command=command, nodes=2, **given)
     launch(spec, str(uuid.uuid4()), "train", "", Api(grounds.api, grounds.namespace))
     lines = capsys.readouterr().out.splitlines()
     return [json.loads(line.partition("SAID ")[2]) for line in lines if "SAID " in line]
 
 
-@pytest.mark.parametrize("kind", [*V1, "trainjob"])
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_a_job_of_which_nothing_is_said_runs_under_a_quota_and_without_a_token(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
+    if kind == "mpijob":
+        skip_without_mpi()
     found = said(grounds, capsys, kind)
     assert len(found) == 2
     for each in found:

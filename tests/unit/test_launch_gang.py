@@ -101,6 +101,9 @@ def test_an_operator_that_is_not_seen_is_judged_by_what_it_makes(
 ) -> None:
     api = Server(served(scheduler) | {"/api/v1/pods": operators})
     assert gang_scheduling(api, spec(scheduler)) == ""
+    assert "cannot be seen from here; a job of which it makes" in gang.unsure(api, spec(scheduler))
+    assert gang.unsure(Server(operator()), spec(scheduler)) == ""
+    assert gang.unsure(api, spec("kueue")) == ""
 
 
 @pytest.mark.parametrize("scheduler", list(GROUPS))
@@ -137,7 +140,12 @@ def test_what_never_comes_counts_where_the_operator_has_seen_the_job(
     monkeypatch.setattr(gang, "SECONDS", 0.0)
     review = {"status": {"allowed": groups == 404}}
     reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    answers: dict[str, Any] = {group_of("volcano"): groups, PODS: {"items": []}, JOB_PATH: job, reviews: review}
+    answers: dict[str, Any] = {
+        group_of("volcano"): groups,
+        PODS: {"items": []},
+        JOB_PATH: job,
+        reviews: review,
+    }
     api = Server(answers)
     if deleted:
         with pytest.raises(InputError, match="--gang-scheduler-name=volcano"):

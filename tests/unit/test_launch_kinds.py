@@ -89,4 +89,4 @@ def test_a_script_is_started_as_its_kind_does(
     without_map = pod.command(spec, "")
     assert without_map[: len(starts)] == starts
     assert without_map[-2:] == ["-c", pod.RUN_FROM_ENV]
-    assert {each["name"] for each in pod.environment(spec, "map")} == variables
+    assert {each["name"] for each in pod.environment(spec, "map")} == {pod.NODE, *variables}

@@ -99,6 +99,9 @@ def test_infiniband_locks_memory_and_has_its_device(kind: str) -> None:
         ({"rdma_resource": "rdma/hca"}, "rdma_resource='rdma/hca' without nccl_infiniband=on"),
         ({"rdma_resource": "a b", "nccl_infiniband": "on"}, "it should be the name of a resource"),
         ({"capabilities": ["CAP sys"]}, "it should be the name of a capability"),
+        ({"resources": {"limit": {"cpu": "1"}}}, "it should be 'limits' or 'requests'"),
+        ({"resources": {"limits": {"a b": "1"}}}, "it should be the key of a label or resource"),
+        ({"resources": {"limits": {"rdma/hca": "one"}}}, "it should be a quantity such as"),
         ({"annotations": {"a b": "c"}}, "it should be the key of a label or resource"),
     ],
 )

@@ -3,7 +3,7 @@
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, allowed, core
 from kfp_ddp.components.shared.launch import kueue
-from kfp_ddp.components.shared.launch.gang import gang_scheduling
+from kfp_ddp.components.shared.launch.gang import gang_scheduling, unsure
 from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.runtimes import find_runtime
 from kfp_ddp.components.shared.launch.specification.claims import by_volume
@@ -35,9 +35,9 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             )
     if problem := gang_scheduling(api, spec):
         raise InputError(problem)
-    warnings = []
+    warnings = [said] if (said := unsure(api, spec)) else []
     if spec.scheduler == "kueue" and spec.queue:
-        warnings = kueue.check_queue(api, spec.queue)
+        warnings += kueue.check_queue(api, spec.queue)
     if spec.kind == "trainjob":
         find_runtime(api, spec)
     return warnings + _warnings(api, spec)

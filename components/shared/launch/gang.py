@@ -64,6 +64,16 @@ def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
     )
 
 
+def unsure(api: Api, spec: LaunchSpec) -> str:
+    """That nobody can tell before whether a gang will be one; '' where it can be told."""
+    if spec.scheduler not in GANGS or _operators_gang(api) is not None:
+        return ""
+    return (
+        f"scheduler={spec.scheduler}: whether the Training Operator was started with "
+        f"{_wanted(spec)} cannot be seen from here; a job of which it makes no PodGroup is deleted"
+    )
+
+
 def check_gang(
     api: Api, spec: LaunchSpec, job: Object, stopped: Callable[[], bool] = lambda: False
 ) -> None:

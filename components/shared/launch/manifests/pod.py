@@ -131,7 +131,6 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.script and not script_map:
         preset["KFP_DDP_SCRIPT"] = unexpanded(spec.script)
-    node = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values[NODE] = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values.update({item["name"]: item for item in spec.env_vars})

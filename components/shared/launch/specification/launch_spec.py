@@ -41,6 +41,8 @@ Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
 MountPath = Annotated[str, StringConstraints(pattern=MOUNT)]
 VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
 LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
+Part = Literal["limits", "requests"]
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY, min_length=1)]
 Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 
@@ -92,7 +94,7 @@ class LaunchSpec(Settings):
     memory_request: str = Field("", pattern=QUANTITY)
     """Memory that each pod requests, where that is less than its limit; '' for memory. Without
     memory the pod has no limit of it."""
-    resources: dict[str, dict[str, str]] = Field(default_factory=dict)
+    resources: dict[Part, dict[LabelKey, Quantity]] = Field(default_factory=dict)
     """Limits and requests of each pod as Kubernetes writes them, of any resource; cpu, memory and
     gpus_per_node go before it."""
     shm_size: str = Field("2Gi", pattern=QUANTITY)
