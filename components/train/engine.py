@@ -66,7 +66,7 @@ def run(
     """
     (training,) = split("training", training, TrainConfig, own={})
     given, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
-    heartbeat_minutes = Supervision.create(**watched).heartbeat_minutes
+    supervision = Supervision.create(**watched)
     fields = {"image": image, **given}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
@@ -76,9 +76,9 @@ def run(
         "output_dir": str(folder.path),
         "run_id": f"{run_id}/{task}",
     }
-    if backend != "local" and heartbeat_minutes:
+    if backend != "local" and supervision.heartbeat_minutes:
         own["stop_when_stale"] = str(folder.heartbeat)
-        own["stale_seconds"] = heartbeat_minutes * 60
+        own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, given), **own)
     with using(run_id, folder.path, dataset_path):
         if backend == "local":
@@ -88,7 +88,9 @@ def run(
         else:
             ids = (run_id, task_name, task_id)
             fields["kind"] = backend
-            record, claim = _train_on_cluster(config, fields, task_config, folder.path, ids)
+            given = overlaid(task_config, fields)
+            stall = supervision.stall_minutes
+            record, claim = _train_on_cluster(config, given, folder.path, ids, stall)
     write_job(job_object, record)
     newest = write_outputs(folder.path, claim, trained_model, metrics, loss_curve)
     trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
@@ -116,19 +118,19 @@ def _train_here(
 def _train_on_cluster(
     config: TrainConfig,
     fields: dict[str, Any],
-    task_config: Any,
     run_dir: Path,
     ids: tuple[str, str, str],
+    stall_minutes: float,
 ) -> tuple[dict[str, Any], str]:
     """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
 
     `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
     """
     api = Api.connect()
-    fields = _with_folders(api, overlaid(task_config, fields), config.data, str(run_dir))
+    fields = _with_folders(api, fields, config.data, str(run_dir))
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
-    finished = launch(spec, *ids, api, run_dir, progress=True)
+    finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall_minutes)
     ran = images.record(finished.pods, KINDS[spec.kind].containers)
     return {**finished.job, "kfp_ddp": ran}, claim_of(fields, str(run_dir))
 

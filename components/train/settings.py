@@ -21,6 +21,10 @@ class Supervision(Settings):
     heartbeat_minutes: float = Field(15.0, ge=0)
     """Silence of the step, in minutes, after which the job saves a checkpoint and stops itself; 0
     for never."""
+    stall_minutes: float = Field(30.0, ge=0)
+    """Minutes in which no rank advances a step, after which the job is made anew from its newest
+    checkpoint, away from the node of a rank that alone is at fault; the start, an evaluation or a
+    save may take four times as long; 0 for never."""
     keep_runs: int = Field(0, ge=0)
     """Folders of runs to keep on the work claim: older ones, of runs that are over and that no step
     uses, are deleted at the end of a run; 0 for all."""

@@ -202,6 +202,44 @@ def test_a_rank_that_dies_on_the_second_node_is_the_cause(
     assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
 
 
+STOP_RANK = """
+import psutil, signal
+node = psutil.Process(1)
+for each in node.children(recursive=True):
+    if "kfp_ddp.training" in each.cmdline():
+        each.send_signal(signal.SIGSTOP)
+        print("stopped", each.pid)
+"""
+
+
+def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
+    grounds: Grounds, work: Folder
+) -> None:
+    """It lives, its pod runs, and its peers wait for it in a collective."""
+    step = TrainStep(
+        grounds, training={"epochs": 120}, nodes=2, retries=1, stall_minutes=0.8, grace_seconds=5
+    ).start()
+    step.saw("epoch 4/")
+    second = max(step.workers(), key=lambda pod: pod.metadata.name)
+    assert "stopped" in run_in(
+        grounds, second.metadata.name, ["python3", "-c", STOP_RANK], "pytorch"
+    )
+    step.saw("trying again, 1 of 1 retries left")
+    told = next(line for line in step.log().splitlines() if "; ending it" in line)
+    where = f"(worker-1 on node {second.spec.node_name})"
+    assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in told
+    assert step.wait() == "Succeeded", step.log()
+    (job,) = step.jobs()
+    assert job["metadata"]["annotations"]["kfp-ddp/avoids"] == second.spec.node_name
+    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
+    assert lines is not None
+    events = [json.loads(line) for line in lines.splitlines()]
+    begun = [each["resumed_from_step"] for each in events if each["event"] == "start"]
+    assert begun[0] == 0
+    assert begun[1] >= 3
+    assert events[-1]["status"] == "done"
+
+
 def test_a_first_worker_that_is_lost_before_the_ranks_have_met_costs_one_try(
     grounds: Grounds,
 ) -> None:

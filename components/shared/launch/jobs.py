@@ -1,6 +1,7 @@
 """Making a job exactly once, and finding the one that an earlier launcher made."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,9 +28,12 @@ REPORTED = "kfp-ddp/reported"
 """The mark of a failed job whose failure ended a step: whoever comes later wants a new one."""
 PREEMPTED = "kfp-ddp/preempted"
 """The mark of a failed job that failed of its preemption alone, which counts as no attempt."""
+AVOIDS = "kfp-ddp/avoids"
+"""The nodes that a job avoids, for those that are made after it."""
 # An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
 ENV_SCRIPT_BYTES = 100_000
 DELETION_SECONDS = 300
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Jobs:
     spec: LaunchSpec
     identity: Identity
     owner: Owner | None
+    avoided: frozenset[str] = frozenset()
+    """Nodes on which an attempt stood still, by their hostname."""
 
     @property
     def kind(self) -> Kind:
@@ -122,7 +128,12 @@ class Jobs:
     def manifest(self, attempt: int, script_map: str = "") -> Object:
         """The job object of an attempt."""
         meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
-        return job_manifest(self.spec, meta, script_map, self.runtime)
+        spec = self.spec
+        if self.avoided:
+            meta["annotations"] = {AVOIDS: ",".join(sorted(self.avoided))}
+            affinity = away_from(self.avoided, spec.affinity)
+            spec = spec.model_copy(update={"affinity": affinity})
+        return job_manifest(spec, meta, script_map, self.runtime)
 
     def _create(self, attempt: int) -> Object:
         body = self.manifest(attempt, self._script_map())
@@ -217,6 +228,23 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
     data = {SCRIPT_FILE: spec.script}
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
     return {**kind, "metadata": meta, "data": data, "immutable": True}
+
+
+def away_from(nodes: Iterable[str], affinity: Object) -> Object:
+    """An affinity that avoids nodes, too, where there are others: a job that waits helps nobody."""
+    hosts = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(nodes)}
+    term = {"weight": 100, "preference": {"matchExpressions": [hosts]}}
+    of_nodes = dict(affinity.get("nodeAffinity") or {})
+    preferred = [*(of_nodes.get(PREFERRED) or []), term]
+    return {**affinity, "nodeAffinity": {**of_nodes, PREFERRED: preferred}}
+
+
+def avoided(jobs: dict[int, Object]) -> frozenset[str]:
+    """The nodes that the newest of these jobs avoids."""
+    if not jobs:
+        return frozenset()
+    annotations = jobs[max(jobs)]["metadata"].get("annotations") or {}
+    return frozenset(filter(None, annotations.get(AVOIDS, "").split(",")))
 
 
 def marked(job: Object, mark: str) -> bool:

@@ -17,7 +17,13 @@ from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.gang import check_gang
 from kfp_ddp.components.shared.launch.identity import find_owner, identify
 from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED, Jobs, marked
+from kfp_ddp.components.shared.launch.jobs import (
+    PREEMPTED,
+    REPORTED,
+    Jobs,
+    avoided,
+    marked,
+)
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
@@ -41,6 +47,7 @@ def launch(
     api: Api,
     run_dir: Path | None = None,
     progress: bool = False,
+    stall_minutes: float = 0,
 ) -> Finished:
     """Run the job of a specification to its end, whatever happens to this process meanwhile.
 
@@ -52,6 +59,7 @@ def launch(
         api: The cluster, in the namespace of the job.
         run_dir: Folder on a claim for the heartbeat and the cursors in the logs.
         progress: Whether the job writes metrics there, which become lines of progress.
+        stall_minutes: How long its ranks, by what they tell there, may stand still; 0 for ever.
 
     Raises:
         InputError: what cannot be used, before anything is created.
@@ -62,17 +70,21 @@ def launch(
     jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), owner)
     there = jobs.attempts()
     attempts = Attempts.of(there)
+    jobs.avoided = avoided(there)
     if attempts.current not in there:
         _check(jobs, attempts.current)
     ending = Ending(api, owner, threading.Event())
     with ending.watching():
         while True:
             ending.job_path = jobs.path(attempts.current)
-            outcome = _follow(jobs, attempts.current, ending, run_dir, progress)
+            limits = _limits(spec, stall_minutes)
+            outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.state.phase == "succeeded":
                 return Finished(outcome.job, attempts.made, outcome.pods)
             if outcome.given_up:
                 ending.delete_job()
+            if outcome.stall and outcome.stall.node:
+                jobs.avoided |= {outcome.stall.node}
             if outcome.preempted:
                 _count_no_attempt(jobs, attempts)
             else:
@@ -150,6 +162,8 @@ def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
         limit = f"deadline_minutes={spec.deadline_minutes:g}"
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
         return Failure(1, -1, line, retryable=False)
+    if outcome.stall:
+        return outcome.stall.failure
     return root_cause(
         outcome.pods,
         outcome.state.message,
@@ -160,15 +174,20 @@ def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
 
 
 def _follow(
-    jobs: Jobs, attempt: int, ending: Ending, run_dir: Path | None, progress: bool
+    jobs: Jobs,
+    attempt: int,
+    ending: Ending,
+    run_dir: Path | None,
+    progress: bool,
+    limits: Limits,
 ) -> Outcome:
     ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(attempt)}")
     job = jobs.ensure(attempt)
     check_gang(jobs.api, jobs.spec, job, ending.cancelled)
-    return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(_limits(jobs.spec))
+    return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(limits)
 
 
-def _limits(spec: LaunchSpec) -> Limits:
+def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
     # A job that is a whole is not left to pods that cannot meet any more.
     whole = not spec.elastic and spec.restart_policy == "Never"
     return Limits(
@@ -178,6 +197,7 @@ def _limits(spec: LaunchSpec) -> Limits:
         crashes=spec.restarts() if spec.elastic else 0,
         silence=SILENCE_SECONDS if whole and KINDS[spec.kind].waits_in_silence else 0,
         pods=spec.pods() + (spec.kind == "mpijob"),
+        stall=stall_minutes * 60,
     )
 
 

@@ -31,6 +31,8 @@ class Limits:
     """How long nothing may be heard after a pod was replaced; 0 where its peers take it in."""
     pods: int = 0
     """Pods that it is made of; 0 where nobody knows."""
+    stall: float = 0
+    """How long its ranks may stand still, since all of them run."""
 
 
 @dataclass(frozen=True)

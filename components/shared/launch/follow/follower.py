@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, JobError
@@ -20,8 +20,9 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
 )
 from kfp_ddp.components.shared.launch.follow.logs import PodLogs
 from kfp_ddp.components.shared.launch.follow.narrator import Narrator
-from kfp_ddp.components.shared.launch.follow.pods import Pods, writes_no_more
+from kfp_ddp.components.shared.launch.follow.pods import Pods, waits, writes_no_more
 from kfp_ddp.components.shared.launch.follow.printer import Printer
+from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, read
 from kfp_ddp.components.shared.launch.follow.standing import oldest
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.job_state import State, state
@@ -29,8 +30,10 @@ from kfp_ddp.components.shared.launch.specification.kinds import Kind
 from kfp_ddp.components.shared.launch.training_progress import ProgressTeller
 
 TURN_SECONDS = 0.5
+RANKS_SECONDS = 5.0
 DRAIN_SECONDS = 5.0
 PROGRESS_SECONDS = 10.0
+GIVEN_UP = Verdict(State("failed", "its ranks stood still"), given_up=True)
 
 
 @dataclass
@@ -50,6 +53,8 @@ class Outcome:
     """Whether that is our judgement: the operator would let the job go on."""
     never_started: str = ""
     """The pod that waited longest to start when the job ended, and for what."""
+    stall: Stall | None = None
+    """Who stood still, where it was given up for that."""
 
 
 class Watches:
@@ -83,6 +88,29 @@ class Watches:
             each.stop()
 
 
+class Standstill:
+    """Looks now and then how far the ranks are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ranks = folder, Ranks()
+        self.read_at = -RANKS_SECONDS
+        self.uids: frozenset[str] = frozenset()
+        self.since = 0.0
+        """Monotonic clock since when these very pods have all run."""
+
+    def look(self, look: Look, limit: float) -> Stall | None:
+        """Who stands still, if nothing of the job has advanced for `limit` seconds."""
+        uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
+        if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
+            self.uids, self.since = uids, look.clock
+        if not limit or look.clock - self.read_at < RANKS_SECONDS:
+            return None
+        self.read_at = look.clock
+        pods = {pod["metadata"]["name"]: pod for pod in look.pods.own}
+        self.ranks = self.ranks.look(read(self.folder), pods, look.clock)
+        return self.ranks.stall(pods, self.since, look.clock, limit)
+
+
 class Follower:
     """Follows one job: watches, a thread for each pod's log, and one loop that decides."""
 
@@ -107,6 +135,7 @@ class Follower:
         folder = RunFolder(run_dir) if run_dir is not None else None
         self.files = StepFiles(folder, name, self.printer) if folder else None
         self.progress: ProgressTeller | None = None
+        self.standstill = Standstill(folder.ranks) if folder and progress else None
         if folder and progress:
             self.progress = ProgressTeller(self.printer.say, folder.metrics, PROGRESS_SECONDS)
 
@@ -134,6 +163,9 @@ class Follower:
                     self.files.keep(look.clock)
                 if found := self._decide(look, limits):
                     return self._end(found, look)
+                if self.standstill and (stall := self.standstill.look(look, limits.stall)):
+                    self.printer.say(f"{look.name}: {stall.failure.error}; ending it")
+                    return replace(self._end(GIVEN_UP, look), stall=stall)
         finally:
             self.watches.stop()
             self.logs.abandon()

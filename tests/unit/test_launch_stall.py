@@ -1,0 +1,185 @@
+"""A job whose ranks stand still: who is named, when, and which node the next attempt avoids."""
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, Told, read
+from kfp_ddp.components.shared.launch.identity import identify
+from kfp_ddp.components.shared.launch.jobs import AVOIDS, Jobs, avoided
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+LIMIT = 600.0
+
+
+def pods(count: int) -> dict[str, Object]:
+    return {
+        f"x-worker-{index}": {
+            "metadata": {
+                "name": f"x-worker-{index}",
+                "labels": {
+                    "training.kubeflow.org/replica-type": "worker",
+                    "training.kubeflow.org/replica-index": str(index),
+                },
+            },
+            "spec": {"nodeName": f"node-{index}"},
+        }
+        for index in range(count)
+    }
+
+
+def told(rank: int, step: int, phase: str = "step", time: float = 0, per_pod: int = 1) -> Told:
+    pod = rank // per_pod
+    return Told(rank, f"x-worker-{pod}", f"node-{pod}", step, phase, time)
+
+
+def played(
+    *ranks: tuple[int, str, bool], seconds: float = LIMIT, per_pod: int = 1, since: float = 0
+) -> Stall | None:
+    """Ranks that went to a step and phase at 0 s, and write on or not, for some seconds."""
+    count = len(ranks)
+    seen = Ranks()
+    for clock in range(0, int(seconds) + 1, 10):
+        there = [
+            told(rank, step, phase, float(clock) if writes else 0.0, per_pod)
+            for rank, (step, phase, writes) in enumerate(ranks)
+        ]
+        seen = seen.look(there, pods(count), clock)
+    return seen.stall(pods(count), since, seconds, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_pod", "says", "node"),
+    [
+        # One that was stopped writes no more.
+        (
+            [(7, "step", True), (7, "step", False)],
+            1,
+            "rank 1 (worker-1 on node node-1) is s",
+            "node-1",
+        ),
+        # One that lives and is behind, by a step or by the data that it waits for.
+        (
+            [(7, "step", True), (6, "step", True)],
+            1,
+            "rank 1 (worker-1 on node node-1) is b",
+            "node-1",
+        ),
+        (
+            [(7, "data", True), (7, "step", True)],
+            1,
+            "rank 0 (worker-0 on node node-0) is b",
+            "node-0",
+        ),
+        # All ranks of one pod of two.
+        (
+            [(7, "step", True), (7, "step", True), (7, "step", False), (7, "step", False)],
+            2,
+            "rank 2 (worker-1 on node node-1) and 1 more is silent at step 7 (step)",
+            "node-1",
+        ),
+        # Ranks on several nodes: none of these is at fault alone.
+        (
+            [(7, "step", True), (7, "step", False), (7, "step", False)],
+            1,
+            "rank 1 (worker-1 on node node-1) and 1 more is silent",
+            "",
+        ),
+        ([(7, "step", True), (7, "step", True)], 1, "all 2 ranks stand at step 7", ""),
+        ([(7, "step", False), (7, "step", False)], 1, "all 2 ranks stand at step 7", ""),
+        ([(7, "step", True)], 1, "all 1 ranks stand at step 7", ""),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(
+    ranks: list[tuple[int, str, bool]], per_pod: int, says: str, node: str
+) -> None:
+    found = played(*ranks, per_pod=per_pod)
+    assert found is not None
+    assert says in found.failure.error
+    assert found.failure.error.startswith("no rank has advanced for 10.0 minutes: ")
+    assert found.failure.retryable
+    assert found.node == node
+    assert played(*ranks, per_pod=per_pod, seconds=LIMIT - 10) is None
+    assert played(*ranks, per_pod=per_pod, since=1) is None, "its pods have not run so long"
+
+
+@pytest.mark.parametrize("phase", ["start", "evaluate", "save"])
+def test_a_phase_without_steps_takes_its_time(phase: str) -> None:
+    ranks = [(7, "step", True), (7, phase, True)]
+    assert played(*ranks, seconds=4 * LIMIT - 10) is None
+    assert played(*ranks, seconds=4 * LIMIT) is not None
+    silent = [(7, phase, True), (7, phase, False)]
+    assert played(*silent) is not None, "but a rank that is stopped does nothing"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_job_in_which_a_rank_advances_is_ended(seed: int) -> None:
+    """Whatever the others do, and however unevenly they tell it."""
+    rng = random.Random(seed)
+    seen, count, steps, at = Ranks(), rng.randrange(1, 5), 0, 0.0
+    while at < 20 * LIMIT:
+        at += rng.uniform(5, LIMIT - 1)
+        steps += 1
+        there = [told(rank, steps - rng.choice((0, 1)), "step", at) for rank in range(1, count)]
+        seen = seen.look([told(0, steps, "step", at), *there], pods(count), at)
+        assert seen.stall(pods(count), 0, at, LIMIT) is None
+        assert seen.stall(pods(count), 0, at + LIMIT, 0) is None
+        assert seen.stall(pods(count), 0, at + LIMIT + 1, LIMIT) is not None
+
+
+def test_what_an_earlier_attempt_left_counts_for_nothing() -> None:
+    left = [told(0, 7)._replace(pod="x-r0-worker-0"), told(1, 7)._replace(pod="x-r0-worker-1")]
+    seen = Ranks().look(left, pods(2), 0)
+    assert seen.look(left, pods(2), LIMIT).stall(pods(2), 0, LIMIT, LIMIT) is None
+    host = [each._replace(time=1.0) for each in left]  # of the node's network: its name
+    seen = seen.look(host, pods(2), 10)
+    assert seen.stall(pods(2), 0, LIMIT, LIMIT) is None
+    found = seen.look(host, pods(2), LIMIT).stall(pods(2), 0, LIMIT + 10, LIMIT)
+    assert found is not None
+    assert "all 2 ranks stand" in found.failure.error
+
+
+def test_files_that_tell_nothing_are_passed_over(tmp_path: Path) -> None:
+    good = told(0, 7)._asdict() | {"step_seconds": 0.1}
+    (tmp_path / "0.json").write_text(json.dumps(good))
+    (tmp_path / "1.json").symlink_to(tmp_path / "0.json")
+    (tmp_path / "2.json").mkdir()
+    bad: list[Any] = [
+        *("", "no json", "3", "[]", "null", "[" * 3000),
+        *({**good, name: value} for name in ("rank", "step", "time") for value in (None, "1", [])),
+        *({**good, name: "\x1b[2J"} for name in ("pod", "node", "phase")),
+        *({key: value for key, value in good.items() if key != name} for name in Told._fields),
+        {**good, "pod": "x" * 5000},
+    ]
+    for number, text in enumerate(bad, 3):
+        said = text if isinstance(text, str) else json.dumps(text)
+        (tmp_path / f"{number}.json").write_text(said)
+    assert read(tmp_path) == [told(0, 7)]
+    assert read(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+def test_the_next_attempt_prefers_other_nodes_and_says_so_to_its_followers(kind: str) -> None:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    needs = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    given: dict[str, Any] = {"nodeAffinity": needs, "podAffinity": {}}
+    spec = LaunchSpec.create(kind=kind, image="a:1", command=["x"], affinity=given)
+    api: Any = SimpleNamespace(namespace="space")
+    jobs = Jobs(api, spec, identify("run", "train", "", spec), None)
+    jobs.__dict__["runtime"] = None
+    plain = jobs.manifest(0)
+    assert avoided({0: plain}) == frozenset()
+    jobs.avoided = frozenset({"b", "a"})
+    made = jobs.manifest(1)
+    assert made["metadata"]["annotations"] == {AVOIDS: "a,b"}
+    assert avoided({0: plain, 1: made}) == {"a", "b"}
+    text = json.dumps(made["spec"])
+    hosts = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a", "b"]}
+    assert json.dumps(hosts) in text
+    assert json.dumps(term) in text
+    assert spec.affinity == given
