@@ -1,6 +1,7 @@
 """A bucket that keeps to generation preconditions, which the emulator does not, and breaks."""
 
 import base64
+import contextlib
 import json
 import re
 import threading
@@ -25,6 +26,10 @@ class Bucket:
         """What another writer does between the reading and the writing of ours."""
         self.lose_answers = 0
         """How many writes are done and answered by an error."""
+        self.endless = self.garbled = ""
+        """Names of objects that are sent without an end, and with other bytes than theirs."""
+        self.endless_told = ""
+        self.sent = 0
         self._lock = threading.Lock()
         self._last = 0
 
@@ -93,11 +98,20 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
             if match and int(match) != generation:
                 self.answer(412, {"error": {"message": "conditionNotMet"}})
                 return
+            if name == bucket.garbled:
+                content = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
+            told = {"its size": 1 << 40, "a small size": len(content)}.get(bucket.endless_told)
+            size = told if name == bucket.endless else len(content)
             self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
+            if size is not None:
+                self.send_header("Content-Length", str(size))
             self.send_header("X-Goog-Hash", f"crc32c={bucket.describe(name)['crc32c']}")
             self.end_headers()
             self.wfile.write(content)
+            with contextlib.suppress(OSError):
+                while name == bucket.endless:
+                    bucket.sent += self.wfile.write(bytes(1 << 16))
+            self.close_connection = name == bucket.endless
 
         def do_GET(self) -> None:
             parts = urlsplit(self.path)

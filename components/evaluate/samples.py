@@ -5,16 +5,20 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from kfp_ddp.base.files import open_below
 from kfp_ddp.components.data_sync import manifest
+
+_MOST = 4096  # bytes that are read of the file that says the digest
 
 
 def dataset_digest(dataset: Path) -> str:
     """The digest that data_sync wrote when the version was complete; '' if there is none."""
     try:
-        text = (dataset / manifest.SUCCESS).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        with open_below(dataset, manifest.SUCCESS) as file:
+            text = file.read(_MOST)
+    except OSError:
         return ""
-    found = re.search(r"\b[0-9a-f]{64}\b", text)
+    found = re.search(r"\b[0-9a-f]{64}\b", text.decode(errors="replace"))
     return found[0] if found else ""
 
 

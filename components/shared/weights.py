@@ -1,12 +1,14 @@
 """A network in one safetensors file: its weights, and what is needed to build and feed it."""
 
 import json
+import math
 from pathlib import Path
 
 from torch import nn
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.config import TrainConfig
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
@@ -48,12 +50,26 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
             # Bundles did not always say it; those that do not have no such network.
             config={"blur_pool": json.loads(said.get("blur_pool", "false"))},
         )
+        _check(info)
         network = info.network()
         network.load_state_dict(state)
-    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"{path.name} holds no network that can be built again: {reason}; "
             "export the model again"
         ) from None
     return network.float().eval(), info
+
+
+def _check(info: ModelInfo) -> None:
+    """Refuse what no run can have; raises ValueError or TypeError."""
+    if not (len(info.mean) == len(info.std) == 3):
+        raise ValueError("mean and std are not of three channels")
+    if not all(math.isfinite(value) for value in (*info.mean, *info.std)) or min(info.std) <= 0:
+        raise ValueError("mean and std do not normalise")
+    if len(set(info.classes)) < max(2, len(info.classes)) or not all(
+        isinstance(name, str) for name in info.classes
+    ):
+        raise ValueError("classes are not two or more names")
+    TrainConfig.create(data="-", output_dir="-", image_size=info.image_size)

@@ -189,6 +189,49 @@ def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
     assert "largest difference" in (tmp_path / "summary").read_text()
 
 
+def test_a_bundle_that_lost_its_champion_says_so_everywhere(
+    run_dir: Path,
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    exports = tmp_path / "models" / "squares"
+    asked = {"destination": str(tmp_path / "models"), "champion": str(exports)}
+    exports.mkdir(parents=True)
+    (exports / "CHAMPION").write_text("b" * 12)
+    _, uri = export.python_func(**given, **asked, champion_version="a" * 12)
+    digest = bundle.digest(run_dir / "bundle")[:12]
+    said = (
+        f"{digest} was uploaded, but {'a' * 12}, which it was compared with, is not the champion "
+        f"any more: CHAMPION names {'b' * 12} and stays; run the gate again"
+    )
+    assert bundle.intact(Path(uri))
+    assert (exports / "CHAMPION").read_text() == "b" * 12
+    assert given["model"].metadata["champion"] is False
+    assert given["model"].metadata["champion_stays"] == said
+    assert said in capsys.readouterr().out.splitlines()
+    assert said in (tmp_path / "summary").read_text()
+
+    for _ in range(2):
+        export.python_func(**given, **asked, champion_version="b" * 12)
+        assert (exports / "CHAMPION").read_text() == f"{digest}\n"
+        assert given["model"].metadata["champion"] is True
+
+
+def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(
+    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    exports = tmp_path / "models" / "squares"
+    exports.mkdir(parents=True)
+    (exports / "CHAMPION").write_text("b" * 12)
+    export.python_func(**given, destination=str(tmp_path / "models"))
+    digest = bundle.digest(run_dir / "bundle")[:12]
+    assert (exports / "CHAMPION").read_text() == f"{digest}\n"
+
+
 def test_a_second_run_makes_and_writes_nothing_again(
     run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
