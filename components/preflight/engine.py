@@ -15,7 +15,7 @@ from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.dataset_volume.request import check_strategy
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
-from kfp_ddp.components.preflight.nodes import gpus_a_node, schedulable, unused
+from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, schedulable, unused
 from kfp_ddp.components.preflight.parameters import (
     LAST,
     SUBJECTS,
@@ -96,7 +96,7 @@ def run(inputs: dict[str, Any]) -> Plan:
         warnings = _in_this_image()
     else:
         left_open = inputs["gpus_per_node"] == -1
-        spec, warnings = _on_cluster(spec, parameters, dataset, left_open)
+        spec, warnings = _on_cluster(spec, parameters, dataset, steps, left_open)
     _check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
@@ -166,7 +166,11 @@ def _job(
 
 
 def _on_cluster(
-    spec: LaunchSpec, parameters: Parameters, dataset: Dataset, gpus_left_open: bool
+    spec: LaunchSpec,
+    parameters: Parameters,
+    dataset: Dataset,
+    steps: StepResources,
+    gpus_left_open: bool,
 ) -> tuple[LaunchSpec, list[str]]:
     """The job with the GPUs that were left open, and warnings; refused where it could not run.
 
@@ -190,7 +194,7 @@ def _on_cluster(
     check_modes(api, shared, dataset.claim, number, spec.pods())
     if not spec.gpus():
         warnings.append(unused(nodes, spec.gpu_resource))
-    return spec, warnings
+    return spec, warnings + no_room(nodes, steps.by_step(spec.gpu_resource))
 
 
 def _check_batch(config: TrainConfig, spec: LaunchSpec, backend: str) -> None:
@@ -210,12 +214,9 @@ def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str
     """What the pods of the steps take, as KFP takes it; a launcher waits, unless it trains."""
     limits = resources(spec).get("limits", {}) if backend == "local" else {}
     return {
-        "sync_cpu": steps.sync_cpu,
-        "sync_memory": steps.sync_memory,
+        **steps.model_dump(),
         "train_cpu": limits.get("cpu", LAUNCHER_CPU),
         "train_memory": limits.get("memory", LAUNCHER_MEMORY),
-        "evaluate_cpu": steps.evaluate_cpu,
-        "evaluate_memory": steps.evaluate_memory,
         "evaluate_gpus": str(steps.evaluate_gpus or ""),
         "gpu_resource": spec.gpu_resource,
     }

@@ -1,6 +1,6 @@
 """What the cluster's nodes have, and how many GPUs a pod of the job asks for where nobody said."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
@@ -67,3 +67,30 @@ def unused(nodes: Sequence[Object] | ApiError, resource: str) -> str:
     there = gpus(nodes)
     idle = [f"{sum(there[n])} {n}" for n in sorted(there) if n == resource or is_gpu(n)]
     return f"{said}, though nodes have {' and '.join(idle)}" if idle else said
+
+
+def no_room(nodes: Sequence[Object] | ApiError, pods: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A warning for each pod that is larger than every node, which would wait for one for ever.
+
+    Args:
+        nodes: Those of the cluster, or why they cannot be seen.
+        pods: What each asks for, by its name and the name of the resource.
+    """
+    from kubernetes.utils.quantity import parse_quantity
+
+    if isinstance(nodes, ApiError) or not nodes:
+        return []
+    there = [node["status"].get("allocatable") or {} for node in nodes]
+    found = []
+    for pod, asked in pods.items():
+        wanted = {name: parse_quantity(amount) for name, amount in asked.items() if amount}
+        if not any(
+            all(parse_quantity(have.get(name, "0")) >= wanted[name] for name in wanted)
+            for have in there
+        ):
+            what = " and ".join(f"{asked[name]} {name}" for name in wanted)
+            found.append(
+                f"{pod} asks for {what}, which no node has: it waits unless nodes are added by "
+                "themselves; give less by job"
+            )
+    return found

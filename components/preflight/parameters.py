@@ -87,12 +87,20 @@ class StepResources(Settings):
     """CPUs of the step that syncs."""
     sync_memory: str = Field("4Gi", pattern=AMOUNT)
     """Memory of the step that syncs."""
-    evaluate_cpu: str = Field("4", pattern=AMOUNT)
+    evaluate_cpu: str = Field("3", pattern=AMOUNT)
     """CPUs of the steps that evaluate and export."""
     evaluate_memory: str = Field("8Gi", pattern=AMOUNT)
     """Memory of the steps that evaluate and export."""
     evaluate_gpus: int = Field(0, ge=0)
     """GPUs of the steps that evaluate and export, by the name in gpu_resource."""
+
+    def by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:
+        """What each step asks for, by the name of the resource; an empty amount is none."""
+        evaluate = {"cpu": self.evaluate_cpu, "memory": self.evaluate_memory}
+        return {
+            "data-sync": {"cpu": self.sync_cpu, "memory": self.sync_memory},
+            "evaluate": {**evaluate, gpu_resource: str(self.evaluate_gpus or "")},
+        }
 
 
 MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)

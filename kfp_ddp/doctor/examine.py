@@ -6,7 +6,7 @@ from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.doctor.admission import admitted
 from kfp_ddp.doctor.finding import Asked, Finding
 from kfp_ddp.doctor.kfp_server import kfp_server
-from kfp_ddp.doctor.nodes import gpus
+from kfp_ddp.doctor.nodes import gpus, room
 from kfp_ddp.doctor.operators import gangs, operators
 from kfp_ddp.doctor.queues import queues
 from kfp_ddp.doctor.rights import copy_rights, rights
@@ -39,6 +39,7 @@ def examine(asked: Asked) -> list[Finding]:
         storage(api),
         secret(api, asked),
         *admitted(api, asked),
+        *room(asked, nodes),
         gpus(asked, nodes),
         *queues(api),
         kfp_server(asked.host),

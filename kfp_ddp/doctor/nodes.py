@@ -1,8 +1,9 @@
-"""The GPUs of the nodes, against those that a run asks for."""
+"""What the nodes have, against what the pods of a run ask for."""
 
 from collections.abc import Sequence
 
 from kfp_ddp.components.preflight import nodes as cluster
+from kfp_ddp.components.preflight.parameters import StepResources
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
 from kfp_ddp.doctor.finding import Asked, Finding
@@ -30,3 +31,13 @@ def gpus(asked: Asked, nodes: Sequence[Object] | None) -> Finding:
         said += f"; {enough} node(s) with {max(wanted, 1)} of them, {asked.nodes} asked for"
         return Finding("warn", "GPUs", said, "ask for fewer, unless nodes are added by themselves")
     return Finding("ok", "GPUs", said)
+
+
+def room(asked: Asked, nodes: Sequence[Object] | None) -> list[Finding]:
+    """The steps that are larger than every node, as they are unless `job` sets less."""
+    found = []
+    for warning in cluster.no_room(nodes or (), StepResources().by_step(asked.gpu_resource)):
+        said, _, remedy = warning.rpartition("; ")
+        step, _, what = said.partition(" ")
+        found.append(Finding("warn", f"room for {step}", what, remedy))
+    return found

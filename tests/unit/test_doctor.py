@@ -12,7 +12,7 @@ import pytest
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.doctor.finding import Asked, Finding
-from kfp_ddp.doctor.nodes import gpus
+from kfp_ddp.doctor.nodes import gpus, room
 from kfp_ddp.doctor.operators import operators
 from kfp_ddp.doctor.secret import secret
 from kfp_ddp.doctor.storage import CLASSES, claims
@@ -171,6 +171,16 @@ def test_a_secret_has_what_steps_read_or_is_refused(seed: int) -> None:
     assert (found.state == "ok") == (bool(chosen) and len(pair) != 1 and good_key), found
     assert bool(found.remedy) == (found.state != "ok")
     assert "\n" not in found.said
+
+
+def test_steps_that_no_node_has_room_for_are_a_warning_each() -> None:
+    small = [{"spec": {}, "status": {"allocatable": {"cpu": "1930m", "memory": "7Gi"}}}]
+    found = room(Asked(), small)
+    assert [each.what for each in found] == ["room for data-sync", "room for evaluate"]
+    assert {each.state for each in found} == {"warn"}
+    assert {each.remedy for each in found} == {"give less by job"}
+    large = [{"spec": {}, "status": {"allocatable": {"cpu": "3920m", "memory": "12Gi"}}}]
+    assert room(Asked(), large) == room(Asked(), None) == []
 
 
 @pytest.mark.parametrize(

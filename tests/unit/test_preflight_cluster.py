@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.preflight.claims import held_together, mounted_at_once
-from kfp_ddp.components.preflight.nodes import gpus, gpus_a_node, unused
+from kfp_ddp.components.preflight.nodes import gpus, gpus_a_node, no_room, unused
 from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared.cluster.api import ApiError
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -66,6 +66,28 @@ def test_training_on_cpus_is_said_with_the_gpus_that_it_leaves_idle() -> None:
 
 def test_a_count_that_is_no_number_counts_for_none() -> None:
     assert gpus([node(**{NVIDIA: "1k", AMD: "2"})])[AMD] == [2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ({"cpu": "7", "memory": "30Gi"}, True),
+        ({"cpu": "7910m"}, True),
+        ({"cpu": "8"}, False),
+        ({"memory": "32Gi", "cpu": "1"}, False),
+        ({"cpu": "1", NVIDIA: ""}, True),
+        ({"cpu": "1", NVIDIA: "2"}, True),
+        ({"cpu": "1", NVIDIA: "3"}, False),
+        ({"cpu": "1", AMD: "1"}, False),
+    ],
+)
+def test_a_step_that_is_larger_than_every_node_is_told(asked: dict[str, str], fits: bool) -> None:
+    """Or it would wait for a node when the training is done."""
+    nodes = [node(), node(**{NVIDIA: "2"})]
+    found = no_room(nodes, {"evaluate": asked})
+    assert len(found) == (not fits)
+    assert no_room(HIDDEN, {"evaluate": asked}) == no_room([], {"evaluate": asked}) == []
+    assert all(f"{next(iter(asked.values()))} {next(iter(asked))}" in each for each in found)
 
 
 MODES = ("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod")
