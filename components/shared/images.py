@@ -37,7 +37,7 @@ def _own_pod() -> list[Object]:
 
 def used(pods: Iterable[Object], containers: Collection[str]) -> list[dict[str, str]]:
     """Name and digest of each image that these containers ran, as the pods' nodes tell them."""
-    found = {}
+    found: dict[tuple[str, str], None] = {}
     for pod in pods:
         names = {each["name"]: each["image"] for each in pod["spec"]["containers"]}
         for status in (pod.get("status") or {}).get("containerStatuses") or []:
