@@ -13,11 +13,8 @@ from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.shared.launch.specification.launch_spec import (
-    IN_WORDS,
-    QUANTITY,
-    LaunchSpec,
-)
+from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
+from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName

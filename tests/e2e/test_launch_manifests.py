@@ -1,18 +1,22 @@
 """Every kind of job with everything set: what the API server and its webhooks say, strictly."""
 
+import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.cluster.api import Api, core
 from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
+from tests.launch_specs import specification
+from tests.unit.test_launch_pods import templates
 
 EVERYTHING: dict[str, Any] = {
     "image": "ghcr.io/you/trainer:1.0",
@@ -120,3 +124,21 @@ def test_an_elastic_job_is_valid(api: Api) -> None:
 @pytest.mark.parametrize("scheduler", ["volcano", "coscheduling", "runai"])
 def test_gang_schedulers_are_valid(api: Api, scheduler: str) -> None:
     dry_run(api, {**everything("pytorchjob"), **COMMAND, "scheduler": scheduler})
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_what_a_specification_takes_for_good_the_server_does_too(api: Api, kind: str) -> None:
+    """Its operator's pods as well, of which a job says nothing until they cannot be made."""
+    chance = random.Random(f"server {kind}")
+    for _ in range(60):
+        spec = specification(chance, kind)
+        meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
+        job = job_manifest(spec, meta)
+        query = {"fieldValidation": "Strict", "dryRun": "All"}
+        api.call("POST", KINDS[kind].path(api.namespace), job, query)
+        for template in templates(job["spec"]).values() if kind != "trainjob" else ():
+            pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
+            pod["metadata"]["name"] = "of-the-job"
+            for named in ("serviceAccountName", "priorityClassName"):  # which must be there
+                pod["spec"].pop(named, None)
+            api.call("POST", core(api.namespace, "pods"), pod, query)

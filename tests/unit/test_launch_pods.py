@@ -102,6 +102,15 @@ def test_infiniband_locks_memory_and_has_its_device(kind: str) -> None:
         ({"resources": {"limit": {"cpu": "1"}}}, "it should be 'limits' or 'requests'"),
         ({"resources": {"limits": {"a b": "1"}}}, "it should be the key of a label or resource"),
         ({"resources": {"limits": {"rdma/hca": "one"}}}, "it should be a quantity such as"),
+        ({"cpu": "500m", "cpu_request": "1"}, "cpu: 1 are requested, above the limit of 500m"),
+        (
+            {"memory": "1G", "resources": {"requests": {"memory": "1Gi"}}, "memory_request": "1Gi"},
+            "memory: 1Gi are requested, above the limit of 1G",
+        ),
+        (
+            {"resources": {"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "2"}}},
+            "rdma/hca: 2 are requested, above the limit of 1",
+        ),
         ({"annotations": {"a b": "c"}}, "it should be the key of a label or resource"),
     ],
 )

@@ -139,21 +139,10 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
 
 
 def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
-    """Requests and limits: what came in Kubernetes' form, overlaid with the single settings.
-
-    `defaults` fill in CPU and memory where nobody said anything.
-    """
-    found = default_resources(spec) if defaults else {}
-    limits = {**spec.resources.get("limits", {}), **found.get("limits", {})}
-    requests = {**spec.resources.get("requests", {}), **found.get("requests", {})}
-    for name, limit, request in (
-        ("cpu", spec.cpu, spec.cpu_request),
-        ("memory", spec.memory, spec.memory_request),
-    ):
-        if limit:
-            limits[name] = limit
-        if request or limit:
-            requests[name] = request or limit
+    """Requests and limits of the container; `defaults` where nobody said anything."""
+    asked, found = spec.asked(), default_resources(spec) if defaults else {}
+    limits = {**asked["limits"], **found.get("limits", {})}
+    requests = {**asked["requests"], **found.get("requests", {})}
     if spec.gpus_per_node:
         limits[spec.gpu_resource] = str(spec.gpus_per_node)
     if spec.rdma_resource:

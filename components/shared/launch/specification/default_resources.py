@@ -44,13 +44,10 @@ def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
     """
     gpus = spec.gpus()
     shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
-    missing = [name for name in ("cpu", "memory") if not _set(spec, name)]
+    asked = spec.asked()
+    missing = [
+        name for name in ("cpu", "memory") if not any(name in part for part in asked.values())
+    ]
     if not missing:
         return {}
     return {part: {name: of[name].times(count) for name in missing} for part, of in shares.items()}
-
-
-def _set(spec: LaunchSpec, name: str) -> bool:
-    own = {"cpu": (spec.cpu, spec.cpu_request), "memory": (spec.memory, spec.memory_request)}
-    given = (spec.resources.get(part, {}).get(name) for part in ("limits", "requests"))
-    return any((*own[name], *given))

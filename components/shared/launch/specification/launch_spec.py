@@ -6,11 +6,11 @@ from pydantic import Field, StringConstraints, model_validator
 
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
+from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
 
 BACKSTOP_SECONDS = 60
 
 # Of what stands in a pod, Kubernetes tells only when the operator makes one; so it is checked here.
-QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
 NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
@@ -212,6 +212,11 @@ class LaunchSpec(Settings):
                 raise ValueError(
                     f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
                 )
+        asked = self.asked()
+        for name, limit in asked["limits"].items():
+            request = asked["requests"].get(name, limit)
+            if amount(request) > amount(limit):
+                raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
         if self.rdma_resource and self.nccl_infiniband != "on":
             raise ValueError(
                 f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
@@ -233,6 +238,20 @@ class LaunchSpec(Settings):
                     refusal.format(setting=name, value=value, kind=self.kind, runtime=self.runtime)
                 )
         return self
+
+    def asked(self) -> dict[str, dict[str, str]]:
+        """Limits and requests of each pod as they were set: cpu and memory before `resources`."""
+        limits = dict(self.resources.get("limits", {}))
+        requests = dict(self.resources.get("requests", {}))
+        for name, limit, request in (
+            ("cpu", self.cpu, self.cpu_request),
+            ("memory", self.memory, self.memory_request),
+        ):
+            if limit:
+                limits[name] = limit
+            if request or limit:
+                requests[name] = request or limit
+        return {"limits": limits, "requests": requests}
 
     def node_range(self) -> tuple[int, int]:
         """Least and most nodes."""
