@@ -49,6 +49,8 @@ class Bucket:
         self.tokens_given = 0
         self.deny_tokens = False
         self.token_faults: deque[str] = deque()
+        self.refusal = b""
+        """The body of an answer that is an error, where it should be another one."""
         self.lock = threading.Lock()
         self.lists = 0
         self.gets: list[str] = []
@@ -252,7 +254,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def error(self, status: HTTPStatus) -> None:
         """An error in the form of the JSON API."""
-        self.answer(status, {"error": {"code": status, "message": status.phrase}})
+        usual = json.dumps({"error": {"code": status, "message": status.phrase}}).encode()
+        self.answer_bytes(status, self.bucket.refusal or usual)
 
     def answer(self, status: HTTPStatus, document: object) -> None:
         """A JSON answer."""

@@ -1,6 +1,8 @@
 """Every fault of a bucket ends in the right bytes or in a clear error, never in a wrong file."""
 
+import dataclasses
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -185,6 +187,23 @@ def test_only_what_changed_is_downloaded(bucket: Bucket, tmp_path: Path) -> None
     del objects["train/a/1.png"]
     assert content(second.path) == objects | {"train/a/0.png": b"new"}
     assert (second.path / "train/b/x").samefile(first.path / "train/b/x")
+
+
+def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    bucket.put("ds/\x1b[2J", b"x")
+    words = json.dumps({"error": {"message": "no \x1b[2J \x9b \u202e way\nat all"}})
+    bucket.refusal = words.encode()
+    bucket.list_faults.append("403")
+    with pytest.raises(InputError, match="no right to list") as listing:
+        run(tmp_path)
+    bucket.fault("ds/\x1b[2J", "403")
+    encoding = dataclasses.replace(QUICK, hostile_names="encode")
+    with pytest.raises(InputError, match="cannot read") as reading:
+        run(tmp_path, encoding)
+    for caught in (listing, reading):
+        assert "way" in str(caught.value)
+        assert str(caught.value).isprintable()
 
 
 def test_no_right_to_list_names_the_role(bucket: Bucket, tmp_path: Path) -> None:

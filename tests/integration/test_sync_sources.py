@@ -1,6 +1,7 @@
 """Sources other than a well-behaved bucket: tokens that expire, S3, folders, the emulator."""
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from google.cloud import storage
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sources import Entry, Transient, open_source
+from kfp_ddp.components.data_sync.sources.s3 import S3Source
 from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
 from kfp_ddp.components.data_sync.transfer import SMALL
 from tests.gcs_server import Bucket, serve
@@ -182,6 +185,17 @@ def test_s3_body_that_is_wrong_is_refused(
     with pytest.raises(StorageError, match=rf"cannot read 'x' of s3://bucket/ds: {found_by}"):
         sync("s3://bucket/ds", tmp_path, QUICK)
     assert not (tmp_path / "current").exists()
+
+
+def test_s3_body_that_is_longer_than_listed_is_not_read(s3: Any) -> None:
+    s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x" * 3000)
+    source = open_source("s3://bucket/ds")
+    assert isinstance(source, S3Source)
+    assert source.listing().sizes[0] == 3000
+    listed = Entry("x", 0, hashlib.md5(b"x" * 3000, usedforsecurity=False).hexdigest(), 3000)
+    source._open(listed, 0).close()
+    with pytest.raises(Transient, match="length 3000 instead of 5"):
+        source._open(listed._replace(size=5), 0)
 
 
 def test_s3_bad_inputs_are_one_line(s3: Any, tmp_path: Path) -> None:

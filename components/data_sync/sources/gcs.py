@@ -212,7 +212,7 @@ class GcsObjects:
         if status in RETRYABLE:
             return Transient(f"HTTP {status} {message}")
         return InputError(
-            f"cannot read gs://{self._bucket}/…/{entry.name} as {self._access.account}: "
+            f"cannot read {entry.name!r} of gs://{self._bucket} as {self._access.account}: "
             f"HTTP {status} {message}; grant roles/storage.objectViewer on the bucket"
         )
 
@@ -325,4 +325,6 @@ def _message(body: bytes) -> str:
 
 
 def _first_line(text: object) -> str:
-    return (str(text).strip().splitlines() or [""])[0][:200]
+    """Of words that others chose, what may stand on a terminal."""
+    line = (str(text).strip().splitlines() or [""])[0][:200]
+    return "".join(char if char.isprintable() else "?" for char in line)

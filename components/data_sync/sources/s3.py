@@ -5,6 +5,9 @@ The listing gives no crc32c, so the ETag stands for the content: downloads are p
 as MD5 where it is one, and with the size in any case. Multipart and SSE-KMS objects without a
 stored checksum have size and ETag only. The crc32c that is computed on the way goes into the
 manifest, so later checks of the files are as strict as for any source.
+
+What boto3 reads of the endpoint at once, heads and pages, it reads without a limit of ours: the
+endpoint is one that who runs the cluster has chosen.
 """
 
 import hashlib
@@ -114,8 +117,7 @@ class S3Source:
                 raise Changed(entry.name) from error
             if code in _FORBIDDEN:
                 raise InputError(
-                    f"cannot read s3://{self._bucket}/{self._prefix}{entry.name} ({code}); "
-                    "grant s3:GetObject"
+                    f"cannot read {entry.name!r} of {self.url} ({code}); grant s3:GetObject"
                 ) from error
             raise Transient(code) from error
         except BotoCoreError as error:
