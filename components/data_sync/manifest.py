@@ -13,6 +13,8 @@ from kfp_ddp.components.data_sync.listing import Listing
 
 NAME = "_MANIFEST.jsonl"
 SUCCESS = "_SUCCESS"
+_LINE = 1 << 17
+"""No line of ours has more bytes: two names of a thousand characters, each escaped."""
 _KINDS = [str, int, str, int, int, str, str, int]
 
 
@@ -87,7 +89,7 @@ def header(path: Path) -> dict[str, Any]:
     """The first line of a manifest; {} when there is none that can be read."""
     try:
         with _opened(path) as file:
-            found = json.loads(file.readline())
+            found = json.loads(file.readline(_LINE))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -105,16 +107,23 @@ def rows(path: Path) -> Iterator[Row]:
     except OSError:
         return
     with file:
-        file.readline()
-        for line in file:
+        file.readline(_LINE)
+        while line := file.readline(_LINE):
             try:
                 name, size, token, crc, mtime, *rest = json.loads(line)
                 row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
             except (ValueError, TypeError, RecursionError):
                 return
-            if [type(each) for each in row] != _KINDS:
+            if not _possible(row):
                 return
             yield row
+
+
+def _possible(row: Row) -> bool:
+    """Whether these can be the columns of a file."""
+    if [type(each) for each in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+        return False
+    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
 
 
 def _opened(path: Path) -> BinaryIO:
