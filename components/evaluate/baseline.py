@@ -58,5 +58,5 @@ def evaluate_again(
         started=started,
         skipped=challenger.skipped,
     )
-    results.write(target, result, {PREDICTIONS: found.to_csv()})
+    results.write(target, target.parents[1], result, {PREDICTIONS: found.to_csv()})
     return result

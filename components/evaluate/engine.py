@@ -90,7 +90,7 @@ def evaluate(
         )
     held = champions.find(champion) if champion else None
     target = RunFolder(run_dir).evaluation(split)
-    results.prepare(target)
+    results.prepare(target, run_dir)
     started = time.monotonic()
     # From here on torch is needed, which takes seconds to import.
     import torch
@@ -133,7 +133,7 @@ def evaluate(
         for at in found.worst(worst)
     ]
     document = report.html(result, run_dir, mistakes, info.config)
-    results.write(target, result, {PREDICTIONS: found.to_csv(), "report.html": document})
+    results.write(target, run_dir, result, {PREDICTIONS: found.to_csv(), "report.html": document})
     if held is not None:
         again = baseline.evaluate_again(
             held, result, index, batch_size, device, info.max_pixels, target / AGAIN

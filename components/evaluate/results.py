@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import StorageError
-from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.files import atomic_write, folder_below
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, reason, wilson
 
@@ -72,16 +72,24 @@ def summarise(
     )
 
 
-def prepare(target: Path) -> None:
+def prepare(target: Path, root: Path) -> None:
     """Make the folder and remove earlier records, so that a failed step leaves none.
+
+    Args:
+        target: The folder.
+        root: One above it, below which no link is followed.
 
     Raises:
         StorageError: it cannot be written.
     """
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        with folder_below(root, target.relative_to(root), make=True):
+            pass
         (target / FILE).unlink(missing_ok=True)
-        if (target / AGAIN).exists():
+        if (target / AGAIN).is_symlink():
+            (target / AGAIN).unlink()
+        elif (target / AGAIN).exists():
             shutil.rmtree(target / AGAIN)
         with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
             pass
@@ -89,19 +97,24 @@ def prepare(target: Path) -> None:
         raise _unwritable(target, error) from None
 
 
-def write(target: Path, result: Evaluation, others: Mapping[str, str]) -> None:
+def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str]) -> None:
     """Write the files of an evaluation, `evaluation.json` last, each complete or not there.
 
-    The folder is made if need be; `others` has the texts of the other files by name.
+    Args:
+        target: The folder, made if need be.
+        root: One above it, below which no link is followed.
+        result: The record.
+        others: The texts of the other files by name.
 
     Raises:
         StorageError: it cannot be written.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
     try:
-        target.mkdir(exist_ok=True)
+        with folder_below(root, target.relative_to(root), make=True):
+            pass
         for name, text in files.items():
-            with atomic_write(target / name) as file:
+            with atomic_write(target / name, root=root) as file:
                 file.write(text.encode())
     except OSError as error:
         raise _unwritable(target, error) from None

@@ -199,6 +199,24 @@ def test_a_run_folder_without_rights_is_one_line(
         engine(trained_checkpoint, blocked, trained_dataset, "val", 64, 8)
 
 
+def test_a_folder_that_was_planted_is_not_written_through(
+    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "evaluation.json").write_text("mine")
+    (trained_run / "evaluation").symlink_to(outside)
+    with pytest.raises(StorageError, match="cannot be written to"):
+        engine(trained_checkpoint, trained_run, trained_dataset, "val", 64, 8)
+    (trained_run / "evaluation").unlink()
+    (trained_run / "evaluation").mkdir()
+    (trained_run / "evaluation" / "champion").symlink_to(outside)
+    (trained_run / "evaluation" / "report.html").symlink_to(outside / "evaluation.json")
+    engine(trained_checkpoint, trained_run, trained_dataset, "val", 64, 8)
+    assert [path.name for path in outside.iterdir()] == ["evaluation.json"]
+    assert (outside / "evaluation.json").read_text() == "mine"
+
+
 def test_the_worst_mistakes_come_by_loss(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
 ) -> None:

@@ -1,0 +1,153 @@
+"""Two recurring runs that overlap and have one champion between them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from kfp import compiler, dsl, kubernetes
+from kubernetes import client
+
+from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.export.component import export
+from kfp_ddp.components.gate.component import gate
+from tests.e2e.harness.grounds import IMAGE
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import WORK, Scene, staged
+
+EXPORTS = "models/squares"
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def prepare(folder: str, seed: int) -> NamedTuple(
+    "Prepared",  # type: ignore[valid-type]
+    [("checkpoint", str), ("run_dir", str), ("data", str)],
+):
+    """Leave what a train step leaves: a network that differs by its seed, and the images."""
+    from pathlib import Path
+
+    import torch
+    from PIL import Image
+
+    from kfp_ddp.training import checkpoint
+    from kfp_ddp.training.config import TrainConfig
+    from kfp_ddp.training.model import build
+
+    Path("/work/models").mkdir(exist_ok=True)
+    data, run_dir = Path(folder, "data"), Path(folder, "run")
+    for name, colour in (("blue", (9, 9, 200)), ("red", (200, 9, 9))):
+        (data / "val" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (16, 16), colour).save(data / "val" / name / f"{number}.png")
+    config = TrainConfig(data=str(data), output_dir=str(run_dir), model="cifar_resnet8")
+    torch.manual_seed(seed)
+    state = {"model": build(config.model, 2).state_dict(), "ema": None}
+    manifest = checkpoint.manifest_of(
+        config.model_copy(update={"image_size": 16}), ("blue", "red"), epoch=1, world_size=1
+    )
+    made = checkpoint.write(run_dir / "checkpoints", 1, state, manifest)
+    return str(made), str(run_dir), str(data)
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
+def meet(folder: str, run_id: str, runs: int, version: str) -> str:
+    """Wait until as many runs have been judged, and hand on what this one compared with."""
+    import os
+    import time
+
+    os.makedirs(folder, exist_ok=True)
+    open(f"{folder}/{run_id}", "w").close()
+    while len(os.listdir(folder)) < runs:
+        time.sleep(0.2)
+    return version
+
+
+@dsl.pipeline(name="last-steps")  # type: ignore[untyped-decorator]
+def last_steps(folder: str, seed: int, meeting: str, runs: int, work_claim: str) -> None:
+    """What follows a training, with a wait between gate and export."""
+    trained = prepare(folder=folder, seed=seed)
+    evaluated = evaluate(
+        checkpoint=trained.outputs["checkpoint"],
+        run_dir=trained.outputs["run_dir"],
+        dataset_path=trained.outputs["data"],
+        champion=f"/work/{EXPORTS}",
+    )
+    verdict = gate(
+        accuracy=evaluated.outputs["accuracy"],
+        evaluation=evaluated.outputs["evaluation"],
+        rules={"min_improvement": -1.0},
+        champion=f"/work/{EXPORTS}",
+    )
+    met = meet(
+        folder=meeting,
+        run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        runs=runs,
+        version=verdict.outputs["champion_version"],
+    )
+    exported = export(
+        checkpoint=trained.outputs["checkpoint"],
+        run_dir=trained.outputs["run_dir"],
+        dataset_path=trained.outputs["data"],
+        evaluation=evaluated.outputs["evaluation"],
+        model_name="squares",
+        destination="/work/models",
+        champion=f"/work/{EXPORTS}",
+        champion_version=met.output,
+    )
+    for task in (trained, evaluated, verdict, met, exported):
+        kubernetes.mount_pvc(task, pvc_name=work_claim, mount_path="/work")
+        task.set_caching_options(False).set_cpu_request("50m")
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("last-steps") / "last_steps.yaml"
+    compiler.Compiler().compile(last_steps, str(path))
+    return path
+
+
+def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
+    cluster: client.ApiClient, tmp_path: Path, document: Path
+) -> None:
+    with staged(cluster, tmp_path, {}) as scene:
+        first = begin(scene, document, seed=0, meeting="alone", runs=1).wait()
+        assert first.succeeded, first.explain()
+        champion = pointed_at(scene)
+        assert first.steps["gate"].outputs["champion_version"] == ""
+        assert exported(first) == champion
+
+        both = [begin(scene, document, seed=n, meeting="both", runs=2) for n in (1, 2)]
+        for run in both:
+            run.wait()
+            assert run.succeeded, run.explain()
+            assert run.steps["gate"].outputs["champion_version"] == champion
+        said = [run for run in both if "is not the champion any more" in run.steps["export"].log]
+        assert len(said) == 1, "\n".join(run.explain() for run in both)
+        (won,) = (run for run in both if run not in said)
+        assert pointed_at(scene) == exported(won) != champion
+        assert (
+            f"{exported(said[0])} was uploaded, but {champion}, which it was compared with, is not "
+            f"the champion any more: CHAMPION names {exported(won)} and stays; run the gate again"
+        ) in said[0].steps["export"].log
+        assert scene.work.read(f"{EXPORTS}/{exported(said[0])}/_SUCCESS")
+
+
+def begin(scene: Scene, document: Path, *, seed: int, meeting: str, runs: int) -> Run:
+    return scene.run(
+        document,
+        folder=f"/work/runs/{seed}",
+        seed=seed,
+        meeting=f"/work/meetings/{meeting}",
+        runs=runs,
+        work_claim=WORK,
+    ).start()
+
+
+def pointed_at(scene: Scene) -> str:
+    found = scene.work.read(f"{EXPORTS}/CHAMPION")
+    assert found is not None
+    return found.decode().strip()
+
+
+def exported(run: Run) -> str:
+    """The version that a run has uploaded."""
+    return str(run.steps["export"].outputs["destination"]).rpartition("/")[2]
