@@ -3,7 +3,6 @@
 import os
 import shutil
 import stat
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,38 +253,6 @@ def test_evaluation_cuts_the_centre_as_imagenet_does() -> None:
     image = torch.zeros(3, 256, 512, dtype=torch.uint8)
     image[:, 16:240, 144:368] = 255
     assert bool((transforms.evaluate(image, 224) == 255).all())
-
-
-def _dealt(world: int, first_step: int, micro: int = 4, batch: int = 24) -> list[set[Any]]:
-    """The keys of each step from `first_step` to the end of two epochs, over all ranks."""
-    steps: list[list[Any]] = []
-    for rank in range(world):
-        sampler = ResumableSampler(101, batch, micro, rank, world, seed=3)
-        batches = list(Epochs(sampler, first_step, epochs=2))
-        for number in range(len(batches) // sampler.mine):
-            if number == len(steps):
-                steps.append([])
-            for keys in batches[number * sampler.mine : (number + 1) * sampler.mine]:
-                steps[number].append(tuple(keys))
-    assert all(len(step) == batch // micro for step in steps)
-    return [set(step) for step in steps]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize("first_step", [0, 3, 4, 6])
-def test_any_world_size_reads_the_same_micro_batches(world: int, first_step: int) -> None:
-    assert _dealt(world, first_step) == _dealt(1, 0)[first_step:]
-
-
-def test_an_epoch_holds_each_image_at_most_once_and_shuffles_anew() -> None:
-    steps = _dealt(2, 0)
-    for epoch in (0, 1):
-        positions = Counter(
-            position for step in steps for micro in step for e, position in micro if e == epoch
-        )
-        assert len(positions) == 96
-        assert set(positions.values()) == {1}
-    assert {p for m in steps[0] for _, p in m} != {p for m in steps[4] for _, p in m}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,0 +1,150 @@
+"""What is called the same as the checkpoint, and what is not."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.export import prove
+from kfp_ddp.components.export.prove import ParityError, latency, parity, real_samples
+from kfp_ddp.training.checkpoint import ModelInfo
+
+LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.0, 2.0, 8.0], [1.0, 1.00001, -3.0]])
+BOUND = 8 * prove.TOLERANCE
+
+
+def told(images: Tensor) -> Tensor:
+    """The logits of each image, which holds its number."""
+    return LOGITS[images[:, 0, 0, 0].long()]
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.arange(count)[:, None, None, None].expand(-1, 3, 2, 2)
+
+
+def off(image: int, by: list[float], batch: int = 0) -> Callable[[Tensor], Tensor]:
+    """One that differs for an image, in batches of so many images only, or in all."""
+
+    def predict(given: Tensor) -> Tensor:
+        found = told(given).clone()
+        if batch in (0, len(given)):
+            found[given[:, 0, 0, 0] == image] += torch.tensor(by)
+        return found
+
+    return predict
+
+
+def test_what_agrees_is_measured() -> None:
+    others = {"same": told, "near": off(1, [BOUND / 2, 0.0, 0.0])}
+    found = parity(told, others, images())
+    assert (found["samples"], found["batches"]) == (3, [1, 3])
+    assert found["allowed_abs_difference"] == pytest.approx(BOUND)
+    same, near = found["formats"]["same"], found["formats"]["near"]
+    assert same == {"max_abs_difference": 0, "mean_abs_difference": 0, "same_top1": 1}
+    assert near["max_abs_difference"] == pytest.approx(BOUND / 2, rel=1e-3)
+    assert near["mean_abs_difference"] == pytest.approx(BOUND / 2 / 12, rel=1e-3)
+    assert near["same_top1"] == 1
+
+
+def test_one_image_is_tried_in_a_batch_of_two_as_well() -> None:
+    assert parity(told, {}, images(1))["batches"] == [1, 2]
+    with pytest.raises(ParityError):
+        parity(told, {"x": off(0, [1.0, 0.0, 0.0], batch=2)}, images(1))
+
+
+def test_small_logits_are_compared_as_if_the_largest_was_one() -> None:
+    small: Callable[[Tensor], Tensor] = lambda given: told(given) / 100  # noqa: E731
+    assert parity(small, {}, images())["allowed_abs_difference"] == prove.TOLERANCE
+
+
+def test_classes_may_change_places_where_the_difference_explains_it() -> None:
+    swapped = off(2, [1e-5, -1e-5, 0.0])
+    assert parity(told, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        off(1, [BOUND * 1.01, 0.0, 0.0]),
+        off(1, [0.0, 0.0, -BOUND * 1.01]),
+        off(0, [0.1, 0.0, 0.0], batch=1),
+        off(0, [0.1, 0.0, 0.0], batch=3),
+        off(2, [float("nan"), 0.0, 0.0]),
+        off(2, [float("inf"), 0.0, 0.0]),
+        lambda given: told(given)[:, [1, 0, 2]],
+    ],
+)
+def test_what_differs_is_refused_by_name(wrong: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ParityError, match=r"^onnx differs from the checkpoint by ") as caught:
+        parity(told, {"fine": told, "onnx": wrong}, images())
+    assert "0.0008 is allowed" in str(caught.value)
+
+
+def test_what_has_another_shape_is_refused() -> None:
+    with pytest.raises(
+        ParityError, match=r"x gives logits of shape \[4, 2\], the checkpoint \[4, 3\]"
+    ):
+        parity(told, {"x": lambda given: told(given)[:, :2]}, images())
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """Forty images, each of a colour that is its number."""
+    for number in range(40):
+        folder = tmp_path / "val" / f"class{number // 20}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:02}.png")
+    return tmp_path / "val"
+
+
+def info(**config: object) -> ModelInfo:
+    classes = ("class0", "class1")
+    return ModelInfo("cifar_resnet8", classes, 8, (0.0,) * 3, (1.0,) * 3, 1, dict(config))
+
+
+def test_samples_are_spread_over_the_split(split: Path) -> None:
+    found = real_samples(split, info())
+    assert found[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(16)]
+    assert found.shape == (16, 3, 8, 8)
+    assert found.dtype == torch.uint8
+    assert found.is_contiguous()
+    for path in sorted(split.rglob("*.png"))[5:]:
+        path.unlink()
+    assert real_samples(split, info())[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_samples_that_the_run_skipped_are_left_out(split: Path) -> None:
+    with pytest.raises(InputError, match="more than max_pixels=63"):
+        real_samples(split, info(max_pixels=63))
+    paths = sorted(split.rglob("*.png"))
+    paths[0].write_bytes(b"broken")
+    with pytest.raises(InputError, match="cannot decode"):
+        real_samples(split, info())
+    found = real_samples(split, info(on_bad_image="skip"))
+    assert found[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(1, 16)]
+    for path in paths:
+        path.write_bytes(b"broken")
+    with pytest.raises(InputError, match="none of the 40 images"):
+        real_samples(split, info(on_bad_image="skip"))
+
+
+def test_speed_is_told_for_each_size_and_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that goes on by a tenth of a second at each look."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 10)
+    seen: dict[str, list[tuple[int, ...]]] = {"a": [], "b": []}
+    found = latency(
+        {name: lambda given, seen=seen[name]: seen.append(given.shape) for name in seen},  # type: ignore[misc]
+        6,
+    )
+    assert seen["a"] == seen["b"] == [(1, 3, 6, 6)] * 4 + [(8, 3, 6, 6)] * 4
+    assert list(found["runtimes"]) == ["a", "b"]
+    one = {"median_ms": 100.0, "min_ms": 100.0, "images_per_s": 10.0, "calls": 3}
+    assert found["runtimes"]["a"] == {"batch_1": one, "batch_8": {**one, "images_per_s": 80.0}}
+    assert found["threads"] == torch.get_num_threads()
+    assert " CPUs" in found["machine"]
