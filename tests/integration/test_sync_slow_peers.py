@@ -16,12 +16,14 @@ from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.data_sync.http import origin
 from kfp_ddp.components.data_sync.http.pace import LOWEST_SPEED, Pace
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import PROGRESS, SMALL
 from tests.serving import serving
-from tests.sync_runs import RETRY, content
+from tests.sync_runs import content
 
-QUICK = Options(concurrency=2, timeout=0.4)
+QUICK = Options(concurrency=2, timeout=1)
+RETRY = Retry(attempts=2, pause=0.01, longest=0.02)
 SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
 
 
@@ -152,7 +154,7 @@ def test_peer_that_drips_over_tls_is_given_up(
 def test_peer_that_is_slow_but_moves_is_waited_for(
     secure_peer: Dripping, tmp_path: Path, body: bytes
 ) -> None:
-    secure_peer.step = len(body) // 10
+    secure_peer.step = len(body) // 30
     url = serve(secure_peer, body, head(body), body)
     assert content(sync(url, tmp_path / "target", QUICK, retry=RETRY).path) == {"x": body}
 
