@@ -2,6 +2,7 @@
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, review
 from kfp_ddp.components.shared.launch import kueue
+from kfp_ddp.components.shared.launch.gang import GANGS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.doctor.finding import Asked, Finding
 
@@ -14,7 +15,8 @@ RIGHTS: tuple[Right, ...] = (
     ("argoproj.io", "workflows", "get list watch", True),
     ("", "persistentvolumeclaims", "get", True),
     ("", "events", "list watch", False),
-    ("", "configmaps", "create", False),
+    ("", "configmaps", "create get", False),
+    ("trainer.kubeflow.org", "trainingruntimes", "get", False),
 )
 COPY_VERBS = "create list patch delete"
 # With Kueue, to say what a job waits for.
@@ -24,18 +26,27 @@ KUEUE_RIGHTS: tuple[Right, ...] = (
 )
 
 
+def of_jobs(backend: str) -> tuple[Right, ...]:
+    """Those on each kind of job; a run needs that of its backend."""
+    groups = {name: kind.group_version.partition("/")[0] for name, kind in KINDS.items()}
+    return tuple((groups[n], KINDS[n].plural, JOB_VERBS, n == backend) for n in KINDS)
+
+
+def of_gangs(*schedulers: str) -> tuple[Right, ...]:
+    """Those by which it is seen that the pods of a job start together."""
+    groups = [GANGS[name].group_version.partition("/")[0] for name in schedulers if name in GANGS]
+    return tuple((group, "podgroups", "get", False) for group in groups)
+
+
 def rights(api: Api, asked: Asked) -> list[Finding]:
     """One finding for each resource that a launch uses, with the verbs that lack."""
-    jobs = (
-        (kind.group_version.partition("/")[0], kind.plural, JOB_VERBS, name == asked.backend)
-        for name, kind in KINDS.items()
-    )
     try:
         queues = KUEUE_RIGHTS if kueue.group_version(api) else ()
     except ApiError:
         queues = ()
+    wanted = (*of_jobs(asked.backend), *RIGHTS, *of_gangs(asked.scheduler), *queues)
     remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
-    found = _lacking(api, asked, (*jobs, *RIGHTS, *queues), "rights on", remedy)
+    found = _lacking(api, asked, wanted, "rights on", remedy)
     if asked.gpus_per_node >= 0 or asked.backend == "local":
         return found
     # Which belong to no namespace, so the right is asked for in none.

@@ -53,6 +53,7 @@ def test_without_the_rights_of_deploy_each_missing_one_is_a_line_with_its_remedy
     of_queues = {"localqueues", "workloads"} if queues.served(cluster) else set()
     assert {each["what"].rpartition(" ")[2] for each in lacking} == {
         "trainjobs",
+        "trainingruntimes",
         "events",
         "configmaps",
         *of_queues,

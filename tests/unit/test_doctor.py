@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.launch.gang import GANGS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.doctor.finding import Asked, Finding
 from kfp_ddp.doctor.nodes import gpus, room
 from kfp_ddp.doctor.operators import operators
+from kfp_ddp.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs
 from kfp_ddp.doctor.secret import secret
 from kfp_ddp.doctor.storage import CLASSES, claims
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
 CLASS = {"metadata": {"name": "standard"}, "provisioner": "x", "volumeBindingMode": "Immediate"}
 PVCS = "/api/v1/namespaces/here/persistentvolumeclaims/"
 NODES = [{"spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 3
@@ -146,6 +150,21 @@ def test_an_operator_that_does_not_run_stops_a_run() -> None:
     torch = operators(api, Asked())[0]
     assert (torch.state, torch.said) == ("bad", "kubeflow/training-operator is not running")
     assert torch.remedy.startswith("kubectl describe deployments -A -l control-plane=")
+
+
+def test_the_rights_that_are_asked_for_are_those_that_deploy_gives() -> None:
+    role = yaml.safe_load((DEPLOY / "rbac" / "role.yaml").read_text())
+    given = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = (*of_jobs("pytorchjob"), *RIGHTS, *of_gangs(*GANGS), *KUEUE_RIGHTS)
+    assert {
+        (g, resource, verb) for g, resource, verbs, _ in asked for verb in verbs.split()
+    } == given
 
 
 @pytest.mark.parametrize("seed", range(200))
