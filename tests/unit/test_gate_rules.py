@@ -208,6 +208,42 @@ def test_an_evaluation_from_before_there_were_digests_of_splits_is_read(
     assert blessed == compares
 
 
+DIGESTS = [
+    {"split_digest": split, "dataset_digest": dataset}
+    for split in ("", "5" * 64, "6" * 64)
+    for dataset in ("", "d" * 64, "e" * 64)
+]
+
+
+@pytest.mark.parametrize("mine", DIGESTS)
+@pytest.mark.parametrize("its", DIGESTS)
+def test_content_decides_where_both_sides_know_it_and_paths_where_neither_does(
+    tmp_path: Path, mine: dict[str, str], its: dict[str, str]
+) -> None:
+    champion = evaluation(tmp_path / "champion", hits(5), **its)
+    path = evaluation(tmp_path / "run", hits(3), **mine)
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=champion)
+    known = [(mine[name], its[name]) for name in ("split_digest", "dataset_digest")]
+    both = [one == other for one, other in known if one and other]
+    neither = not any(one or other for one, other in known)
+    assert blessed == (both[0] if both else neither)
+    assert ("neither side knows a digest of them" in reason) == neither
+    assert ("but one side knows no digest of them" in reason) == (not both and not neither)
+
+
+def test_a_champion_that_must_exist_is_not_beaten_by_every_model_while_it_does_not(
+    tmp_path: Path,
+) -> None:
+    given = {"evaluation": evaluation(tmp_path / "run", hits(3)), "champion_must_exist": True}
+    absent = str(tmp_path / "misspelt")
+    blessed, reason = judged(tmp_path, 0.97, champion=absent, **given)
+    assert (blessed, reason) == (False, f"not blessed: there is no champion at {absent} yet")
+    champion = evaluation(tmp_path / "champion", hits(5))
+    assert judged(tmp_path, 0.97, champion=champion, **given)[0]
+    with pytest.raises(SystemExit, match="champion_must_exist is set but champion is empty"):
+        judged(tmp_path, 0.97, **given)
+
+
 @pytest.mark.parametrize(
     "changed", [{}, {"checkpoint_digest": "f" * 64}, {"samples_digest": "f" * 64}]
 )
