@@ -13,7 +13,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     exit 1
 fi
 # The root of a user namespace is enough.
-[ "$(id -u)" = 0 ] || exec buildah unshare "$0" "$@"
+[ "$(id -u)" = 0 ] || exec unshare --user --map-root-user --map-auto --mount "$0" "$@"
 
 out=$PWD/build/images
 registry=${REGISTRY:-images-test.local/kfp-ddp}

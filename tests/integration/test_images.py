@@ -113,3 +113,27 @@ def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: 
 def test_the_base_is_a_python_that_the_package_supports() -> None:
     assert dockerfile("trainer")[0] == dockerfile("launcher")[0]
     assert dockerfile("trainer")[0].startswith("ARG BASE=docker.io/library/python:3.11.")
+
+
+def test_what_is_missing_to_build_the_images_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    script = ["/bin/bash", REPOSITORY / "images" / "build.sh", "launcher"]
+    done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("apt-get install buildah mmdebstrap")
+
+
+def test_the_two_images_stand_on_one_base_and_hold_our_files_alone() -> None:
+    ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    assert ignored[1] == "*"
+    let_in = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        shlex.split(line)[1].partition("/")[0]
+        for image in ("launcher", "trainer")
+        for line in dockerfile(image)
+        if line.startswith("COPY") and "--from" not in line
+    }
+    assert copied <= let_in
+    assert let_in - copied <= {"README.md", "LICENSE", "images"}
