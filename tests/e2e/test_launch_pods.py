@@ -120,7 +120,8 @@ def test_a_runtime_of_the_namespace_goes_before_one_of_the_cluster(
     }
     path = f"{group}/namespaces/{grounds.namespace}/trainingruntimes"
     api.call("POST", path, own)
-    assert len(said(grounds, capsys, "trainjob")) == 2
+    marks = {"labels": {"team": "vision"}, "annotations": {"note": "a b"}}
+    assert len(said(grounds, capsys, "trainjob", **marks)) == 2
     jobs = api.call("GET", KINDS["trainjob"].path(grounds.namespace))["items"]
     (ours,) = (job for job in jobs if job["spec"]["runtimeRef"]["kind"] == "TrainingRuntime")
     pods = grounds.core.list_namespaced_pod(
@@ -129,18 +130,18 @@ def test_a_runtime_of_the_namespace_goes_before_one_of_the_cluster(
     assert [each.spec.containers[0].resources.requests["cpu"] for each in pods.items] == [
         "123m"
     ] * 2
+    for each in pods.items:
+        assert each.metadata.labels["team"] == "vision"
+        assert each.metadata.annotations["note"] == "a b"
     api.delete(f"{path}/torch-distributed")
 
 
 def test_a_gang_in_a_cluster_without_its_scheduler_is_one_line(grounds: Grounds) -> None:
     api = Api(grounds.api, grounds.namespace)
-    for kind in ("pytorchjob", "mpijob"):
-        spec = LaunchSpec.create(
-            kind=kind, image=IMAGE, command=["true"], scheduler="volcano", queue="team"
-        )
-        with pytest.raises(InputError, match="this cluster has no PodGroups of Volcano") as error:
-            launch(spec, str(uuid.uuid4()), "train", "", api)
-        assert "\n" not in str(error.value)
-        assert (
-            api.call("GET", KINDS[kind].path(grounds.namespace))["items"] == [] or kind != "mpijob"
-        )
+    path = KINDS["pytorchjob"].path(grounds.namespace)
+    before = len(api.call("GET", path)["items"])
+    spec = LaunchSpec.create(image=IMAGE, command=["true"], scheduler="volcano", queue="team")
+    with pytest.raises(InputError, match="this cluster has no PodGroups of Volcano") as error:
+        launch(spec, str(uuid.uuid4()), "train", "", api)
+    assert "\n" not in str(error.value)
+    assert len(api.call("GET", path)["items"]) == before
