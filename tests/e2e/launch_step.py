@@ -9,7 +9,7 @@ from kubernetes import client
 
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
-from tests.e2e.harness.running import Attempt, signal_step
+from tests.e2e.harness.running import Attempt, evict, signal_step
 
 TRAINER = "ghcr.io/kfp-ddp/trainer:0.1.0"
 PYTORCHJOB = ("kubeflow.org", "v1", "pytorchjobs")
@@ -109,9 +109,8 @@ class LaunchStep:
         signal_step(self.grounds, self.pod["metadata"]["name"])
 
     def evict(self) -> None:
-        """Delete the pod, as a drained node does."""
-        name = self.pod["metadata"]["name"]
-        patiently(lambda: self.grounds.core.delete_namespaced_pod(name, self.grounds.namespace))
+        """Delete the pod, as a drained node does; Argo runs the step again."""
+        evict(self.grounds, self.pod["metadata"]["name"], seen=False)
 
     def kill(self) -> None:
         """Remove the pod as a lost node does: no signal is seen, nothing can be said."""

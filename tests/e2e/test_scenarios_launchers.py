@@ -1,6 +1,7 @@
-"""The component `job`: somebody's own command, and a job that changes its size."""
+"""Launchers: of somebody's own command, of a job that changes its size, and one that is evicted."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from kfp_ddp.training.config import TrainConfig
 from tests.e2e.harness.grounds import IMAGE, UID, until
 from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.play import Run
+from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import DATA, WORK, Scene
+from tests.e2e.harness.trainings import Begin, log, starts, workers
 
 SAY = "import json, os; print('task', json.loads(os.environ['TF_CONFIG'])['task'])"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -95,6 +98,35 @@ def test_an_elastic_job_that_loses_a_worker_goes_on_from_its_checkpoint(
     assert begun[0]["world_size"] == 2
     assert len(begun) >= 2
     assert begun[-1]["resumed_from_step"] > 0
+
+
+def test_an_evicted_launcher_that_ends_its_run_says_from_where_retry_goes_on(
+    scene: Scene, begin: Begin
+) -> None:
+    """Argo saw its pod fail before it was gone: the exit handler deletes the job, ranks save."""
+    run = begin(epochs=60, checkpoint_epochs=2)
+    until(lambda: "epoch 9/" in log(run) or run.succeeded is not None, "checkpoints", 240)
+    assert run.succeeded is None, run.explain()
+    evict(scene.grounds, run.steps["train"].pod, seen=True)
+    run.wait()
+
+    assert run.succeeded is False
+    step = run.steps["train"]
+    assert len(step.attempts) == 1
+    said = re.search(r"launcher was evicted; Retry goes on from step (\d+) or later", log(run))
+    assert said is not None, run.explain()
+    assert step.attempts[0].error == f"main: Error (exit code 143): {said[0]}"
+    assert run.steps["teardown"].succeeded, run.explain()
+    until(lambda: not workers(scene, run), "the last checkpoint of the ranks", 180)
+    stopped = scene.events(run)[-1]
+    assert (stopped["event"], stopped["status"]) == ("end", "preempted")
+    assert int(said[1]) > 0
+    assert stopped["step"] >= int(said[1])
+
+    again = run.retried().play()
+    assert again.succeeded, again.explain()
+    assert starts(scene, run)[-1]["resumed_from_step"] == stopped["step"]
+    assert scene.events(run)[-1]["status"] == "done"
 
 
 def _log(run: Run) -> str:

@@ -3,7 +3,8 @@
 Both reach a step as SIGTERM, and after it there are 30 ms to 0.7 s: KFP's launcher dies at once
 and its parent looks for that once a second. A cancelled run's Workflow has
 spec.activeDeadlineSeconds 0 (or a shutdown) before that; an evicted step's own pod has a
-deletionTimestamp, and KFP runs the step again under the same name.
+deletionTimestamp. Argo runs that step again under the same name, or fails the run, whichever of
+the pod's end and its going it sees first; nothing in the step can choose.
 """
 
 import os
@@ -13,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from kfp_ddp.base.errors import RunCancelledError
+from kfp_ddp.base.failure import TERMINATION_LOG
 from kfp_ddp.components.shared.cluster.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.identity import WORKFLOWS, Owner
@@ -34,6 +37,10 @@ class Ending:
         self.warmed_at = -WARM_SECONDS
         self.job_path = ""
         self.before_exit: Callable[[], None] = lambda: None
+        self.resumes_from: int | None = None
+        """The step from which Retry would go on, at least; None where none is known."""
+        self.told = False
+        """Whether an eviction was told."""
         self.watches: list[WatchCache] = []
         if owner is not None:
             one = {"fieldSelector": f"metadata.name={owner.workflow}"}
@@ -98,10 +105,17 @@ class Ending:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
         name = self.job_path.rpartition("/")[2]
-        if not self.cancelled() and (self.evicted() or self._evicted_now()):
-            said = f"this step is moved elsewhere; job {name} goes on and will be taken up again"
+        evicted = not self.cancelled() and self.evicted()
+        if not evicted and not self.cancelled():
+            _tell_kubernetes(self._words())  # first: asking may take longer than there is
+            evicted = self._evicted_now()
+        if evicted:
+            said = self._words()
+            _tell_kubernetes(said)
+            said += f"; job {name} goes on and will be taken up again, unless the run ends for this"
         else:
             said = f"stopped; job {name} is deleted"
+            _tell_kubernetes(said)
             try:
                 if self.job_path:
                     self.quick.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
@@ -114,6 +128,18 @@ class Ending:
             sys.stdout.flush()
         finally:
             os._exit(143)
+
+    def tell_of_eviction(self) -> None:
+        """Say it as soon as it is seen, for after the signal there may be no time to."""
+        if not self.told and self.evicted() and not self.cancelled():
+            self.told = True
+            _tell_kubernetes(self._words())
+            print(self._words(), flush=True)
+
+    def _words(self) -> str:
+        if self.resumes_from is None:
+            return "launcher was evicted; Retry takes its job up, or makes it anew"
+        return f"launcher was evicted; Retry goes on from step {self.resumes_from} or later"
 
     def _objects(self) -> list[Object]:
         return [each for watch in self.watches for each in list(watch.objects.values())]
@@ -133,6 +159,14 @@ class Ending:
             return error.status == 404
         uid = found["metadata"]["uid"]
         return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
+
+
+def _tell_kubernetes(said: str) -> None:
+    """Leave the line where Argo takes the error of a step, and so of its run, from."""
+    path = Path(os.environ.get("KFP_DDP_TERMINATION_LOG", TERMINATION_LOG))
+    with suppress(OSError):
+        if path.exists():
+            path.write_text(said)
 
 
 def _terminated(item: Object) -> bool:

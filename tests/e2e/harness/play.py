@@ -7,23 +7,31 @@ is, the one that calls it.
 
 import contextlib
 import contextvars
+import copy
 import hashlib
 import json
 import threading
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
 from kfp import components, local
-from kfp.local import logging_utils, status, subprocess_task_handler, task_handler_interface
+from kfp.local import (
+    logging_utils,
+    placeholder_utils,
+    status,
+    subprocess_task_handler,
+    task_handler_interface,
+)
 from kfp.local import utils as local_utils
 from kfp.local.orchestrator import enhanced_dag_orchestrator, task_executor
 
 from tests.e2e.harness import kfp_pods, step_pod, task_config, workflow
 from tests.e2e.harness.grounds import Folder, Grounds
-from tests.e2e.harness.running import Attempt, signal_step
+from tests.e2e.harness.running import Attempt, forget, signal_step
 
 LOST_PODS = 2  # Argo's limit for pods that are lost, in KFP's configuration
 
@@ -75,6 +83,8 @@ class Run:
         """`artifacts` reads the claim that is mounted, in each step, where `mirror` lies here."""
         self.id = str(uuid.uuid4())
         self.steps: dict[str, Step] = {}
+        self.ids: Counter[str] = Counter()
+        """How many ids tasks of a name were given."""
         self.succeeded: bool | None = None
         self.grounds = grounds
         self._document = components.load_component_from_file(str(compiled))
@@ -115,6 +125,17 @@ class Run:
         for step in list(self.steps.values()):
             if step.succeeded is None:
                 signal_step(self.grounds, step.pod)
+
+    def retried(self) -> "Run":
+        """What *Retry* makes of a run whose first step failed: the same one, from there on."""
+        assert self.succeeded is False
+        for step in self.steps.values():
+            forget(self.grounds, step.pod)
+        again = copy.copy(self)
+        again.steps, again.ids, again.succeeded = {}, Counter(), None
+        again._terminated = threading.Event()
+        again._thread = threading.Thread(target=again._play, daemon=True)
+        return again
 
     def artifact(self, task: str, name: str) -> bytes:
         """The content of an artifact that a task has put out."""
@@ -237,6 +258,7 @@ _Subprocess = subprocess_task_handler.SubprocessTaskHandler
 _indented = logging_utils.indented_print
 _logger = logging_utils.local_logger_context
 _warn = task_executor._warn_local_only_noops
+_random_id = placeholder_utils.make_random_id
 
 
 def _remembering(**known: Any) -> Any:
@@ -260,6 +282,17 @@ def _remembering(**known: Any) -> Any:
     outputs, ended = _execute(**known)
     run.steps[known["task_name"]].outputs = outputs
     return outputs, ended
+
+
+def _task_id() -> str:
+    """The id of the task that is about to run, which it has again when its run is retried."""
+    run = _run.get()
+    if run is None:
+        return str(_random_id())
+    name = _task.get().name
+    run.ids[name] += 1
+    digest = hashlib.sha256(f"{run.id}/{name}/{run.ids[name]}".encode()).hexdigest()
+    return str(int(digest[:8], 16))
 
 
 def _handler(
@@ -286,6 +319,7 @@ def _install() -> None:
 
     task_executor.execute_single_task = _remembering
     task_executor._warn_local_only_noops = unless_playing(_warn)
+    placeholder_utils.make_random_id = _task_id
     subprocess_task_handler.SubprocessTaskHandler = _handler
     logging_utils.indented_print = unless_playing(_indented)
     logging_utils.local_logger_context = unless_playing(_logger)

@@ -9,13 +9,18 @@ import urllib3
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.e2e.harness.grounds import Grounds, patiently
+from tests.e2e.harness.grounds import Grounds, patiently, until
 
 Ending = Literal["Succeeded", "Failed", "Lost"]
+SEEN = "kfp-ddp.test/seen"
 
 
 class Attempt:
-    """A pod that runs a step once; a pod that is deleted before it ended is lost."""
+    """A pod that runs a step once.
+
+    A pod that is deleted before it ended is lost, and its step is run again; unless Argo's
+    controller sees it fail before it is gone, which fails the step. See `evict`.
+    """
 
     def __init__(self, grounds: Grounds, manifest: dict[str, Any]) -> None:
         self._grounds, self._manifest = grounds, manifest
@@ -24,6 +29,8 @@ class Attempt:
         self.started = time.time()
         self.uid = ""
         self.ended: Ending | None = None
+        self.error = ""
+        """What Argo makes of how a container failed, which the UI shows as the step's error."""
 
     @property
     def name(self) -> str:
@@ -79,8 +86,13 @@ class Attempt:
         if pod.status.phase != "Pending" and self._follower is None:
             self._follower = threading.Thread(target=self._follow, daemon=True)
             self._follower.start()
-        if pod.metadata.deletion_timestamp is None and pod.status.phase in ("Succeeded", "Failed"):
+        leaves, seen = pod.metadata.deletion_timestamp, SEEN in (pod.metadata.finalizers or [])
+        if pod.status.phase in ("Succeeded", "Failed") and (leaves is None or seen):
             self._lines = self._whole_log()
+            self.error = _error(pod)
+            if seen:
+                free = {"metadata": {"finalizers": None}}
+                self._grounds.core.patch_namespaced_pod(self.name, self._grounds.namespace, free)
             self.ended = "Succeeded" if pod.status.phase == "Succeeded" else "Failed"
 
     def _whole_log(self) -> list[str]:
@@ -108,6 +120,41 @@ class Attempt:
                     if self.ended is not None:
                         return
                     self._lines += [line.decode(errors="replace") for line in lines]
+
+
+def _error(pod: Any) -> str:
+    """As Argo says it: "main: Error (exit code 143): " and the termination message, if any."""
+    for status in pod.status.container_statuses or []:
+        ended = status.state.terminated
+        if ended is not None and ended.exit_code:
+            said = f": {ended.message}" if ended.message else ""
+            return f"{status.name}: {ended.reason} (exit code {ended.exit_code}){said}"
+    return ""
+
+
+def evict(grounds: Grounds, pod: str, *, seen: bool) -> None:
+    """Delete a step's pod with its time of grace, as a drain does.
+
+    Which comes first is a race in Argo, as measured: of 9 such pods 4 were `seen` as failed by the
+    controller before they were gone, which failed the run, and 5 were run again.
+    """
+    if seen:
+        hold: Any = {"metadata": {"finalizers": [SEEN]}}
+        patiently(lambda: grounds.core.patch_namespaced_pod(pod, grounds.namespace, hold))
+    patiently(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))
+
+
+def forget(grounds: Grounds, pod: str) -> None:
+    """Remove the pod of a step that is to be run again, and wait until it is gone."""
+
+    def gone() -> bool:
+        try:
+            grounds.core.delete_namespaced_pod(pod, grounds.namespace, grace_period_seconds=0)
+        except client.ApiException as error:
+            return bool(error.status == 404)
+        return False
+
+    until(gone, f"the end of {pod}")
 
 
 def signal_step(grounds: Grounds, pod: str) -> None:

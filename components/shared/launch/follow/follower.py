@@ -72,8 +72,10 @@ class Watches:
         self.makers = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
 
-    def warnings(self) -> list[Object]:
-        """The events that say why pods of the job are not made."""
+    def warnings(self) -> list[Object] | None:
+        """The events that say why pods of the job are not made; None where none may be read."""
+        if self.events.forbidden:
+            return None
         found = list(self.events.objects.values())
         return [each for each in found if each["involvedObject"].get("name") in self.makers]
 
@@ -161,6 +163,8 @@ class Follower:
                 self.ending.warm()
                 if self.files is not None:
                     self.files.keep(look.clock)
+                if self.files is not None and self.progress is not None:
+                    self.ending.resumes_from = self.files.saved_step
                 if found := self._decide(look, limits):
                     return self._end(found, look)
                 if self.standstill and (stall := self.standstill.look(look, limits.stall)):
@@ -176,6 +180,7 @@ class Follower:
         """Take in what changed; None while the job was not seen yet."""
         title = f"{self.kind.title} {self.job['metadata']['name']}"
         self.ending.leave_if_cancelled(title)
+        self.ending.tell_of_eviction()
         if not self.watches.jobs.synced.is_set():
             return None
         if self.watches.jobs.forbidden:

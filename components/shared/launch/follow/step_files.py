@@ -1,5 +1,7 @@
 """What a step keeps in the run's folder while it follows a job: log cursors and a heartbeat.
 
+It looks there how far its checkpoints are, too.
+
 The heartbeat is a dead man's switch: rank 0 stops the job, with a checkpoint, when the file goes
 stale; see `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
 """
@@ -18,6 +20,9 @@ class StepFiles:
 
     def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
         self.printer, self.heartbeat = printer, folder.heartbeat
+        self.checkpoints = folder.checkpoints
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint; 0 for none, None until it was looked for."""
         self.cursors = folder.log_positions(job)
         """For a successor of this step, which goes on in the logs where this one ended."""
         self.saved = ""
@@ -31,6 +36,8 @@ class StepFiles:
         if clock - self.touched_at < TOUCH_SECONDS:
             return
         self.touched_at = clock
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        self.saved_step = max((int(name) for name in names if name.isdecimal()), default=0)
         try:
             self.heartbeat.touch()
         except OSError as error:

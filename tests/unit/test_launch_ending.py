@@ -1,0 +1,134 @@
+"""What a launcher says and does in the moment between SIGTERM and its end."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared.cluster.api import ApiError, Object
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow.printer import Printer
+from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
+from kfp_ddp.components.shared.launch.identity import Owner
+
+JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
+POD = "/api/v1/namespaces/space/pods/step"
+EVICTED: Object = {"metadata": {"uid": "p", "deletionTimestamp": "now"}, "spec": {"containers": []}}
+CANCELLED: Object = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
+GOES_ON = "; job x goes on and will be taken up again, unless the run ends for this"
+
+
+class Cluster:
+    """Remembers what it is asked for, and knows no pod."""
+
+    namespace = "space"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def another(self) -> "Cluster":
+        return self
+
+    def call(self, method: str, path: str, *given: Any, **more: Any) -> Object:
+        self.asked.append(f"{method} {path}")
+        if method == "GET":
+            raise ApiError(0, "", "no answer")
+        return {}
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seen: list[Object], step: int | None
+) -> None:
+    """Let the signal come to a launcher that has seen these objects."""
+    api: Any = cluster
+    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
+    ending.watches[0].objects = {each["metadata"]["uid"]: each for each in seen}
+    ending.job_path, ending.resumes_from = JOB, step
+
+    def leave(code: int) -> None:
+        assert code == 143
+
+    monkeypatch.setattr(os, "_exit", leave)
+    ending._on_signal(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize(
+    ("seen", "step", "error", "says", "asks"),
+    [
+        ([EVICTED], 40, "launcher was evicted; Retry goes on from step 40 or later", GOES_ON, []),
+        ([EVICTED], 0, "launcher was evicted; Retry goes on from step 0 or later", GOES_ON, []),
+        (
+            [EVICTED],
+            None,
+            "launcher was evicted; Retry takes its job up, or makes it anew",
+            GOES_ON,
+            [],
+        ),
+        # A run that was terminated ends its pods, too.
+        ([EVICTED, CANCELLED], 40, "stopped; job x is deleted", "", [f"DELETE {JOB}"]),
+        ([CANCELLED], 40, "stopped; job x is deleted", "", [f"DELETE {JOB}"]),
+        # Nobody knows why: its pod is asked for, which gives no answer.
+        ([], 40, "stopped; job x is deleted", "", [f"GET {POD}", f"DELETE {JOB}"]),
+    ],
+)
+def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seen: list[Object],
+    step: int | None,
+    error: str,
+    says: str,
+    asks: list[str],
+) -> None:
+    """Argo makes the error of a step of its termination message."""
+    told = tmp_path / "termination-log"
+    told.touch()
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
+    cluster = Cluster()
+    ended(monkeypatch, cluster, seen, step)
+    assert told.read_text() == error
+    assert capsys.readouterr().out.splitlines()[-1] == error + says
+    assert cluster.asked == asks
+
+
+def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "termination-log"
+    told.touch()
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
+    api: Any = Cluster()
+    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
+    ending.resumes_from = 7
+    ending.tell_of_eviction()
+    assert told.read_text() == ""
+    ending.watches[1].objects = {"p": EVICTED}
+    ending.tell_of_eviction()
+    ending.tell_of_eviction()
+    assert told.read_text() == "launcher was evicted; Retry goes on from step 7 or later"
+    assert capsys.readouterr().out == told.read_text() + "\n"
+
+
+def test_no_file_is_made_where_nobody_looks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
+    ended(monkeypatch, Cluster(), [EVICTED], 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_checkpoint_is_known_before_it_is_asked_for(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    files = StepFiles(folder, "x", Printer())
+    assert files.saved_step is None
+    files.keep(100)
+    assert files.saved_step == 0
+    for name in ("step-00000009", "step-00000040", ".step-50.tmp", "step-x", "other"):
+        (folder.checkpoints / name).mkdir(parents=True)
+    files.keep(110)
+    assert files.saved_step == 40
