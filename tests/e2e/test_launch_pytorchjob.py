@@ -241,8 +241,13 @@ def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grou
         assert step.jobs() == []
 
 
-def test_pods_that_are_forbidden_end_the_job_in_a_minute(cluster: client.ApiClient) -> None:  # noqa: F811
-    with namespace(cluster) as space:
+@pytest.mark.parametrize("events", [True, False])
+def test_pods_that_are_forbidden_end_the_job_in_a_minute(
+    cluster: client.ApiClient,  # noqa: F811
+    events: bool,
+) -> None:
+    """With the rights of `deploy/rbac` events tell; with KFP's own the API server is asked."""
+    with namespace(cluster, ours=events) as space:
         hard = {"hard": {"limits.memory": "512Mi"}}
         space.core.create_namespaced_resource_quota(
             space.namespace, {"metadata": {"name": "memory"}, "spec": hard}

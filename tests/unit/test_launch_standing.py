@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.components.shared.cluster.api import ApiError
 from kfp_ddp.components.shared.launch.follow import narrator
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.follow.standing import (
@@ -47,10 +48,10 @@ def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict
         ("ErrImagePull", "503 Service Unavailable", "image", 1200),
         ("ErrImagePull", LIMITED, "image", 1200),
         ("ImagePullBackOff", "Back-off pulling image", "image", 1200),
-        ("CreateContainerConfigError", 'secret "s" not found', "container", 60),
-        ("CreateContainerConfigError", "container has runAsNonRoot", "container", 60),
-        ("CreateContainerError", "failed to reserve container name", "container", 60),
-        ("RunContainerError", "exec: not found", "container", 60),
+        ("CreateContainerConfigError", 'secret "s" not found', "configuration", 60),
+        ("CreateContainerConfigError", "container has runAsNonRoot", "configuration", 60),
+        ("CreateContainerError", "failed to reserve container name", "container", 300),
+        ("RunContainerError", "exec: not found", "container", 300),
         ("ContainerCreating", "", None, 0),
         ("PodInitializing", "", None, 0),
     ],
@@ -100,6 +101,44 @@ def test_what_keeps_pods_from_being_made_is_in_the_newest_event(message: str, ki
     assert narrator.explain({}, State("created"), [there], events, api, 1) == {}
 
 
+JOB: dict[str, Any] = {
+    "metadata": {"name": "x"},
+    "spec": {"pytorchReplicaSpecs": {"Worker": {"template": {"metadata": {}, "spec": {}}}}},
+}
+
+
+class Refusing:
+    """Takes no pod, and says why."""
+
+    namespace = "space"
+
+    def __init__(self, status: int, message: str) -> None:
+        self.error = ApiError(status, "", message)
+
+    def call(self, method: str, path: str, body: Any, query: dict[str, str]) -> None:
+        assert (method, query) == ("POST", {"dryRun": "All"})
+        assert body["metadata"] == {"generateName": "x-"}
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "kind"),
+    [
+        (403, RESTRICTED, "forbidden"),
+        (403, QUOTA, "quota"),
+        (403, 'pods is forbidden: User "a" cannot create resource "pods"', ""),
+        (400, "admission webhook does not support dry run", ""),
+        (0, "no answer", ""),
+    ],
+)
+def test_where_events_may_not_be_read_the_server_is_asked_for_a_pod(
+    status: int, message: str, kind: str
+) -> None:
+    api: Any = Refusing(status, message)
+    found = narrator.explain(JOB, State("created"), [], None, api, 2)
+    assert found["no pods yet"].kind == kind
+
+
 def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> str:
     """The kind of the reason that has stood too long, after looks at a pod at these times."""
     before: dict[str, Stands] = {}
@@ -112,10 +151,10 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
 @pytest.mark.parametrize(
     ("seen", "pending", "kind"),
     [
-        ([(0, "container", "x"), (59, "container", "x")], 0, ""),
-        ([(0, "container", "x"), (60, "container", "x")], 0, "container"),
-        ([(0, "container", "x"), (50, "", ""), (60, "container", "x")], 0, ""),
-        ([(0, "container", "x"), (30, "image", "y"), (60, "image", "y")], 0, ""),
+        ([(0, "configuration", "x"), (59, "configuration", "x")], 0, ""),
+        ([(0, "configuration", "x"), (60, "configuration", "x")], 0, "configuration"),
+        ([(0, "configuration", "x"), (50, "", ""), (60, "configuration", "x")], 0, ""),
+        ([(0, "configuration", "x"), (30, "image", "y"), (60, "image", "y")], 0, ""),
         ([(0, "invalid image name", "x"), (5, "invalid image name", "x")], 0, "invalid image name"),
         # The kubelet waits in turn, and does not always say again what for.
         ([(0, "image refused", UNKNOWN), (60, "image", "Back-off")], 0, "image refused"),
@@ -137,8 +176,8 @@ def test_a_reason_ends_the_job_when_it_has_stood_its_time(
 
 
 def test_of_several_reasons_the_oldest_is_told() -> None:
-    before = still({}, {"b": Reason("container", "first")}, 1)
-    both = {"a": Reason("forbidden", "second"), "b": Reason("container", "first")}
+    before = still({}, {"b": Reason("configuration", "first")}, 1)
+    both = {"a": Reason("forbidden", "second"), "b": Reason("configuration", "first")}
     found = final(still(before, both, 2).values(), 99, 0)
     assert str(found) == "b: first"
 

@@ -15,6 +15,7 @@ from kfp_ddp.components.shared.launch.follow.standing import (
     Stands,
     of_containers,
     of_events,
+    of_refusal,
     still,
 )
 from kfp_ddp.components.shared.launch.job_state import State
@@ -45,7 +46,7 @@ class Narrator:
         self.standing: dict[str, Stands] = {}
         """Why each pod that cannot start does not; of a job that is over, as it was before."""
 
-    def tell(self, look: Look, events: Sequence[Object], pods: int = 0) -> None:
+    def tell(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
         """Print it if some time has passed since it was asked for; `pods` are those wanted."""
         phase = look.state.phase
         pause = self.pause if phase == self.phase == "queued" else EXPLAIN_SECONDS
@@ -67,13 +68,13 @@ def explain(
     job: Object,
     state: State,
     pods: Sequence[Object],
-    events: Sequence[Object],
+    events: Sequence[Object] | None,
     api: Api,
     wanted: int = 0,
 ) -> dict[str, Reason]:
     """What a job, by '', or each of its pods waits for; empty when all run.
 
-    Its `events` are none where they may not be read. Claims, queues and the events of pods are
+    Its `events` are None where they may not be read. Claims, queues and the events of pods are
     asked for only while a pod waits for them.
     """
     if state.phase == "queued":
@@ -86,7 +87,8 @@ def explain(
         reason = unmounted.get(name, STARTING) if found[name] == STARTING else found[name]
         if reason:
             told[pod_title(pod)] = reason
-    if len(pods) < max(1, wanted) and (kept := of_events(events)):
+    lacking = len(pods) < max(1, wanted)
+    if lacking and (kept := of_events(events) if events is not None else _refused(job, api)):
         told[NO_PODS if not pods else f"{len(pods)} of {wanted} pods"] = kept
     elif not pods:
         told[NO_PODS] = Reason("", "the operator has not made them")
@@ -100,6 +102,20 @@ def in_words(found: Mapping[str, Reason]) -> str:
         by_text.setdefault(reason.text, []).append(who)
     lines = ((", ".join(sorted(who)), text) for text, who in by_text.items())
     return "; ".join(f"{who}: {text}" if who else text for who, text in lines)
+
+
+def _refused(job: Object, api: Api) -> Reason | None:
+    """Why the API server takes no pod of a job of the Training Operator, by asking it for one."""
+    parts = (part for name, part in job["spec"].items() if name.endswith("ReplicaSpecs"))
+    for replica in (each for part in parts for each in part.values()):
+        name = {"generateName": f"{job['metadata']['name']}-"}
+        body = {**replica["template"], "metadata": {**replica["template"]["metadata"], **name}}
+        try:
+            api.call("POST", core(api.namespace, "pods"), body, {"dryRun": "All"})
+        except ApiError as error:
+            if error.status == 403 and "cannot create" not in error.message:
+                return of_refusal(error.message)
+    return None
 
 
 def _of_pod(pod: Object, api: Api) -> Reason | None:

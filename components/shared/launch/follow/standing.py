@@ -15,7 +15,8 @@ FINAL_AFTER = {
     "image not on the node": 60.0,
     "image refused": 60.0,  # the registry answers, and has none or gives none
     "image": 20 * 60.0,  # it does not answer: it may be down
-    "container": 60.0,  # a Secret or ConfigMap that is not there, a user that is refused
+    "configuration": 60.0,  # a Secret or ConfigMap that is not there, a user that is refused
+    "container": 5 * 60.0,  # the container runtime cannot: its node may be overloaded
     "forbidden": 60.0,
     "quota": 60.0,  # or pending_minutes where those are given: others may give it back
 }
@@ -23,7 +24,8 @@ MAY_PASS = ("quota", "image")
 
 PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 FAILED = ("FailedCreatePod", "FailedCreate")
-CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+CONFIG = "CreateContainerConfigError"
+START = ("CreateContainerError", "RunContainerError")
 REFUSED = re.compile(
     r"not found|does not exist|unauthorized|authentication required|denied|forbidden"
     r"|manifest unknown|no match for platform",
@@ -66,19 +68,22 @@ def of_containers(pod: Object) -> Reason | None:
         if why in PULL:
             kind = "image refused" if REFUSED.search(message) else "image"
             return Reason(kind, f"{pull}; check its name and image_pull_secrets")
-        if why in CONFIG:
+        if why == CONFIG or why in START:
             hint = "; set run_as_user, or non_root=false" if "runAsNonRoot" in message else ""
-            return Reason("container", f"cannot start ({why}: {message}){hint}")
+            kind = "configuration" if why == CONFIG else "container"
+            return Reason(kind, f"cannot start ({why}: {message}){hint}")
     return None
 
 
 def of_events(events: Iterable[Object]) -> Reason | None:
     """What keeps the pods of a job from being made, by the newest that tells of it."""
     failed = [each for each in events if each.get("reason") in FAILED]
-    if not failed:
-        return None
-    message = short(str(max(failed, key=_last).get("message", "")))
-    kind = "no pods"
+    return of_refusal(str(max(failed, key=_last).get("message", ""))) if failed else None
+
+
+def of_refusal(said: str) -> Reason:
+    """The reason in what the API server says of a pod that it does not take."""
+    message, kind = short(said), "no pods"
     if "quota" in message:
         kind = "quota"
     elif FORBIDDEN.search(message):
