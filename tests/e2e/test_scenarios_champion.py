@@ -1,7 +1,6 @@
 """Two recurring runs that overlap and have one champion between them."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from kfp import compiler, dsl, kubernetes
@@ -18,10 +17,7 @@ EXPORTS = "models/squares"
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def prepare(folder: str, seed: int) -> NamedTuple(
-    "Prepared",  # type: ignore[valid-type]
-    [("checkpoint", str), ("run_dir", str), ("data", str)],
-):
+def prepare(run_dir: str, data: str, seed: int) -> str:
     """Leave what a train step leaves: a network that differs by its seed, and the images."""
     from pathlib import Path
 
@@ -33,19 +29,18 @@ def prepare(folder: str, seed: int) -> NamedTuple(
     from kfp_ddp.training.model import build
 
     Path("/work/models").mkdir(exist_ok=True)
-    data, run_dir = Path(folder, "data"), Path(folder, "run")
     for name, colour in (("blue", (9, 9, 200)), ("red", (200, 9, 9))):
-        (data / "val" / name).mkdir(parents=True)
+        split = Path(data, "val", name)
+        split.mkdir(parents=True)
         for number in range(4):
-            Image.new("RGB", (16, 16), colour).save(data / "val" / name / f"{number}.png")
-    config = TrainConfig(data=str(data), output_dir=str(run_dir), model="cifar_resnet8")
+            Image.new("RGB", (16, 16), colour).save(split / f"{number}.png")
+    config = TrainConfig(data=data, output_dir=run_dir, model="cifar_resnet8")
     torch.manual_seed(seed)
     state = {"model": build(config.model, 2).state_dict(), "ema": None}
     manifest = checkpoint.manifest_of(
         config.model_copy(update={"image_size": 16}), ("blue", "red"), epoch=1, world_size=1
     )
-    made = checkpoint.write(run_dir / "checkpoints", 1, state, manifest)
-    return str(made), str(run_dir), str(data)
+    return str(checkpoint.write(Path(run_dir, "checkpoints"), 1, state, manifest))
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
@@ -62,13 +57,15 @@ def meet(folder: str, run_id: str, runs: int, version: str) -> str:
 
 
 @dsl.pipeline(name="last-steps")  # type: ignore[untyped-decorator]
-def last_steps(folder: str, seed: int, meeting: str, runs: int, work_claim: str) -> None:
+def last_steps(
+    run_dir: str, data: str, seed: int, meeting: str, runs: int, work_claim: str
+) -> None:
     """What follows a training, with a wait between gate and export."""
-    trained = prepare(folder=folder, seed=seed)
+    trained = prepare(run_dir=run_dir, data=data, seed=seed)
     evaluated = evaluate(
-        checkpoint=trained.outputs["checkpoint"],
-        run_dir=trained.outputs["run_dir"],
-        dataset_path=trained.outputs["data"],
+        checkpoint=trained.output,
+        run_dir=run_dir,
+        dataset_path=data,
         champion=f"/work/{EXPORTS}",
     )
     verdict = gate(
@@ -84,9 +81,9 @@ def last_steps(folder: str, seed: int, meeting: str, runs: int, work_claim: str)
         version=verdict.outputs["champion_version"],
     )
     exported = export(
-        checkpoint=trained.outputs["checkpoint"],
-        run_dir=trained.outputs["run_dir"],
-        dataset_path=trained.outputs["data"],
+        checkpoint=trained.output,
+        run_dir=run_dir,
+        dataset_path=data,
         evaluation=evaluated.outputs["evaluation"],
         model_name="squares",
         destination="/work/models",
@@ -134,7 +131,8 @@ def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
 def begin(scene: Scene, document: Path, *, seed: int, meeting: str, runs: int) -> Run:
     return scene.run(
         document,
-        folder=f"/work/runs/{seed}",
+        run_dir=f"/work/runs/{seed}",
+        data=f"/work/data/{seed}",
         seed=seed,
         meeting=f"/work/meetings/{meeting}",
         runs=runs,
