@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kfp_ddp.base import lease
-from kfp_ddp.base.errors import StorageError
+from kfp_ddp.base.errors import FULL, StorageError
 from kfp_ddp.base.files import atomic_write, folder_below, fsync, open_below
 from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.disk import (
@@ -143,7 +143,7 @@ class Store:
         not ours to write is not ours to remove either.
 
         Raises:
-            StorageError: a link stands where the leases must be.
+            StorageError: something else stands where the lease must be.
         """
         version, leases = self.version(digest), self.leases(digest)
         try:
@@ -153,10 +153,13 @@ class Store:
             return False
         except OSError:
             return True
-        with contextlib.suppress(OSError):
-            if run_id:
-                plain_folder(self.root, leases)
-                lease.leave(leases, run_id)
+        if run_id:
+            try:
+                with folder_below(self.root, leases.relative_to(self.root), make=True):
+                    lease.leave(leases, run_id)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise unwritable(leases, error) from error
         return True
 
     def leases(self, digest: str) -> Path:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kfp_ddp.base.files import folder_below
+
 RENEWED_EVERY = 60.0
 LASTING_SECONDS = 900.0
 """How long a lease counts that nobody renews: a pod may lose its node's storage for minutes."""
 _LEFT = "left"
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -63,17 +65,18 @@ def held(folder: Path, alive: Callable[[str], bool] = lambda holder: False) -> l
         return []
     now = _now(folder)
     found = set()
-    for entry in list(os.scandir(folder)):
-        holder, _, number = entry.name.rpartition(".")
-        try:
-            age = now - entry.stat(follow_symlinks=False).st_mtime
-        except FileNotFoundError:
-            continue
-        if age < LASTING_SECONDS or alive(holder):
-            found.add(holder)
-        elif number:
-            with contextlib.suppress(OSError):
-                os.unlink(entry.path)
+    with folder_below(folder.parent, folder.name) as opened:
+        for entry in list(os.scandir(opened)):
+            holder, _, number = entry.name.rpartition(".")
+            try:
+                age = now - entry.stat(follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                continue
+            if age < LASTING_SECONDS or alive(holder):
+                found.add(holder)
+            elif number:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.name, dir_fd=opened)
     return sorted(found)
 
 
@@ -85,11 +88,12 @@ def _renew(lease: Path, over: threading.Event) -> None:
 
 def _touch(lease: Path) -> None:
     """Make the file if need be, and set its time by the clock of its file system."""
-    descriptor = os.open(lease, _NEW, 0o644)
-    try:
-        os.utime(descriptor)
-    finally:
-        os.close(descriptor)
+    with folder_below(lease.parent.parent, lease.parent.name) as folder:
+        descriptor = os.open(lease.name, _NEW, 0o644, dir_fd=folder)
+        try:
+            os.utime(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _now(folder: Path) -> float:

@@ -53,24 +53,27 @@ def state(folder: Path) -> dict[str, tuple[object, ...]]:
 
 
 def plant(target: Path, other: Path, choose: random.Random, digests: list[str]) -> str:
-    """Put a link in the place of something in the target; its name."""
+    """Put a link, or a pipe, in the place of something in the target; its name."""
     there = [str(path.relative_to(target)) for path in target.rglob("*")]
     planned = [name.replace("{d}", digest) for name in FIXED for digest in digests]
     name = choose.choice([*there, *planned, *planned])
     path = target / name
     if any(parent.is_symlink() for parent in path.parents if parent != target):
         return ""
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or path.is_file() or path.is_fifo():
         path.unlink()
     elif path.is_dir():
         shutil.rmtree(path)
     elif not path.parent.is_dir():
-        if any(parent.is_file() for parent in path.parents):
+        if any(parent.exists() and not parent.is_dir() for parent in path.parents):
             return ""
         path.parent.mkdir(parents=True)
     same = other / name
     kinds = [other, other / "top", other / "run-0.left", other / "none", same, same]
-    path.symlink_to(choose.choice(kinds))
+    if choose.random() < 0.2:
+        os.mkfifo(path)
+    else:
+        path.symlink_to(choose.choice(kinds))
     return name
 
 

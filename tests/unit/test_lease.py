@@ -82,3 +82,29 @@ def test_a_link_in_the_place_of_a_lease_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"symbolic|links"):
         lease.leave(leases, "run")
     assert outside.stat().st_mtime == before
+
+
+@pytest.mark.parametrize("planted", ["folder", "lease", "pipe"])
+def test_planted_link_is_not_followed(tmp_path: Path, planted: str) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "leases"
+    outside.mkdir()
+    (outside / "run.left").write_text("mine")
+    _age(outside / "run.left", 10 * lease.LASTING_SECONDS)
+    before = (outside / "run.left").stat()
+    if planted == "folder":
+        folder.symlink_to(outside)
+        with pytest.raises(NotADirectoryError):
+            lease.leave(folder, "run")
+        with pytest.raises(NotADirectoryError):
+            lease.held(folder)
+    else:
+        folder.mkdir()
+        if planted == "pipe":
+            os.mkfifo(folder / "run.left")
+        else:
+            (folder / "run.left").symlink_to(outside / "run.left")
+        with pytest.raises(OSError, match=r"links|device"):
+            lease.leave(folder, "run")
+        lease.held(folder)
+    assert (outside / "run.left").stat() == before
+    assert list(outside.iterdir()) == [outside / "run.left"]
