@@ -137,7 +137,7 @@ def test_epochs_alone_and_a_small_dataset_need_nothing_else(tiny: Path, tmp_path
     }
     done = pipeline(arguments, tmp_path)
     assert done.returncode == 0, done.stdout
-    config = json.loads(next(tmp_path.glob("work/*/config.json")).read_text())
+    config = json.loads(next(tmp_path.glob("work/*/*/config.json")).read_text())
     assert (config["epochs"], config["batch_size"]) == (2, 8)
     assert 0 < config["warmup_epochs"] < 2
 
