@@ -49,12 +49,12 @@ for name in $1; do
     device=$([ "$name" = "$image" ] && echo cuda || echo cpu)
     echo "building $name, see $out/$name.log"
     buildah bud --build-arg "BASE=$BASE" --build-arg "DEVICE=$device" "${mounts[@]}" \
-        --tag "$name" --file "images/$image/Dockerfile" . > "$out/$name.log" 2>&1 \
+        --tag "localhost/$name" --file "images/$image/Dockerfile" . > "$out/$name.log" 2>&1 \
         || { tail -n 20 "$out/$name.log" >&2; exit 1; }
     rm -f "$out/$name.tar"
-    buildah push --quiet "$name" "docker-archive:$out/$name.tar:$registry/$image:$version"
+    buildah push --quiet "localhost/$name" "docker-archive:$out/$name.tar:$registry/$image:$version"
     mkdir -p "$out/$name"
-    buildah inspect --type image "$name" > "$out/$name/config.json"
-    ln -sfn "$(buildah mount "$(buildah from --pull-never "$name")")" "$out/$name/root"
+    buildah inspect --type image "localhost/$name" > "$out/$name/config.json"
+    ln -sfn "$(buildah mount "$(buildah from --pull-never "localhost/$name")")" "$out/$name/root"
 done
 "${@:2}"
