@@ -1,7 +1,7 @@
 """`python -m tests.mutants [part ...]`: change the code that decides, and see that tests notice.
 
-Each part is mutated by mutmut in a copy of its own below build/mutants, where a second call goes on
-with what the first left, and tried with the fast tests that cover it. Prints the share of mutants
+Each part is mutated by mutmut in a copy of its own below build/mutants and tried with the fast tests that
+cover it; a second call tries again what the first left alive. Prints the share of mutants
 that were noticed, and the others by name: `mutmut show NAME` in the copy shows one.
 """
 
@@ -54,8 +54,8 @@ PARTS = {
         ("components/data_sync/versions",),
         ("integration/test_sync_versions", "integration/test_sync_leases"),
     ),
-    "lease": Part(("base/lease",), ("unit/test_lease",)),
-    "gate": Part(("components/gate/rules",), ("unit/test_gate_rules",)),
+    "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
+    "gate": Part(("components/gate/rules",), ("unit/test_gate_rules", "unit/test_gate_words")),
     "measure": Part(("components/evaluate/measure",), ("unit/test_evaluate_measure",)),
     "prove": Part(("components/export/prove",), ("unit/test_export_prove",)),
 }
@@ -103,7 +103,14 @@ def prepare(name: str, part: Part) -> Path:
     for tree in ("kfp_ddp", "tests"):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / tree, folder / tree, ignore=unwanted, dirs_exist_ok=True)
-    shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
+    for made in ("tests", "mutmut-stats.json"):
+        tree = folder / "mutants" / made
+        shutil.rmtree(tree) if tree.is_dir() else tree.unlink(missing_ok=True)
+    for meta in folder.glob("mutants/**/*.py.meta"):
+        said = json.loads(meta.read_text())
+        codes = said["exit_code_by_key"]
+        said["exit_code_by_key"] = {m: c if c in NOTICED else None for m, c in codes.items()}
+        meta.write_text(json.dumps(said))
     modules = [f"kfp_ddp/{module}.py" for module in part.modules]
     tests = [f"tests/{test}.py" for test in part.tests]
     settings = SETTINGS.format(modules=json.dumps(modules), tests=json.dumps(tests))

@@ -1,0 +1,95 @@
+"""Each rule at its bound, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.gate.rules import (
+    Rules,
+    at_least,
+    at_most,
+    champion_checks,
+    own_checks,
+    verdict_of,
+)
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation
+
+
+def evaluation(**changed: Any) -> Evaluation:
+    return Evaluation.model_construct(
+        **{
+            "split": "val",
+            "samples": 100,
+            "correct": 90,
+            "accuracy": 0.9,
+            "accuracy_low": 0.85,
+            "calibration_error": 0.25,
+            "classes": [],
+            **changed,
+        }
+    )
+
+
+def of(*samples: int) -> list[ClassResult]:
+    return [
+        ClassResult(name=f"c{i}", samples=count, precision=1, recall=0.5 + i / 10, f1=1)
+        for i, count in enumerate(samples)
+    ]
+
+
+def test_a_bound_itself_is_met() -> None:
+    assert (at_least("x", 0.5, 0.5).holds, at_least("x", 0.4999, 0.5).holds) == (True, False)
+    assert (at_most("x", 0.5, 0.5).holds, at_most("x", 0.5001, 0.5).holds) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "said"),
+    [
+        (0.5, 0.25, "x 0.5000 > 0.25"),
+        (0.5, 0.5, "x 0.5000 <= 0.5"),
+        (0.50001, 0.5, "x 0.50001 > 0.5"),
+        (0.00001, 0.5, "x 1e-05 <= 0.5"),
+        (0.0, 0.5, "x 0.0000 <= 0.5"),
+        (0.99999, 1.0, "x 0.99999 <= 1"),
+        (0.99999, 0.5, "x 1.0000 > 0.5"),
+        (1.0, 0.5, "x 1.0000 > 0.5"),
+        (1.0, 1.0, "x 1.0000 <= 1"),
+    ],
+)
+def test_as_many_decimals_as_tell_a_value_from_its_bound(
+    value: float, bound: float, said: str
+) -> None:
+    assert at_most("x", value, bound).words == said
+
+
+def test_calibration_is_asked_where_it_is_bounded_and_known() -> None:
+    asked = Rules(max_calibration_error=0.2)
+    assert [check.holds for check in own_checks(asked, 0.9, evaluation())] == [True, False]
+    assert len(own_checks(asked, 0.9, None)) == 1
+    assert len(own_checks(Rules(), 0.9, evaluation())) == 1
+    assert len(own_checks(Rules(), 0.9, None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        ((1, 0, 1), "class c1 has no samples in val, so no recall >= 0.1"),
+        ((0, 0, 1), "class c0 and 1 more has no samples in val, so no recall >= 0.1"),
+        ((0, 0, 0), "class c0 and 2 more has no samples in val, so no recall >= 0.1"),
+    ],
+)
+def test_classes_without_samples_are_counted(samples: tuple[int, ...], said: str) -> None:
+    rules = Rules(min_class_recall=0.1)
+    check = own_checks(rules, 0.9, evaluation(classes=of(*samples)))[1]
+    assert (check.holds, check.words) == (False, said)
+
+
+def test_a_verdict_tells_what_decided_it() -> None:
+    champion = evaluation(correct=80)
+    (gained,) = champion_checks(Rules(min_improvement=0.1), evaluation(), champion, None)
+    assert gained.words == "improvement on the champion 0.1000 >= 0.1"
+    missed = [at_least("a", 0.1, 0.5), gained, at_least("b", 0.2, 0.5)]
+    assert verdict_of(missed) == (False, "not blessed: a 0.1000 < 0.5; b 0.2000 < 0.5")
+    passed, words = verdict_of([gained, gained])
+    assert passed
+    assert words == f"blessed: {gained.words}; {gained.words}"
