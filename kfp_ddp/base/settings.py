@@ -21,6 +21,8 @@ class Settings(BaseModel):
     """What the patterns of fields ask for, in words."""
     own: ClassVar[frozenset[str]] = frozenset()
     """Fields that a step sets itself, which nobody can give."""
+    secret: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose values no error tells."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -70,7 +72,8 @@ class Settings(BaseModel):
         reason = re.sub(r"^(Input|String|Value) ", "it ", message)
         if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
             reason = f"it should be {words}"
-        return f"{'.'.join(path)}={value!r} cannot be used: {reason} ({what})"
+        shown = "" if name in cls.secret else f"={value!r}"
+        return f"{'.'.join(path)}{shown} cannot be used: {reason} ({what})"
 
 
 def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings, split
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 
 class Engine(Settings):
@@ -60,3 +61,10 @@ def test_a_value_out_of_range_tells_what_the_setting_means() -> None:
     )
     assert Engine.choices("fuel") == ("", "oil", "gas")
     assert Engine.choices("speed") == ()
+
+
+@pytest.mark.parametrize("given", [{"env": {"TOKEN": 5150}}, {"env_vars": [5150]}])
+def test_a_value_that_may_be_secret_is_not_told(given: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=r"^env.* cannot be used: ") as raised:
+        LaunchSpec.create(image="i", command=["c"], **given)
+    assert "5150" not in str(raised.value)

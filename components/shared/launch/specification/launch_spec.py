@@ -1,6 +1,6 @@
 """The one typed description of a distributed job, from which every kind of job is written."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -51,6 +51,7 @@ class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
     patterns = IN_WORDS
+    secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars"})
 
     kind: KindName = "pytorchjob"
     """Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of Kubeflow
