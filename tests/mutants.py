@@ -1,8 +1,8 @@
 """`python -m tests.mutants [part ...]`: change the code that decides, and see that tests notice.
 
-Each part is mutated by mutmut in a copy of its own below build/mutants and tried with the fast tests that
-cover it; a second call tries again what the first left alive. Prints the share of mutants
-that were noticed, and the others by name: `mutmut show NAME` in the copy shows one.
+Each part is mutated by mutmut in a copy of its own below build/mutants, and tried with the fast
+tests that cover it; a second call tries again what the first left alive. Prints the share of
+mutants that were noticed, and the others by name: `mutmut show NAME` in the copy shows one.
 """
 
 import json
@@ -103,9 +103,8 @@ def prepare(name: str, part: Part) -> Path:
     for tree in ("kfp_ddp", "tests"):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / tree, folder / tree, ignore=unwanted, dirs_exist_ok=True)
-    for made in ("tests", "mutmut-stats.json"):
-        tree = folder / "mutants" / made
-        shutil.rmtree(tree) if tree.is_dir() else tree.unlink(missing_ok=True)
+    shutil.rmtree(folder / "mutants" / "tests", ignore_errors=True)
+    (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
     for meta in folder.glob("mutants/**/*.py.meta"):
         said = json.loads(meta.read_text())
         codes = said["exit_code_by_key"]
