@@ -7,14 +7,21 @@ import re
 import subprocess
 import sys
 import warnings
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kfp_ddp.components.data_sync import engine
 from kfp_ddp.components.data_sync.meter import Meter
+from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.progress import Progress
+from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
+from tests.serving import serving
 
 PROGRAM = "from kfp_ddp.cli import main; main()"
 
@@ -89,6 +96,47 @@ def test_bad_input_is_the_last_line_of_the_step(
     text = "".join(capfd.readouterr())
     assert re.search(message, text)
     assert "Traceback" not in text
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def step(tmp_path: Path, **inputs: str) -> SimpleNamespace:
+    """Run the step as KFP does; its artifact `version`."""
+    made = [SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "md")]
+    given = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": "", **inputs}
+    engine.run(version=made[0], report=made[1], options={}, **given)
+    return made[0]
+
+
+def test_signature_of_an_address_is_stored_and_printed_nowhere(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = sync(str(source), tmp_path / "first", Options()).path
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(version)))
+    with serving(server) as base:
+        made = step(tmp_path, source=f"{base}/_MANIFEST.jsonl?sig=S3CRET")
+        assert made.metadata["source"] == f"{base}/_MANIFEST.jsonl"
+        with pytest.raises(SystemExit) as refused:
+            step(tmp_path, source=f"{base}/none.jsonl?sig=S3CRET")
+    told = [str(refused.value), str(made.metadata), *capsys.readouterr()]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 8
+    assert not any("S3CRET" in text for text in told)
+    assert not any(b"S3CRET" in data for data in written)
+
+
+def test_step_leaves_a_lease_for_its_run(source: Path, tmp_path: Path) -> None:
+    digest = str(step(tmp_path, source=str(source), run_id="run-1").metadata["digest"])
+    step(tmp_path, source=str(source), run_id="run-2")
+    step(tmp_path, source=str(source))
+    leases = tmp_path / "data/.kfsync/leases"
+    assert sorted(path.name for path in leases.rglob("*.left")) == ["run-1.left", "run-2.left"]
+    assert [path.name for path in leases.iterdir()] == [digest[:12]]
+    with pytest.raises(SystemExit, match=r"run_id '\.\./x' cannot name a folder"):
+        step(tmp_path, source=str(source), run_id="../x")
 
 
 def kfp_ddp(*arguments: str) -> "subprocess.CompletedProcess[str]":
