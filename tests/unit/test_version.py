@@ -13,7 +13,17 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_the_version_is_told_once() -> None:
     found = subprocess.run(
-        ["git", "grep", "-l", "--fixed-strings", __version__, "--", ":!*.lock", ":!compiled"],
+        [
+            "git",
+            "grep",
+            "-l",
+            "--fixed-strings",
+            __version__,
+            "--",
+            ":!*.lock",
+            ":!compiled",
+            ":!tests",
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
