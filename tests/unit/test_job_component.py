@@ -27,11 +27,14 @@ EXAMPLES: dict[str, Any] = {
     "elastic": "1:2",
     "resources": {"limits": {"cpu": "4"}},
     "claims": {"/data": "images:ro"},
+    "capabilities": ["IPC_LOCK"],
+    "rdma_resource": "rdma/hca",
 }
 # What a setting cannot be given without.
 WITH: dict[str, dict[str, Any]] = {
     "runtime": {"kind": "trainjob"},
     "queue": {"scheduler": "kueue"},
+    "rdma_resource": {"nccl_infiniband": "on"},
 }
 
 
