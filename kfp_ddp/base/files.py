@@ -3,15 +3,18 @@
 import contextlib
 import errno
 import os
+import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_KEPT_OPEN = 256
+_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+_KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
+"""Folders that stay open; connections and files need descriptors too."""
 
 
 def fsync(path: Path) -> None:
@@ -42,11 +45,8 @@ def folder_below(root: Path, name: str | Path = "", make: bool = False) -> Itera
         OSError: it is not there, or a link or a file stands on the way; with its whole path.
         ValueError: the name leads out of `root`.
     """
-    descriptor = _open_folder(root, name, make)
-    try:
+    with _closing(_open_folder(root, name, make)) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class Folders:
@@ -57,38 +57,52 @@ class Folders:
 
     def __init__(self, root: Path, below: str | Path = "", make: bool = False) -> None:
         self._root, self._below, self._make = root, Path(below), make
-        self._known: dict[str, int] = {}
+        self._known: dict[str, contextlib.nullcontext[int]] = {}
 
-    @contextlib.contextmanager
-    def at(self, name: str) -> Iterator[int]:
+    def at(self, name: str) -> contextlib.AbstractContextManager[int]:
         """The descriptor of a folder, '' for the root; see `folder_below`."""
-        found = self._known.get(name)
-        if found is not None:
-            yield found
-            return
-        opened = _open_folder(self._root, self._below / name, self._make)
-        if len(self._known) < _KEPT_OPEN and self._known.setdefault(name, opened) == opened:
-            yield opened
-            return
-        try:
-            yield opened
-        finally:
-            os.close(opened)
+        return self._known.get(name) or self._open(name)
+
+    def _open(self, name: str) -> contextlib.AbstractContextManager[int]:
+        if name:
+            with self.at("") as top:
+                opened = _walk(top, name.split("/"), self._make, self._root / self._below)
+        else:
+            opened = _open_folder(self._root, self._below, self._make)
+        if len(self._known) < _KEPT_OPEN:
+            kept = contextlib.nullcontext(opened)
+            found = self._known.setdefault(name, kept)
+            if found is kept:
+                return kept
+        return _closing(opened)
 
     def close(self) -> None:
         """Close them; the next `at` opens its folder again."""
         while self._known:
-            os.close(self._known.popitem()[1])
+            os.close(self._known.popitem()[1].enter_result)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _open_folder(root: Path, name: str | Path, make: bool) -> int:
-    parts = Path(name).parts
-    if ".." in parts or Path(name).is_absolute():
+    if Path(name).is_absolute():
         raise ValueError(f"{name!s} is no folder below {root}")
-    descriptor = os.open(root, _FOLDER)
-    path = Path(root)
-    for part in parts:
-        path /= part
+    with _closing(os.open(root, _FOLDER)) as top:
+        return _walk(top, Path(name).parts, make, Path(root))
+
+
+def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
+    """A descriptor of its own for the folder that these names lead to, from an open one."""
+    if ".." in parts:
+        raise ValueError(f"{'/'.join(parts)} is no folder below {root}")
+    descriptor = os.dup(top)
+    for at, part in enumerate(parts):
         above = descriptor
         try:
             made = make and _make_folder(part, above)
@@ -96,7 +110,7 @@ def _open_folder(root: Path, name: str | Path, make: bool) -> int:
             if made:
                 os.fchmod(descriptor, 0o755)  # whatever the umask
         except OSError as error:
-            error.filename = str(path)
+            error.filename = str(root.joinpath(*parts[: at + 1]))
             raise
         finally:
             os.close(above)

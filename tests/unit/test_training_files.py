@@ -3,10 +3,12 @@
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base import files
 from kfp_ddp.base.files import atomic_write, durable, folder_below, open_below
 
 
@@ -124,3 +126,28 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
 def test_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no folder below"), folder_below(tmp_path, name, True):
         pass
+
+
+@pytest.mark.parametrize("kept", [0, 2, 100])
+def test_folders_open_each_folder_however_many_stay_open(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_KEPT_OPEN", kept)
+    before = len(os.listdir("/proc/self/fd"))
+    folders = files.Folders(tmp_path, "below", make=True)
+
+    def look(number: int) -> None:
+        name = f"a/{number % 10}"
+        with folders.at(name) as folder:
+            assert os.path.samestat(os.fstat(folder), (tmp_path / "below" / name).stat())
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(look, range(400)))
+    folders.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    (tmp_path / "below/b").symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError, match="below/b'"), folders.at("b/c"):
+        pass
+    with pytest.raises(ValueError, match="no folder below"), folders.at("a/../.."):
+        pass
+    folders.close()
