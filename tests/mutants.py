@@ -36,7 +36,7 @@ PARTS = {
         ("training/checkpoint",), ("unit/test_training_checkpoint", "unit/test_training_damage")
     ),
     "resume": Part(
-        ("training/resume",), ("unit/test_training_checkpoint", "unit/test_training_goes_on")
+        ("training/resume",), ("unit/test_training_begins", "unit/test_training_checkpoint")
     ),
     "optim": Part(("training/optim",), ("unit/test_training_start", "unit/test_training_optim")),
     "follow": Part(
