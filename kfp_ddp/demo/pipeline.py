@@ -20,6 +20,8 @@ def run(arguments: dict[str, object], pipeline_root: str) -> None:
 
     # The steps run in this Python, whatever their image is called.
     warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
+    # What steps take of a cluster is nothing here.
+    warnings.filterwarnings("ignore", message=r"Task '.*': settings .* have no effect")
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=pipeline_root)
     components.load_component_from_file(str(COMPILED))(**arguments)
 
