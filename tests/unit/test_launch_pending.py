@@ -99,7 +99,7 @@ def test_a_volume_that_is_not_mounted_is_told_from_the_events(reason: str, remed
     assert remedy in said
     api.answer["items"].clear()
     assert explain(JOB, State("created"), [pod], [], api) == "job-master-0: starting"
-    assert explain(JOB, State("created"), [pod], [], Answers()) == "job-master-0: starting"  # type: ignore[arg-type]
+    assert explain(JOB, State("created"), [pod], [], Answers()) == "job-master-0: starting"
 
 
 def test_an_unbound_claim_is_named_with_its_class() -> None:
