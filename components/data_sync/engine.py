@@ -58,8 +58,6 @@ def run(
     if result.planned:
         print("\n".join(reports.table(result)))
     print(reports.line(result), flush=True)
-    if result.kept_why:
-        print(f"no old version was removed: {result.kept_why}", flush=True)
     facts = {
         "dataset": result.dataset,
         "source": result.source,

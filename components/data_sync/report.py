@@ -18,10 +18,11 @@ def line(result: Result) -> str:
     if result.unchanged:
         return f"{head}; unchanged, nothing copied ({result.seconds:.2f} s)"
     rate = result.downloaded_bytes / max(result.seconds, 1e-3)
-    return (
+    text = (
         f"{head}; downloaded {result.downloaded:,} ({human(result.downloaded_bytes)}), linked "
         f"{result.linked:,}, resumed {result.resumed:,} in {result.seconds:.1f} s, {human(rate)}/s"
     )
+    return f"{text}; no old version was removed: {result.kept_why}" if result.kept_why else text
 
 
 def table(result: Result) -> list[str]:

@@ -105,6 +105,7 @@ def test_nothing_goes_where_the_cluster_cannot_be_seen(
     assert first.path.is_dir()
     assert "which runs live cannot be seen" in second.kept_why
     assert "none, though there are: which runs live" in report.markdown(second)
+    assert "no old version was removed: which runs live cannot be seen" in report.line(second)
 
 
 def test_version_that_is_handed_out_while_others_are_removed_stays(

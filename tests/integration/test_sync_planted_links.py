@@ -81,7 +81,7 @@ def plant(target: Path, other: Path, choose: random.Random, digests: list[str]) 
 def test_nothing_outside_changes_whatever_is_planted_where(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     refused = whole = 0
-    for case in range(30):
+    for case in range(20):
         base = tmp_path / str(case)
         source, target, other = base / "source", base / "target", base / "other"
         objects = {name: choose.randbytes(choose.choice([0, 5, 300])) for name in NAMES}
@@ -121,8 +121,8 @@ def test_nothing_outside_changes_whatever_is_planted_where(tmp_path: Path, seed:
                         assert not (found.path / name).is_symlink()
         assert state(other) == before, (case, planted, settings)
         shutil.rmtree(base)
-    assert refused >= 2
-    assert whole >= 8
+    assert refused >= 1
+    assert whole >= 5
 
 
 def write(source: Path, objects: dict[str, bytes]) -> None:
