@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,16 +28,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """At the end of a run all around the tests' own folders has the modes and owners it had."""
-    around = list(tmp_path_factory.getbasetemp().parents)
+    """At the end of a run all around the tests' own folders is as it was: files, modes, owners."""
+    own = tmp_path_factory.getbasetemp()
+    around, before = list(own.parents), Path(tempfile.gettempdir())
+    left = set(before.glob("kfp-ddp*"))
     for folder, folders, files in os.walk(CHECKOUT):
         folders[:] = [name for name in folders if name not in MADE and name[0] != "."]
         around += [Path(folder, name) for name in (".", *files)]
-    before = rights(around)
-    yield
-    after = rights(list(before))
-    changed = [path for path, found in after.items() if found != before[path]]
+    seen = rights(around)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+    after = rights(list(seen))
+    changed = [path for path, found in after.items() if found != seen[path]]
     assert not changed, f"a test changed mode or owner of {', '.join(map(str, changed))}"
+    new = set(before.glob("kfp-ddp*")) - left
+    assert not new, f"a test left {', '.join(map(str, new))}"
 
 
 def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:

@@ -76,7 +76,8 @@ def test_where_it_cannot_be_seen_which_runs_live_all_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    kube_config = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(kube_config, str(tmp_path / "none"))  # read from KUBECONFIG by its import
     for name in ("own", "old"):
         folder(tmp_path, name, 30.0)
     said = run("own", "local", {"keep_runs": 1}, str(tmp_path))
