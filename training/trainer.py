@@ -55,7 +55,7 @@ class Trainer:
     ) -> None:
         self.config, self.world = config, world
         self.train_split, self.val_split = train_split, val_split
-        self.classes = train_split.index.classes
+        classes = train_split.index.classes
         self.stop = Stop(world)
         self.sampler = ResumableSampler(
             samples=len(train_split.index),
@@ -71,9 +71,9 @@ class Trainer:
         torch.manual_seed(config.seed)
         bf16 = config.precision == "bf16"
         sharded = config.strategy == "fsdp" and world.size > 1
-        network = model.build(config.model, len(self.classes), config.blur_pool)
+        network = model.build(config.model, len(classes), config.blur_pool)
         if config.init_from:
-            resume.initialise(network, config, self.classes, say=world.first)
+            resume.initialise(network, config, classes, say=world.first)
         # The strategy moves shards, which must be contiguous, to the device block by block: the
         # whole may not fit there.
         self.network = (
@@ -90,7 +90,7 @@ class Trainer:
         folder = RunFolder(config.output_dir)
         self.writer = checkpoint.Writer(folder.checkpoints, config.keep_checkpoints)
         self.metrics = Metrics(folder.metrics, sinks(config)) if world.first else Metrics(None)
-        self.meter = Meter(config, world, len(self.classes))
+        self.meter = Meter(config, world, len(classes))
         self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
         self.recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
         self.step, self.first_step, self.skipped, self.saved_step = 0, 1, 0, -1
@@ -350,7 +350,7 @@ class Trainer:
         state["ema"] = self.ema.model.state_dict() if self.ema else None
         manifest = checkpoint.manifest_of(
             self.config,
-            self.classes,
+            self.train_split.index.classes,
             epoch=self.step / self.steps_per_epoch,
             world_size=self.world.size,
             samples=len(self.train_split.index),

@@ -32,7 +32,7 @@ class Answer:
     version = 11
     length: int | None = None
     keeps = complete = False
-    size = left = 0
+    left = 0
     _head = _lower = _rest = b""
     _chunk = ""  # which line of a chunked body is next: "size", "end" or "trailer"
     _extra = 0  # interim answers, then bytes of trailers
@@ -41,6 +41,11 @@ class Answer:
         self._limit = self._room = limit
         self._bodiless = bodiless
         self._blocks: list[bytes] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body that have gathered."""
+        return sum(map(len, self._blocks))
 
     @property
     def big(self) -> bool:
@@ -82,7 +87,7 @@ class Answer:
 
     def take(self) -> list[bytes]:
         """What has gathered of the body since the last call."""
-        blocks, self._blocks, self.size = self._blocks, [], 0
+        blocks, self._blocks = self._blocks, []
         return blocks
 
     def field(self, name: bytes) -> bytes:
@@ -191,7 +196,6 @@ class Answer:
     def _gather(self, block: bytes) -> None:
         if not block:
             return
-        self.size += len(block)
         self._room -= len(block)
         if self._room < 0 and self.status < 300:
             raise HttpError(f"more than {self._limit} bytes")
