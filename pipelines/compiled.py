@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from google.protobuf.struct_pb2 import Value
-from kfp import compiler
+from kfp import compiler, dsl
 
 from kfp_ddp.components.preflight.parameters import choices
 from kfp_ddp.pipelines import NAMES, picture
@@ -27,6 +27,7 @@ def write(directory: Path, registry: str = REGISTRY) -> list[Path]:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         path = directory / f"{name}.yaml"
         _close_choices(pipeline)
+        _keep_own_resources(pipeline)
         compiler.Compiler().compile(pipeline, package_path=str(path))
         path.write_text(path.read_text().replace(f"{REGISTRY}/", f"{registry.rstrip('/')}/"))
         path.with_suffix(".svg").write_text(picture.svg(path))
@@ -42,6 +43,19 @@ def _close_choices(pipeline: Any) -> None:
     for name, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
         del parameter.literals[:]
         parameter.literals.extend(Value(string_value=choice) for choice in choices(name))
+
+
+def _keep_own_resources(pipeline: Any) -> None:
+    """Let what is set on a launching task be its own pod's, not that of its workers.
+
+    KFP gives a pod nothing of what it passes through, and a namespace with a ResourceQuota takes no
+    pod without resources. Its driver can do this, its SDK has no way to say it.
+    """
+    for component in pipeline.pipeline_spec.components.values():
+        passed = component.task_config_passthroughs
+        kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
+        del passed[:]
+        passed.extend(kept)
 
 
 def differences(directory: Path) -> list[str]:

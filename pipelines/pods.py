@@ -1,34 +1,15 @@
 """What the pods of a pipeline's steps ask of the cluster."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from kfp import dsl, kubernetes
 
-P = TypeVar("P", bound=Any)
 # A PodDisruptionBudget in deploy/eviction selects by the label.
 KEPT = ("kfp-ddp/evict", "false")
 NOT_TO_EVICT = (
     ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
     ("karpenter.sh/do-not-disrupt", "true"),
 )
-
-
-def own_resources(component: str) -> Callable[[P], P]:
-    """Let what is set on a launching task of a pipeline be its own pod's, not that of its workers.
-
-    KFP gives a pod nothing of what it passes through, and a namespace with a ResourceQuota takes no
-    pod without resources. Its driver can do this, its SDK has no way to say it.
-    """
-
-    def edit(pipeline: P) -> P:
-        passed = pipeline.pipeline_spec.components[f"comp-{component}"].task_config_passthroughs
-        kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
-        del passed[:]
-        passed.extend(kept)
-        return pipeline
-
-    return edit
 
 
 def waiting(task: dsl.PipelineTask) -> dsl.PipelineTask:

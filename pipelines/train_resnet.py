@@ -42,7 +42,6 @@ def _mount(task: dsl.PipelineTask, data: object = None, work: object = None) -> 
     return task.set_caching_options(False)
 
 
-@pods.own_resources("train")
 @dsl.pipeline(
     name="train-resnet",
     display_name="Train a ResNet with PyTorch DDP",
