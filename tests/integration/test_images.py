@@ -117,7 +117,7 @@ def test_the_base_is_a_python_that_the_package_supports() -> None:
 
 def test_what_is_missing_to_build_the_images_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
-    script = ["/bin/bash", REPOSITORY / "images" / "build.sh", "launcher"]
+    script = ["/bin/bash", str(REPOSITORY / "images" / "build.sh"), "launcher"]
     done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -1,6 +1,7 @@
 """A step holds what it uses: the folder of the run's task, and the version of the dataset."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_evaluate_and_export_hold_what_they_use(
     texts = dict.fromkeys(("checkpoint", "dataset_path", "split", "champion"), "x")
     if module is evaluate:
         artifacts = dict.fromkeys(("metrics", "confusion", "report", "summary"))
-        more = {"batch_size": 1, "worst": 0}
+        more: dict[str, Any] = {"batch_size": 1, "worst": 0}
     else:
         artifacts = dict.fromkeys(("model", "summary"))
         more = dict.fromkeys(("evaluation", "model_name", "champion_version"), "x")

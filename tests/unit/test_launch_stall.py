@@ -149,9 +149,10 @@ def test_files_that_tell_nothing_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(json.dumps(good))
     (tmp_path / "1.json").symlink_to(tmp_path / "0.json")
     (tmp_path / "2.json").mkdir()
+    wrong: list[Any] = [None, "1", []]
     bad: list[Any] = [
         *("", "no json", "3", "[]", "null", "[" * 3000),
-        *({**good, name: value} for name in ("rank", "step", "time") for value in (None, "1", [])),
+        *({**good, name: value} for name in ("rank", "step", "time") for value in wrong),
         *({**good, name: "\x1b[2J"} for name in ("pod", "node", "phase")),
         *({key: value for key, value in good.items() if key != name} for name in Told._fields),
         {**good, "pod": "x" * 5000},
