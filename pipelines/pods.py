@@ -1,5 +1,6 @@
 """What the pods of a pipeline's steps ask of the cluster."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl, kubernetes
@@ -19,13 +20,18 @@ def waiting(task: dsl.PipelineTask) -> dsl.PipelineTask:
 
 
 def working(
-    task: dsl.PipelineTask, cpu: Any, memory: Any, gpus: Any = None, gpu_resource: Any = None
+    task: dsl.PipelineTask,
+    asks: Mapping[str, str],
+    cpu: Any,
+    memory: Any,
+    gpus: Any = None,
+    gpu_resource: Any = None,
 ) -> dsl.PipelineTask:
-    """A step that takes what an earlier one has told: it asks for as much as it may use."""
+    """A step that asks for something and may use what an earlier step has told."""
     given = [each for each in (cpu, memory, gpus, gpu_resource) if each is not None]
     task.register_pipeline_channels(given)  # or groups around the task do not hand them on
-    task.set_cpu_request(cpu).set_cpu_limit(cpu)
-    task.set_memory_request(memory).set_memory_limit(memory)
+    task.set_cpu_request(asks["cpu"]).set_cpu_limit(cpu)
+    task.set_memory_request(asks["memory"]).set_memory_limit(memory)
     if gpus is not None:
         task.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)
     return _restricted(task)

@@ -10,7 +10,12 @@ from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.components.preflight.parameters import (
+    EVALUATE_ASKS,
+    LAUNCHER_ASKS,
+    SYNC_ASKS,
+    described,
+)
 from kfp_ddp.components.shared.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
@@ -75,7 +80,7 @@ def train_resnet(
     first = pods.waiting(preflight(**form).set_caching_options(False))
     plan = _bucket(first, bucket_secret).outputs
     computing = (
-        *(plan["evaluate_cpu"], plan["evaluate_memory"]),
+        *(EVALUATE_ASKS, plan["evaluate_cpu"], plan["evaluate_memory"]),
         *(plan["evaluate_gpus"], plan["gpu_resource"]),
     )
     last = teardown(run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER, backend=backend, job=job)
@@ -88,7 +93,7 @@ def train_resnet(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         )
         _bucket(_mount(synced, data=plan["data_claim"]), bucket_secret)
-        pods.kept(pods.working(synced, plan["sync_cpu"], plan["sync_memory"]))
+        pods.kept(pods.working(synced, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
         volume = dataset_volume(
             dataset=synced.outputs["dataset"],
             digest=synced.outputs["digest"],
@@ -110,7 +115,7 @@ def train_resnet(
             job=plan["job"],
         )
         _mount(trained, data=data, work=work_claim)
-        pods.kept(pods.working(trained, plan["train_cpu"], plan["train_memory"]))
+        pods.kept(pods.working(trained, LAUNCHER_ASKS, plan["train_cpu"], plan["train_memory"]))
         evaluated = evaluate(
             checkpoint=trained.outputs["checkpoint"],
             run_dir=trained.outputs["run_dir"],

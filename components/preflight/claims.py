@@ -25,7 +25,9 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
     return sorted(found | {data} if publish in ("in-place", "none") else found)
 
 
-def check_modes(api: Api, claims: Iterable[str], data: str, nodes: int | None, pods: int) -> None:
+def check_modes(
+    api: Api, claims: Iterable[str], data: str, nodes: int | None, pods: int
+) -> list[str]:
     """Refuse claims that would keep the pods of a run waiting for each other for ever.
 
     Args:
@@ -35,9 +37,14 @@ def check_modes(api: Api, claims: Iterable[str], data: str, nodes: int | None, p
         nodes: Nodes of the cluster; None where they cannot be seen.
         pods: Pods of the job.
 
+    Returns:
+        A warning for each claim that several nodes could not mount, where nobody can see how many
+        there are: that of a cluster with one node works.
+
     Raises:
         InputError: naming the first claim that cannot be mounted by all of them.
     """
+    warnings = []
     for name in claims:
         path = core(api.namespace, "persistentvolumeclaims", name)
         try:
@@ -46,12 +53,17 @@ def check_modes(api: Api, claims: Iterable[str], data: str, nodes: int | None, p
             continue
         if trouble := held_together(found, nodes):
             copy = ', or set sync={"publish": "clone"}' if name == data else ""
-            alone = ", or apply deploy/rbac/nodes if the cluster has one node"
-            raise InputError(
+            said = (
                 f"claim {name} is {trouble}, and the step that launches the training and its "
-                f"{pods} pod(s) mount it at once: make it ReadWriteMany{copy}"
-                f"{alone if nodes is None and trouble == 'ReadWriteOnce' else ''}"
+                f"{pods} pod(s) mount it at once"
             )
+            if nodes is not None or trouble != "ReadWriteOnce":
+                raise InputError(f"{said}: make it ReadWriteMany{copy}")
+            warnings.append(
+                f"{said}, which works on one node only; how many there are cannot be seen here "
+                f"(deploy/rbac/nodes): if several, make it ReadWriteMany{copy}"
+            )
+    return warnings
 
 
 def held_together(claim: Object, nodes: int | None) -> str:

@@ -18,6 +18,7 @@ from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
 from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, schedulable, unused
 from kfp_ddp.components.preflight.parameters import (
     LAST,
+    LAUNCHER_ASKS,
     SUBJECTS,
     Dataset,
     Parameters,
@@ -32,6 +33,7 @@ from kfp_ddp.components.shared.destination import Bucket, open_destination
 from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.launch.specification.quantity import amount
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.batches import check_divides
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 BOX = "has a box of its own"
-LAUNCHER_CPU, LAUNCHER_MEMORY = "500m", "1Gi"
 
 
 class Plan(NamedTuple):
@@ -191,7 +192,7 @@ def _on_cluster(
     warnings = check_job.check(api, spec.model_copy(update={"claims": mounts}))
     shared = mounted_at_once(spec, parameters.work_claim, dataset.claim, dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
-    check_modes(api, shared, dataset.claim, number, spec.pods())
+    warnings += check_modes(api, shared, dataset.claim, number, spec.pods())
     if not spec.gpus():
         warnings.append(unused(nodes, spec.gpu_resource))
     return spec, warnings + no_room(nodes, steps.by_step(spec.gpu_resource))
@@ -215,8 +216,10 @@ def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str
     limits = resources(spec).get("limits", {}) if backend == "local" else {}
     return {
         **steps.model_dump(),
-        "train_cpu": limits.get("cpu", LAUNCHER_CPU),
-        "train_memory": limits.get("memory", LAUNCHER_MEMORY),
+        **{
+            f"train_{name}": max(limits.get(name, least), least, key=amount)
+            for name, least in LAUNCHER_ASKS.items()
+        },
         "evaluate_gpus": str(steps.evaluate_gpus or ""),
         "gpu_resource": spec.gpu_resource,
     }

@@ -5,16 +5,16 @@ under their own names, and a box that is left at "auto" or 0 was not filled in.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
-from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
+from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName
@@ -75,29 +75,44 @@ class Dataset(Settings):
     a ReadOnlyMany copy; auto, the best that is known to work; none."""
 
 
+LAUNCHER_ASKS = {"cpu": "500m", "memory": "1Gi"}
+"""What the launching step asks of a node; as much as it may use, unless its ranks are in it."""
+SYNC_ASKS = {"cpu": "100m", "memory": "512Mi"}
+EVALUATE_ASKS = {"cpu": "250m", "memory": "1Gi"}
+"""What the steps that compute ask of a node: little, so that they start on a small one too."""
+
+
 class StepResources(Settings):
-    """What the pods of the steps take that do the work themselves: as much as they may use."""
+    """What the pods of the steps may use that do the work themselves."""
 
     patterns: ClassVar = {AMOUNT: IN_WORDS[QUANTITY]}
 
     sync_cpu: str = Field("2", pattern=AMOUNT)
-    """CPUs of the step that syncs."""
+    """CPUs that the step that syncs may use."""
     sync_memory: str = Field("4Gi", pattern=AMOUNT)
-    """Memory of the step that syncs."""
-    evaluate_cpu: str = Field("3", pattern=AMOUNT)
-    """CPUs of the steps that evaluate and export."""
+    """Memory that the step that syncs may use."""
+    evaluate_cpu: str = Field("4", pattern=AMOUNT)
+    """CPUs that the steps that evaluate and export may use."""
     evaluate_memory: str = Field("8Gi", pattern=AMOUNT)
-    """Memory of the steps that evaluate and export."""
+    """Memory that the steps that evaluate and export may use."""
     evaluate_gpus: int = Field(0, ge=0)
     """GPUs of the steps that evaluate and export, by the name in gpu_resource."""
 
+    @model_validator(mode="after")
+    def _may_use_what_is_asked(self) -> Self:
+        for step, asks in (("sync", SYNC_ASKS), ("evaluate", EVALUATE_ASKS)):
+            for name, least in asks.items():
+                given = getattr(self, f"{step}_{name}")
+                if amount(given) < amount(least):
+                    raise ValueError(
+                        f"{step}_{name}={given!r} is less than the step needs, {least}"
+                    )
+        return self
+
     def by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:
         """What each step asks for, by the name of the resource; an empty amount is none."""
-        evaluate = {"cpu": self.evaluate_cpu, "memory": self.evaluate_memory}
-        return {
-            "data-sync": {"cpu": self.sync_cpu, "memory": self.sync_memory},
-            "evaluate": {**evaluate, gpu_resource: str(self.evaluate_gpus or "")},
-        }
+        gpus = {gpu_resource: str(self.evaluate_gpus or "")}
+        return {"data-sync": SYNC_ASKS, "evaluate": {**EVALUATE_ASKS, **gpus}}
 
 
 MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)

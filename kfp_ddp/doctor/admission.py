@@ -5,7 +5,7 @@ The server is asked to create such pods without doing it, so it answers by its o
 
 from typing import Any
 
-from kfp_ddp.components.preflight.parameters import StepResources
+from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, StepResources
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.shared.launch.manifests import pod
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -75,7 +75,7 @@ def _step(executor: Object) -> Object:
     """The pod that KFP and Argo make of the step that takes the most."""
     steps = StepResources()
     most = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
-    main = _container("main", {"limits": most, "requests": most})
+    main = _container("main", {"limits": most, "requests": EVALUATE_ASKS})
     return _pod(
         initContainers=[_container("init", executor), _container("kfp-launcher", LAUNCHER)],
         containers=[main, _container("wait", executor)],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, SYNC_ASKS
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
@@ -85,15 +86,16 @@ def test_the_quota_and_the_level_are_real(seen: Seen) -> None:
 
 
 def test_steps_take_what_preflight_was_told(seen: Seen) -> None:
+    launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "500m", "memory": "2Gi"}
     wanted = {
-        "data-sync": {"cpu": "300m", "memory": "512Mi"},
-        "train": {"cpu": "500m", "memory": "1Gi"},
-        "evaluate": {"cpu": "500m", "memory": "2Gi"},
-        "export": {"cpu": "500m", "memory": "2Gi"},
+        "data-sync": ({"cpu": "300m", "memory": "512Mi"}, SYNC_ASKS),
+        "train": (launcher, launcher),
+        "evaluate": (evaluate, EVALUATE_ASKS),
+        "export": (evaluate, EVALUATE_ASKS),
     }
-    for name, resources in wanted.items():
+    for name, (limits, asks) in wanted.items():
         found = seen.resources[name]
-        assert (found.limits, found.requests) == (resources, resources), name
+        assert (found.limits, found.requests) == (limits, asks), name
 
 
 def test_a_long_step_is_not_evicted_and_goes_on(seen: Seen) -> None:

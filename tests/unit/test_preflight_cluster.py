@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.claims import held_together, mounted_at_once
+from kfp_ddp.components.preflight.claims import check_modes, held_together, mounted_at_once
 from kfp_ddp.components.preflight.nodes import gpus, gpus_a_node, no_room, unused
 from kfp_ddp.components.preflight.places import check_place
-from kfp_ddp.components.shared.cluster.api import ApiError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -158,3 +158,17 @@ def test_a_bucket_without_a_scheme_is_no_folder(
 def test_a_bucket_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
     with pytest.raises(InputError, match="no bucket can be called"):
         check_place("source", f"gs://{bucket}/x")
+
+
+@pytest.mark.parametrize(("nodes", "ends"), [(2, "refused"), (None, "told"), (1, "")])
+def test_a_claim_for_one_node_is_refused_where_there_are_several_and_told_where_nobody_knows(
+    nodes: int | None, ends: str
+) -> None:
+    api = Api(None, "space")
+    api.call = lambda *_, **__: claim("ReadWriteOnce")  # type: ignore[method-assign]
+    if ends == "refused":
+        with pytest.raises(InputError, match=r"^claim work is ReadWriteOnce.* make it ReadWriteMa"):
+            check_modes(api, ["work"], "data", nodes, 2)
+        return
+    told = check_modes(api, ["work"], "data", nodes, 2)
+    assert [each.partition(",")[0] for each in told] == ["claim work is ReadWriteOnce"] * bool(ends)
