@@ -16,10 +16,13 @@ REGISTRY = "ghcr.io/kfp-ddp"
 SUFFIXES = (".yaml", ".yml", ".svg")
 
 
-def write(directory: Path, registry: str = REGISTRY) -> list[Path]:
+def write(directory: Path, registry: str = REGISTRY, restricted: bool = False) -> list[Path]:
     """Compile every pipeline to `<directory>/<name>.yaml`, its picture beside it; the paths.
 
-    `registry` is where the images of the steps are pulled from.
+    Args:
+        directory: Made if need be.
+        registry: Where the images of the steps are pulled from.
+        restricted: Whether it is for namespaces under PodSecurity `restricted`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     written = []
@@ -28,6 +31,7 @@ def write(directory: Path, registry: str = REGISTRY) -> list[Path]:
         path = directory / f"{name}.yaml"
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
+        _refuse_root(pipeline, restricted)
         compiler.Compiler().compile(pipeline, package_path=str(path))
         path.write_text(path.read_text().replace(f"{REGISTRY}/", f"{registry.rstrip('/')}/"))
         path.with_suffix(".svg").write_text(picture.svg(path))
@@ -56,6 +60,19 @@ def _keep_own_resources(pipeline: Any) -> None:
         kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
         del passed[:]
         passed.extend(kept)
+
+
+def _refuse_root(pipeline: Any, restricted: bool) -> None:
+    """Let every step say that it does not run as root, which KFP leaves out; or none of them.
+
+    Not always: an image of one's own may run as root where nothing forbids that.
+    """
+    names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
+    executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
+    for name in names:
+        context = {"securityContext": {"runAsNonRoot": True}} if restricted else {}
+        executors[name].fields.pop("securityContext", None)
+        executors[name].update(context)
 
 
 def differences(directory: Path) -> list[str]:

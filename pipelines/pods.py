@@ -16,7 +16,7 @@ NOT_TO_EVICT = (
 def waiting(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """A step that asks, writes a little, and is soon over."""
     task.set_cpu_request("100m").set_cpu_limit("1")
-    return _restricted(task.set_memory_request("256Mi").set_memory_limit("1Gi"))
+    return task.set_memory_request("256Mi").set_memory_limit("1Gi")
 
 
 def working(
@@ -34,7 +34,7 @@ def working(
     task.set_memory_request(asks["memory"]).set_memory_limit(memory)
     if gpus is not None:
         task.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)
-    return _restricted(task)
+    return task
 
 
 def kept(task: dsl.PipelineTask) -> dsl.PipelineTask:
@@ -42,8 +42,3 @@ def kept(task: dsl.PipelineTask) -> dsl.PipelineTask:
     for key, value in NOT_TO_EVICT:
         kubernetes.add_pod_annotation(task, key, value)
     return kubernetes.add_pod_label(task, *KEPT)
-
-
-def _restricted(task: dsl.PipelineTask) -> dsl.PipelineTask:
-    """What KFP leaves out for PodSecurity `restricted`; the images' user is 1000."""
-    return kubernetes.set_security_context(task, run_as_non_root=True)

@@ -27,7 +27,12 @@ REGISTRY = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+
     show_default=True,
     help=f"Where the images launcher:{__version__} and trainer:{__version__} are pulled from.",
 )
-def command(check: bool, directory: Path, registry: str) -> None:
+@click.option(
+    "--restricted",
+    is_flag=True,
+    help="For a namespace under PodSecurity restricted: no step may run as root.",
+)
+def command(check: bool, directory: Path, registry: str, restricted: bool) -> None:
     """Compile every pipeline to a YAML file for upload to Kubeflow Pipelines."""
     from kfp_ddp.pipelines import compiled
 
@@ -36,7 +41,7 @@ def command(check: bool, directory: Path, registry: str) -> None:
             f"registry {registry!r} is not a registry: give host/path in small letters, no scheme"
         )
     if not check:
-        for path in compiled.write(directory, registry):
+        for path in compiled.write(directory, registry, restricted):
             click.echo(path)
         return
     found = compiled.differences(directory)

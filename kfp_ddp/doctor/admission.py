@@ -63,7 +63,9 @@ def _rules(api: Api) -> str:
     rules = []
     try:
         labels = api.call("GET", f"/api/v1/namespaces/{api.namespace}")["metadata"]["labels"]
-        rules.append(f"PodSecurity {labels.get(LEVEL, 'privileged')}")
+        level = labels.get(LEVEL, "privileged")
+        how = ", which wants `kfp-ddp compile --restricted`" if level == "restricted" else ""
+        rules.append(f"PodSecurity {level}{how}")
     except (ApiError, KeyError):
         pass
     quotas = items(api, core(api.namespace, "resourcequotas")) or []

@@ -1,4 +1,4 @@
-"""The committed pipeline where little is allowed: a ResourceQuota, and PodSecurity `restricted`."""
+"""The pipeline where little is allowed: a ResourceQuota, and PodSecurity `restricted`."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, SYNC_ASKS
+from kfp_ddp.pipelines.compiled import write
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
@@ -56,7 +57,8 @@ def seen(
         )
         assert applied.returncode == 0, applied.stderr
         given = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
-        run = scene.run(**given, backend="pytorchjob").start()
+        (document,) = write(folder / "compiled", restricted=True)
+        run = scene.run(document, **given, backend="pytorchjob").start()
         evicted = {name: _evict(scene.grounds, run, name) for name in ("data-sync", "train")}
         run.wait()
         pods = {name: _pod(scene.grounds, step.pod) for name, step in run.steps.items()}

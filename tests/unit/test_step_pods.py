@@ -12,6 +12,7 @@ from kfp_ddp.components.preflight.parameters import (
     SYNC_ASKS,
     StepResources,
 )
+from kfp_ddp.pipelines.compiled import write
 
 COMPILED = Path(__file__).parents[2] / "compiled" / "train_resnet.yaml"
 DOCUMENT, PLATFORM = yaml.safe_load_all(COMPILED.read_text())
@@ -63,14 +64,19 @@ def test_what_is_set_on_the_launcher_is_not_its_workers() -> None:
     assert len(passed) == 5
 
 
-@every
-def test_every_step_is_one_that_pod_security_restricted_takes(name: str) -> None:
-    assert PLATFORMS[name]["securityContext"] == {"runAsNonRoot": True}
+def test_compiled_for_restricted_every_step_says_that_it_is_not_root(tmp_path: Path) -> None:
+    """And only then: an image of one's own may be root's where nothing forbids that."""
+    for restricted in (True, False):
+        (path,) = write(tmp_path, restricted=restricted)
+        _, platform = yaml.safe_load_all(path.read_text())
+        executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        said = [executors.get(name, {}).get("securityContext") for name in EXECUTORS]
+        assert said == [{"runAsNonRoot": True} if restricted else None] * len(EXECUTORS)
 
 
 @every
 def test_long_steps_ask_not_to_be_evicted(name: str) -> None:
-    metadata = PLATFORMS[name].get("podMetadata", {})
+    metadata = PLATFORMS.get(name, {}).get("podMetadata", {})
     if name not in LAUNCHING:
         assert metadata == {}
         return
