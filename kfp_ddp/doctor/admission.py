@@ -64,7 +64,7 @@ def _rules(api: Api) -> str:
     try:
         labels = api.call("GET", f"/api/v1/namespaces/{api.namespace}")["metadata"]["labels"]
         level = labels.get(LEVEL, "privileged")
-        how = ", which wants `kfp-ddp compile --restricted`" if level == "restricted" else ""
+        how = " (of kfp-ddp compile --restricted)" if level == "restricted" else ""
         rules.append(f"PodSecurity {level}{how}")
     except (ApiError, KeyError):
         pass

@@ -209,7 +209,8 @@ def test_a_quota_is_asked_by_what_argo_leaves_out_and_mended_by_its_remedy(
         small = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
     assert before[0] == "bad"
     assert "failed quota: compute: must specify" in before[1]
-    assert after == ("ok", "are taken, by PodSecurity restricted and quota compute", "")
+    level = "PodSecurity restricted (of kfp-ddp compile --restricted)"
+    assert after == ("ok", f"are taken, by {level} and quota compute", "")
     assert (small[0], small[2]) == ("bad", "raise that quota")
     assert "exceeded quota: compute" in small[1]
 
