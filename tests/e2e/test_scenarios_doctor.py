@@ -204,7 +204,7 @@ def test_a_quota_is_asked_by_what_argo_leaves_out_and_mended_by_its_remedy(
         before = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
         _kubectl(*before[2].split()[1:])
         after = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
-        quota["spec"] = {"hard": {**hard, "requests.cpu": "1"}}
+        quota["spec"] = {"hard": {**hard, "requests.cpu": "200m"}}
         ground.core.patch_namespaced_resource_quota("compute", ground.namespace, quota)
         small = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
     assert before[0] == "bad"
