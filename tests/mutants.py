@@ -56,7 +56,9 @@ PARTS = {
     ),
     "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
     "gate": Part(("components/gate/rules",), ("unit/test_gate_rules", "unit/test_gate_words")),
-    "measure": Part(("components/evaluate/measure",), ("unit/test_evaluate_measure",)),
+    "measure": Part(
+        ("components/evaluate/measure",), ("unit/test_evaluate_measure", "unit/test_evaluate_roc")
+    ),
     "prove": Part(("components/export/prove",), ("unit/test_export_prove",)),
 }
 
