@@ -89,8 +89,9 @@ def no_room(nodes: Sequence[Object] | ApiError, pods: Mapping[str, Mapping[str, 
             for have in there
         ):
             what = " and ".join(f"{asked[name]} {name}" for name in wanted)
+            less = "lower evaluate_gpus, or " if any(map(is_gpu, wanted)) else ""
             found.append(
                 f"{pod} asks for {what}, which no node has: it waits unless nodes are added by "
-                "themselves; give less by job"
+                f"themselves; {less}add one that has"
             )
     return found

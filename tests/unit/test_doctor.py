@@ -193,11 +193,11 @@ def test_a_secret_has_what_steps_read_or_is_refused(seed: int) -> None:
 
 
 def test_steps_that_no_node_has_room_for_are_a_warning_each() -> None:
-    small = [{"spec": {}, "status": {"allocatable": {"cpu": "1930m", "memory": "7Gi"}}}]
+    small = [{"spec": {}, "status": {"allocatable": {"cpu": "90m", "memory": "7Gi"}}}]
     found = room(Asked(), small)
     assert [each.what for each in found] == ["room for data-sync", "room for evaluate"]
     assert {each.state for each in found} == {"warn"}
-    assert {each.remedy for each in found} == {"give less by job"}
+    assert {each.remedy for each in found} == {"add one that has"}
     large = [{"spec": {}, "status": {"allocatable": {"cpu": "3920m", "memory": "12Gi"}}}]
     assert room(Asked(), large) == room(Asked(), None) == []
 
