@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,8 @@ def serve() -> Iterator[str]:
         def _write_config_to_file(self) -> None:
             """Spare the index of all objects that each upload would write again."""
 
+    # It tells of each name that is asked for and not there, which is an answer and no error.
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     server = APIThread("127.0.0.1", 0, MemoryStorage(use_memory_fs=True), daemon=True)
     server.start()
     server.is_running.wait()
