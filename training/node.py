@@ -5,9 +5,11 @@ from bad input (2) and failure, and one JSON line that names the first failing r
 """
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -191,6 +193,7 @@ def _logs(folder: str) -> Any:
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             files = super().reify(envs)
             own = tempfile.mkdtemp(prefix="kfp-ddp-errors-")
+            atexit.register(shutil.rmtree, own, ignore_errors=True)
             for rank in files.error_files:
                 files.error_files[rank] = envs[rank]["TORCHELASTIC_ERROR_FILE"] = f"{own}/{rank}"
             self.errors = tuple(Path(path) for path in files.error_files.values())
