@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import google_crc32c
 
 from kfp_ddp.base.errors import StorageError
-from kfp_ddp.base.files import folder_below
+from kfp_ddp.base.files import folder_below, open_plain
 
 _CHUNK = 1 << 20
 
@@ -21,12 +20,8 @@ def checksum(name: str, folder: int, start: int = 0, size: int | None = None) ->
     `folder` is the descriptor of the folder that it lies in.
     """
     crc, left = 0, sys.maxsize if size is None else size
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(name, flags, dir_fd=folder)
-        with open(descriptor, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return -1
+        with open(open_plain(name, folder), "rb", buffering=0) as file:
             file.seek(start)
             while chunk := file.read(min(_CHUNK, left)):
                 crc, left = google_crc32c.extend(crc, chunk), left - len(chunk)

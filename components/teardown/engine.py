@@ -7,11 +7,11 @@ from typing import Any
 
 from kfp_ddp.base import folders, lease
 from kfp_ddp.base.errors import InputError, JobError, StorageError
-from kfp_ddp.base.run_folder import RunFolder, check_run_id
+from kfp_ddp.base.run_folder import LABEL_VALUE, RunFolder, check_run_id
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.cluster.live_runs import live_runs
 from kfp_ddp.components.shared.launch import local_processes
-from kfp_ddp.components.shared.launch.identity import LABEL_VALUE, RUN
+from kfp_ddp.components.shared.launch.identity import RUN
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind

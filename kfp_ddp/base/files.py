@@ -135,14 +135,23 @@ def open_below(root: Path, name: str | Path) -> BinaryIO:
     path = Path(root, name)
     with folder_below(root, Path(name).parent) as folder:
         try:
-            descriptor = os.open(path.name, _READ, dir_fd=folder)
+            return os.fdopen(open_plain(path.name, folder), "rb")
         except OSError as error:
             error.filename = str(path)
             raise
+
+
+def open_plain(name: str, folder: int) -> int:
+    """A descriptor to read a file of the folder with this descriptor; a link is not followed.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file; a pipe is not waited for.
+    """
+    descriptor = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
-    return os.fdopen(descriptor, "rb")
+        raise OSError(errno.EINVAL, "not a plain file", name)
+    return descriptor
 
 
 @contextlib.contextmanager

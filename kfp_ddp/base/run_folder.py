@@ -8,7 +8,8 @@ from pathlib import Path
 from kfp_ddp.base.errors import InputError, StorageError
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_TITLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""What Kubernetes takes as the value of a label."""
 
 
 class RunFolder:
@@ -58,7 +59,7 @@ def task_title(task_name: str, task_id: str) -> str:
         for what does not fit.
     """
     title = f"{task_name}.{task_id}" if task_id else task_name
-    if _TITLE.fullmatch(title) and "." not in task_name:
+    if LABEL_VALUE.fullmatch(title) and "." not in task_name:
         return title
     digest = hashlib.sha256(json.dumps([task_name, task_id]).encode()).hexdigest()[:12]
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name)[:40].strip("-_")

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import task_title
+from kfp_ddp.base.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
 from kfp_ddp.components.shared.launch.kueue import QUEUE_LABEL
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
-LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 WORKFLOWS = "argoproj.io/v1alpha1"
 
 
