@@ -14,6 +14,7 @@ from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.shared.cluster.api import Api
+from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 
@@ -52,29 +53,12 @@ def kubectl(*arguments: str) -> None:
 @contextlib.contextmanager
 def populator_api(api: client.ApiClient) -> Iterator[None]:
     """The API of GKE's volume populator, with nothing behind it."""
-    names = {"plural": "gcpdatasources", "singular": "gcpdatasource", "kind": "GCPDataSource"}
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    extensions = client.ApiextensionsV1Api(api)
-    name = "gcpdatasources.datalayer.gke.io"
-    extensions.create_custom_resource_definition(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": name},
-            "spec": {
-                "group": "datalayer.gke.io",
-                "scope": "Namespaced",
-                "names": names,
-                "versions": [version],
-            },
-        }
-    )
+    name = define(api, "datalayer.gke.io/v1", "GCPDataSource")
     try:
         until(lambda: _served(Cluster(Api(api, "default"))), "the new API")
         yield
     finally:
-        extensions.delete_custom_resource_definition(name)
+        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
 
 
 def test_account_of_a_profile_can_do_all_with_the_rights_of_deploy(

@@ -17,55 +17,27 @@ from kfp_ddp.components.shared.launch.gang import GANGS
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import namespace
 
 OPERATOR, OPERATORS_NAMESPACE = "training-operator", "kubeflow"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-GROUP, VERSION = GANGS["coscheduling"].group_version.split("/")
-POD_GROUPS: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": f"podgroups.{GROUP}",
-        # Who defines a kind of Kubernetes' own groups names where that was agreed to.
-        "annotations": {
-            "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
-        },
-    },
-    "spec": {
-        "group": GROUP,
-        "scope": "Namespaced",
-        "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"},
-        "versions": [
-            {
-                "name": VERSION,
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                    }
-                },
-            }
-        ],
-    },
-}
+# Who defines a kind of Kubernetes' own groups names where that was agreed to.
+AGREED = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
 
 
 @pytest.fixture(scope="module")
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace in a cluster that has the PodGroups of scheduler-plugins."""
-    api = Api(cluster, "default")
+    agreed = {"api-approved.kubernetes.io": AGREED}
+    name = define(cluster, GANGS["coscheduling"].group_version, "PodGroup", agreed)
     try:
-        api.call("POST", CRDS, POD_GROUPS)
-        until(lambda: _served(api), "the PodGroups")
         with namespace(cluster) as space:
             yield space
     finally:
-        api.delete(f"{CRDS}/podgroups.{GROUP}")
+        Api(cluster, "default").delete(f"{CRDS}/{name}")
 
 
 @pytest.fixture
@@ -125,11 +97,6 @@ def launched(api: Api, kind: str = "pytorchjob") -> Any:
         retries=0,
     )
     return launch(spec, str(uuid.uuid4()), "train", "", api).job
-
-
-def _served(api: Api) -> bool:
-    conditions = api.call("GET", f"{CRDS}/podgroups.{GROUP}")["status"].get("conditions") or []
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
 def _restart_operator(api: client.ApiClient, arguments: list[str] | None) -> None:

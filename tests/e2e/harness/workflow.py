@@ -5,49 +5,15 @@ from typing import Any
 
 from kubernetes import client
 
-from tests.e2e.harness.grounds import Grounds, patiently, until
+from tests.e2e.harness import definitions
+from tests.e2e.harness.grounds import Grounds, patiently
 
 GROUP, VERSION, PLURAL = "argoproj.io", "v1alpha1", "workflows"
-_DEFINITION = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": f"{PLURAL}.{GROUP}"},
-    "spec": {
-        "group": GROUP,
-        "scope": "Namespaced",
-        "names": {"kind": "Workflow", "plural": PLURAL, "singular": "workflow"},
-        "versions": [
-            {
-                "name": VERSION,
-                "served": True,
-                "storage": True,
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "x-kubernetes-preserve-unknown-fields": True,
-                    }
-                },
-            }
-        ],
-    },
-}
 
 
 def define(api: client.ApiClient) -> None:
     """Make Workflows known to the cluster, if they are not."""
-    definitions = client.ApiextensionsV1Api(api)
-    try:
-        definitions.create_custom_resource_definition(_DEFINITION)
-    except client.ApiException as error:
-        if error.status != 409:
-            raise
-
-    def established() -> bool:
-        found = definitions.read_custom_resource_definition(f"{PLURAL}.{GROUP}")
-        conditions = found.status.conditions or []
-        return any(c.type == "Established" and c.status == "True" for c in conditions)
-
-    until(established, "the definition of Workflow", 30)
+    definitions.define(api, f"{GROUP}/{VERSION}", "Workflow")
 
 
 def create(grounds: Grounds, pipeline: str, run_id: str) -> dict[str, Any]:
