@@ -47,7 +47,7 @@ def ended(
     api: Any = cluster
     ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
     ending.watches[0].objects = {each["metadata"]["uid"]: each for each in seen}
-    ending.job_path, ending.resumes_from = JOB, step
+    ending.job_path, ending.newest_step = JOB, lambda: step
 
     def leave(code: int) -> None:
         assert code == 143
@@ -104,7 +104,8 @@ def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
     api: Any = Cluster()
     ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
-    ending.resumes_from = 7
+    steps = iter((7, 8, 9))
+    ending.newest_step = lambda: next(steps)
     ending.tell_of_eviction()
     assert told.read_text() == ""
     ending.watches[1].objects = {"p": EVICTED}
@@ -122,13 +123,56 @@ def test_no_file_is_made_where_nobody_looks_for_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_newest_checkpoint_is_known_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_step_that_was_told_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error of the step would otherwise name another one than its log."""
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    api: Any = Cluster()
+    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
+    ending.watches[1].objects = {"p": EVICTED}
+    ending.job_path, steps = JOB, iter((7, 8))
+    ending.newest_step = lambda: next(steps)
+    ending.tell_of_eviction()
+    ending._on_signal(signal.SIGTERM, None)
+    said = "launcher was evicted; Retry goes on from step 7 or later"
+    assert capsys.readouterr().out.split("\n") == [said, "", said + GOES_ON, ""]
+
+
+def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "termination-log"
+    told.touch()
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
+    ended(monkeypatch, Cluster(), [EVICTED], None)
+    words = told.read_text()
+    assert words == "launcher was evicted; Retry takes its job up, or makes it anew"
+    released = threading.Event()
+
+    def hang() -> int:
+        released.wait()
+        return 1
+
+    def fail() -> int:
+        raise OSError("stale file handle")
+
+    for look in (hang, fail):
+        told.write_text("")
+        api: Any = Cluster()
+        ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
+        ending.newest_step = look
+        ending.watches[1].objects = {"p": EVICTED}
+        ending.tell_of_eviction()
+        assert told.read_text() == words
+    released.set()
+
+
+def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     files = StepFiles(folder, "x", Printer())
-    assert files.saved_step is None
-    files.keep(100)
-    assert files.saved_step == 0
+    assert files.newest_step() == 0
     for name in ("step-00000009", "step-00000040", ".step-50.tmp", "step-x", "other"):
         (folder.checkpoints / name).mkdir(parents=True)
-    files.keep(110)
-    assert files.saved_step == 40
+    assert files.newest_step() == 40

@@ -24,6 +24,7 @@ from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.identity import WORKFLOWS, Owner
 
 BRIEF_SECONDS = 0.5
+LOOK_SECONDS = 0.1
 WARM_SECONDS = 10.0
 
 
@@ -37,8 +38,10 @@ class Ending:
         self.warmed_at = -WARM_SECONDS
         self.job_path = ""
         self.before_exit: Callable[[], None] = lambda: None
+        self.newest_step: Callable[[], int | None] = lambda: None
+        """Looks for the step from which Retry would go on; None where none is known."""
         self.resumes_from: int | None = None
-        """The step from which Retry would go on, at least; None where none is known."""
+        """What it found last."""
         self.told = False
         """Whether an eviction was told."""
         self.watches: list[WatchCache] = []
@@ -106,6 +109,8 @@ class Ending:
         """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
         name = self.job_path.rpartition("/")[2]
         evicted = not self.cancelled() and self.evicted()
+        if not self.cancelled():
+            self._look_for_newest_step()
         if not evicted and not self.cancelled():
             _tell_kubernetes(self._words())  # first: asking may take longer than there is
             evicted = self._evicted_now()
@@ -132,9 +137,26 @@ class Ending:
     def tell_of_eviction(self) -> None:
         """Say it as soon as it is seen, for after the signal there may be no time to."""
         if not self.told and self.evicted() and not self.cancelled():
+            self._look_for_newest_step()
             self.told = True
             _tell_kubernetes(self._words())
             print(self._words(), flush=True)
+
+    def _look_for_newest_step(self) -> None:
+        """Look once, and no longer than there is time: a claim that hangs may not keep this step.
+
+        A step that was told stays, so that the log and the run's error name the same one.
+        """
+        if self.told:
+            return
+
+        def look() -> None:
+            with suppress(OSError):
+                self.resumes_from = self.newest_step()
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(LOOK_SECONDS)
 
     def _words(self) -> str:
         if self.resumes_from is None:

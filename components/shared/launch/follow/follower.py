@@ -151,6 +151,8 @@ class Follower:
         """
         if self.files is not None:
             self.ending.before_exit = self.files.save_cursors
+            if self.progress is not None:
+                self.ending.newest_step = self.files.newest_step
         self.watches.start()
         try:
             while True:
@@ -163,8 +165,6 @@ class Follower:
                 self.ending.warm()
                 if self.files is not None:
                     self.files.keep(look.clock)
-                if self.files is not None and self.progress is not None:
-                    self.ending.resumes_from = self.files.saved_step
                 if found := self._decide(look, limits):
                     return self._end(found, look)
                 if self.standstill and (stall := self.standstill.look(look, limits.stall)):

@@ -21,8 +21,6 @@ class StepFiles:
     def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
         self.printer, self.heartbeat = printer, folder.heartbeat
         self.checkpoints = folder.checkpoints
-        self.saved_step: int | None = None
-        """The step of the newest checkpoint; 0 for none, None until it was looked for."""
         self.cursors = folder.log_positions(job)
         """For a successor of this step, which goes on in the logs where this one ended."""
         self.saved = ""
@@ -36,12 +34,15 @@ class StepFiles:
         if clock - self.touched_at < TOUCH_SECONDS:
             return
         self.touched_at = clock
-        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
-        self.saved_step = max((int(name) for name in names if name.isdecimal()), default=0)
         try:
             self.heartbeat.touch()
         except OSError as error:
             print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
+
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint; 0 for none."""
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def save_cursors(self) -> None:
         """Write the cursors if they changed."""
