@@ -119,6 +119,21 @@ def build(name: str, num_classes: int, blur_pool: bool = False) -> nn.Module:
     return network
 
 
+def head_of(network: nn.Module) -> str:
+    """The name of the classifier's module: the last linear layer or convolution.
+
+    Raises:
+        InputError: there is none.
+    """
+    layers = [name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    if not layers:
+        raise InputError(
+            "the network has no linear layer or convolution that could tell classes: end it with "
+            "nn.Linear(features, num_classes)"
+        )
+    return layers[-1]
+
+
 def normalise(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
     """Images uint8 [N, 3, H, W] as float32 with mean 0 and deviation 1 a channel."""
     scale, shift = (value.to(images.device).view(1, -1, 1, 1) for value in affine(mean, std))
