@@ -49,7 +49,9 @@ PARTS = {
             "unit/test_launch_standing",
         ),
     ),
-    "names": Part(("components/data_sync/names",), ("unit/test_sync_names",)),
+    "names": Part(
+        ("components/data_sync/names",), ("unit/test_sync_names", "unit/test_sync_name_forms")
+    ),
     "versions": Part(
         ("components/data_sync/versions",),
         ("integration/test_sync_versions", "integration/test_sync_leases"),
