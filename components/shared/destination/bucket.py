@@ -1,8 +1,9 @@
 """Results in a bucket of Google Cloud Storage."""
 
 import base64
+import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -103,6 +104,28 @@ class Bucket(Destination):
 
         if not any(self._call(attempt, "written") for _ in range(_TRIES)):
             raise StorageError(f"{self.uri}/{name} {CHANGED}")
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Page by page, which one call reads whole."""
+        start = len(self._key(""))
+
+        def ask() -> list[tuple[str, int]]:
+            found = self._bucket().list_blobs(
+                prefix=self._key(prefix), fields="items(name,size),nextPageToken", **_options()
+            )
+            return [(blob.name[start:], blob.size) for blob in found]
+
+        yield from self._call(ask, "listed")
+
+    def delete(self, name: str) -> None:
+        """Delete the live object; one that is not there is what was asked for."""
+        from google.api_core.exceptions import NotFound
+
+        def ask() -> None:
+            with contextlib.suppress(NotFound):
+                self._bucket().blob(self._key(name)).delete(**_options())
+
+        self._call(ask, "deleted")
 
     def _download(self, blob: Any, into: BinaryIO, limit: int, **conditions: Any) -> None:
         """Copy an object as it is stored, and compare crc32c, also where it took several tries."""

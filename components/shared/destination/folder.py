@@ -1,12 +1,13 @@
 """Results in a folder of a file system."""
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -89,7 +90,35 @@ class Folder(Destination):
         except OSError as error:
             raise self._unwritable(error) from None
 
-    @contextmanager
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Plain files; a link is neither listed nor followed, nor what a writer has aside."""
+        above = prefix.rpartition("/")[0]
+        try:
+            with folder_below(self.root, above) as top:
+                for folder, _, files, here in os.fwalk(".", onerror=_unless_gone, dir_fd=top):
+                    for file in files:
+                        name, size = str(PurePosixPath(above, folder, file)), _size(file, here)
+                        if size is not None and name.startswith(prefix):
+                            yield name, size
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise InputError(
+                f"{self.root} cannot be listed: {error.strerror}; check its path and rights"
+            ) from None
+
+    def delete(self, name: str) -> None:
+        """Unlink the file; its folder stays."""
+        path = PurePosixPath(name)
+        try:
+            with folder_below(self.root, str(path.parent)) as folder:
+                os.unlink(path.name, dir_fd=folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         path = PurePosixPath(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -134,3 +163,19 @@ class Folder(Destination):
             f"{self.root} cannot be written: {error.strerror}; "
             "give a folder with rights and room for this user"
         )
+
+
+def _size(file: str, folder: int) -> int | None:
+    """Bytes of a file that stays; None where none is, or one that is being written."""
+    if file.startswith(".") and file.endswith((".lock", ".tmp")):
+        return None
+    try:
+        found = os.stat(file, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -3,7 +3,7 @@
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,6 +54,18 @@ class Destination(ABC):
             InputError: it cannot be read or written.
             StorageError: other writers always came first, or there are no locks.
         """
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Names that begin with `prefix`, as text, and their bytes, in no order that is promised.
+
+        Raises:
+            InputError: it cannot be listed.
+        """
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file, which need not be there. Raises InputError."""
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The content of a file, None if there is none; raises as `fetch` does."""
