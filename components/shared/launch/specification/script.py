@@ -5,18 +5,18 @@ expands `$(NAME)` (kubeflow/pipelines#10370), and KFP compiles no default with a
 file can travel packed, as a data URL (RFC 2397).
 """
 
-import base64
-import binascii
 from pathlib import Path
 
+from kfp_ddp.base import packed as packing
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.packed import PREFIX
 
-PREFIX = "data:text/x-python;base64,"
+__all__ = ["PREFIX", "packed", "unexpanded", "unpacked"]
 
 
 def packed(path: str | Path) -> str:
     """The file as one line of plain characters, for the input `script` of a component."""
-    return PREFIX + base64.b64encode(Path(path).read_bytes()).decode()
+    return packing.pack(Path(path).read_bytes())
 
 
 def unexpanded(text: str) -> str:
@@ -36,10 +36,8 @@ def unpacked(script: str) -> str:
     if not script.startswith("data:"):
         return script
     try:
-        if not script.startswith(PREFIX):
-            raise ValueError(f"it does not begin with {PREFIX}")
-        return base64.b64decode(script.removeprefix(PREFIX), validate=True).decode()
-    except (ValueError, binascii.Error) as error:
+        return packing.unpack(script)
+    except ValueError as error:
         raise InputError(
             f"script={script[:40]!r}... is not a packed Python file in UTF-8 ({error}); "
             "make it with kfp_ddp.components.shared.launch.specification.script.packed"
