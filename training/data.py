@@ -1,5 +1,6 @@
 """Image folders: what is in them, and their images in batches."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.images import read
 from kfp_ddp.training.sampler import Key
+from kfp_ddp.training.shards import Slices, Where
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -29,14 +31,26 @@ class Index:
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     targets: tuple[int, ...]
+    slices: Slices | None = None
+    """Of a packed version: in which bytes of which archive each image is. A path is then only a
+    name, `<folder of the version>/<member>`."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    def where(self, position: int) -> Where:
+        """Where the bytes of an image are."""
+        path = self.paths[position]
+        return self.slices.where(position, path) if self.slices else Where(path)
+
     def only(self, positions: Sequence[int]) -> "Index":
         """The images at these positions alone, of the same classes."""
-        paths = tuple(self.paths[at] for at in positions)
-        return Index(self.root, self.classes, paths, tuple(self.targets[at] for at in positions))
+        return dataclasses.replace(
+            self,
+            paths=tuple(self.paths[at] for at in positions),
+            targets=tuple(self.targets[at] for at in positions),
+            slices=self.slices.only(positions) if self.slices else None,
+        )
 
 
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:

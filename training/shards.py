@@ -1,0 +1,234 @@
+"""Packed versions: which archive, and which of its bytes, each image is; free of torch."""
+
+import functools
+import json
+import os
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import folder_below, open_below, open_plain
+
+MANIFEST = "_MANIFEST.jsonl"
+_BLOCK = 512
+_SHORT = 98
+"""Fewer bytes of a name, with `./` before them, fit into a header."""
+_LINE = 1 << 17
+_LAST = (1 << 63) - 1
+_OPEN = 256
+"""Archives that a process keeps open."""
+
+
+class Where(NamedTuple):
+    """Where an image's bytes are: in a file of its own, or as a member of an archive."""
+
+    file: str
+    offset: int = 0
+    size: int = -1
+    """-1 for all of the file."""
+    name: str = ""
+    """Of the member."""
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.file}" if self.name else self.file
+
+
+class Slices(NamedTuple):
+    """Where members lie, one entry a member: compact, as there are millions."""
+
+    root: str
+    """The version's folder, with which paths begin."""
+    files: tuple[str, ...]
+    shards: "array[int]"
+    """Positions in `files`."""
+    offsets: "array[int]"
+    sizes: "array[int]"
+
+    def only(self, positions: Sequence[int]) -> "Slices":
+        """Those of the members at these positions alone."""
+        columns = (self.shards, self.offsets, self.sizes)
+        chosen = [array(one.typecode, (one[at] for at in positions)) for one in columns]
+        return Slices(self.root, self.files, *chosen)
+
+    def where(self, position: int, path: str) -> Where:
+        """The bytes of the member at a position, whose path is `<root>/<its name>`."""
+        file, name = self.files[self.shards[position]], path.removeprefix(f"{self.root}/")
+        return Where(file, self.offsets[position], self.sizes[position], name)
+
+
+class Members(NamedTuple):
+    """What a packed version holds: names relative to its folder, and where each is."""
+
+    names: tuple[str, ...]
+    slices: Slices
+
+
+def members(root: Path) -> Members | None:
+    """The files in the archives of a folder; None for a folder of plain files.
+
+    A version's manifest tells; without one, archives (*.tar) that have no folder beside them.
+
+    Raises:
+        InputError: an archive or the manifest is damaged, or does not hold what it should.
+    """
+    rows = _from_manifest(root) if _is_version(root) else _from_archives(root)
+    if rows is None:
+        return None
+    names: list[str] = []
+    numbers: dict[str, int] = {}
+    sizes: list[int] = []
+    home = os.path.realpath(root)
+    slices = Slices(str(root), (), array("I"), array("Q"), array("Q"))
+    for name, shard, offset, size in rows:
+        if shard not in numbers:
+            numbers[shard] = len(sizes)
+            sizes.append(_size(root, shard))
+        number = numbers[shard]
+        if offset < _BLOCK or offset + size > sizes[number]:
+            raise InputError(
+                f"{name} is to end at byte {offset + size} of {root / shard}, which has "
+                f"{sizes[number]}: the archive is cut off; sync again with verify=full"
+            )
+        names.append(name)
+        slices.shards.append(number)
+        slices.offsets.append(offset)
+        slices.sizes.append(size)
+    return Members(tuple(names), slices._replace(files=tuple(f"{home}/{one}" for one in numbers)))
+
+
+def content(where: Where, most: int) -> bytes:
+    """The bytes of an image; a member's are read at once with the header before them.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: there are more than `most`, or they are not what the archive's listing says.
+    """
+    if where.size < 0:
+        with open(where.file, "rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise ValueError("a larger file than any image of max_pixels")
+            return file.read()
+    if where.size > most:
+        raise ValueError("a larger file than any image of max_pixels")
+    length = _BLOCK + where.size
+    found = os.pread(_opened(where.file).descriptor, length, where.offset - _BLOCK)
+    if len(found) < length:
+        raise ValueError("the archive is cut off; sync again with verify=full")
+    if not _is_header_of(found[:_BLOCK], where):
+        raise ValueError(
+            "its header in the archive is another: damaged or changed since it was listed; "
+            "sync again with verify=full"
+        )
+    return found[_BLOCK:]
+
+
+def _is_header_of(block: bytes, where: Where) -> bool:
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    found = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
+    # What is long or not ASCII stands in full before this block, and here only as far as it fits.
+    cut = len(found) >= _SHORT
+    names = (
+        where.name.encode("utf-8", "surrogateescape"),
+        where.name.encode("ascii", "replace"),
+    )
+    named = any(name == found or (cut and name.startswith(found)) for name in names)
+    return named and info.size == where.size
+
+
+class _Archive:
+    """An archive that is closed when nobody uses it; any process and thread may read at once."""
+
+    def __init__(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        with folder_below(Path(folder)) as opened:
+            self.descriptor = open_plain(name, opened)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@functools.lru_cache(_OPEN)
+def _opened(path: str) -> _Archive:
+    return _Archive(path)
+
+
+def _size(root: Path, shard: str) -> int:
+    try:
+        with open_below(root, shard) as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise InputError(
+            f"cannot read the archive {root / shard} ({error.strerror}): sync again with "
+            "verify=full"
+        ) from None
+
+
+def _is_version(root: Path) -> bool:
+    """Whether a manifest says that this is a packed version."""
+    try:
+        with open_below(root, MANIFEST) as file:
+            found = json.loads(file.readline(_LINE))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("pack") == "tar"
+
+
+Row = tuple[str, str, int, int]
+"""Name, archive, offset, size."""
+
+
+def _from_manifest(root: Path) -> Iterator[Row]:
+    with open_below(root, MANIFEST) as file:
+        file.readline(_LINE)
+        for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
+            row = _row(line)
+            if row is None:
+                raise InputError(
+                    f"line {number} of {root / MANIFEST} is damaged: sync again with verify=full"
+                )
+            if not row[0].endswith("/"):
+                yield row
+
+
+def _row(line: bytes) -> Row | None:
+    """One line of a packed version's manifest; None if it cannot be one."""
+    try:
+        fields: Any = json.loads(line)
+        name, size, shard, offset = fields[0], fields[1], fields[6], fields[7]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    kinds = [type(one) for one in (name, shard, offset, size)]
+    if kinds != [str, str, int, int] or not 0 <= min(offset, size) <= max(offset, size) <= _LAST:
+        return None
+    return (name, shard, offset, size) if shard and "/" not in shard else None
+
+
+def _from_archives(root: Path) -> Iterator[Row] | None:
+    """The members of archives that nothing lists; None if there are none, or folders too."""
+    try:
+        entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
+    except OSError:
+        return None
+    if any(entry.is_dir() for entry in entries):
+        return None
+    names = sorted(entry.name for entry in entries if entry.name.endswith(".tar"))
+    return _listed(root, names) if names else None
+
+
+def _listed(root: Path, shards: Sequence[str]) -> Iterator[Row]:
+    for shard in shards:
+        try:
+            with open_below(root, shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+                for member in archive:
+                    if member.isreg() and not member.issparse():
+                        name = member.name.removeprefix("./")
+                        yield name, shard, member.offset_data, member.size
+        except (tarfile.TarError, OSError, ValueError) as error:
+            raise InputError(f"cannot read the archive {root / shard} ({error})") from None
