@@ -110,7 +110,7 @@ def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedPr
     """The committed YAML through kfp.local, with its folders below `folder`."""
     return subprocess.run(
         [
-            *(sys.executable, "-m", "kfp_ddp.demo.pipeline"),
+            *(sys.executable, "-m", "kfp_ddp.local.pipeline"),
             *(json.dumps(arguments), str(folder / "artifacts")),
         ],
         capture_output=True,

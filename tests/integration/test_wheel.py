@@ -23,7 +23,15 @@ def test_the_wheel_holds_every_module_of_the_tree(wheel: Path) -> None:
     tree = {
         f"kfp_ddp/{path.relative_to(root).as_posix()}"
         for root in (REPOSITORY, REPOSITORY / "kfp_ddp")
-        for folder in ("components", "pipelines", "training", "compiled", "commands", "demo")
+        for folder in (
+            "components",
+            "pipelines",
+            "training",
+            "compiled",
+            "commands",
+            "demo",
+            "local",
+        )
         for path in (root / folder).rglob("*")
         if path.is_file() and not (root / folder).is_symlink() and "__pycache__" not in path.parts
     }

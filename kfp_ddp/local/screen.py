@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a line for each phase, the current one with its progress."""
+"""What is shown while a run goes on: a line for each phase, the current one with its progress."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""The demo's child process: the compiled YAML through kfp.local, its log on stdout."""
+"""The child process of a run here: the compiled YAML through kfp.local, its log on stdout."""
 
 import json
 import sys

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from kfp_ddp.demo.screen import CLEAR_LINE, Phase, bar
+from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
 
 
 class Terminal(io.StringIO):

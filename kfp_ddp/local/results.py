@@ -1,4 +1,4 @@
-"""What the demo reads back from a run: progress, a line for each step, the summary."""
+"""What is read back from a run: progress, a line for each step, the summary."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.components.shared.pictures import read_events
-from kfp_ddp.demo.screen import bar
+from kfp_ddp.local.screen import bar
 
 EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
@@ -66,7 +66,10 @@ def last_error(log: Path) -> str:
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:
-    """Copy what people look at to the top of `output`, write summary.json there, return it."""
+    """Copy what people look at to the top of `output`, write summary.json there, return it.
+
+    A bundle of the run before goes only now, so that one that fails costs nobody a model.
+    """
     synced, evaluated = outputs(output, "data-sync"), outputs(output, "evaluate")
     verdict = outputs(output, "gate")
     pictures = {"report": ("evaluate", "report"), "loss_curve": ("train", "loss_curve")}
@@ -83,6 +86,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         target = output / f"{name}.html"
         shutil.copyfile(_newest(output, f"*/{step}/{artifact}"), target)
         summary[name] = str(target)
+    shutil.rmtree(output / "bundle", ignore_errors=True)
     if verdict["blessed"]:
         exported = outputs(output, "export")
         shutil.copytree(exported["bundle"], output / "bundle")
@@ -108,6 +112,6 @@ def _newest(output: Path, pattern: str) -> Path:
 
 
 def _events(output: Path) -> list[dict[str, Any]]:
-    """Metrics of the one run in the demo's work folder."""
+    """Metrics of the one run in the work folder."""
     files = list(output.glob("work/*/*/metrics.jsonl"))
     return read_events(files[0]) if files else []
