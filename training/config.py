@@ -27,7 +27,13 @@ class TrainConfig(Settings):
     )
 
     data: str
-    """Folder with the images, as train/<class>/ and val/<class>/."""
+    """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
+    val_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of the images for validation where the dataset has no val/, chosen by their names: an
+    image stays on its side while others come."""
+    labels: str = ""
+    """Name of a CSV or JSON lines of path, label and perhaps split in the dataset; '' where folders
+    name the classes."""
     output_dir: str
     """Folder for checkpoints, metrics and logs."""
 

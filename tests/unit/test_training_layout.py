@@ -1,0 +1,243 @@
+"""Which images a dataset has, of which class and on which side, told from names alone."""
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training.labels import Labels
+from kfp_ddp.training.layout import Layout, Part, lay_out
+
+
+def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:
+    read = Labels.parse(called, labels.encode()) if labels else None
+    return lay_out(names, val_fraction=0.1, labels=read)
+
+
+def by_class(layout: Layout, part: Part) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, target in part:
+        found.setdefault(layout.classes[target], []).append(name)
+    return found
+
+
+def photographs(count: int, *classes: str) -> list[str]:
+    return [f"{name}/{number:05}.jpg" for name in classes for number in range(count)]
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
+def test_folders_that_say_their_split_are_taken_as_they_are(val: str) -> None:
+    names = [f"train/{name}" for name in photographs(3, "dog", "cat")]
+    names += [f"{val}/cat/a.png", "test/dog/b.webp", "README.md", "masks/cat/1.png"]
+    found = laid_out(names)
+    assert found.classes == ("cat", "dog")
+    assert by_class(found, found.train)["dog"] == [f"train/dog/0000{n}.jpg" for n in range(3)]
+    assert list(found.val) == [(f"{val}/cat/a.png", 0)]
+    assert list(found.test) == [("test/dog/b.webp", 1)]
+    assert [part.folder for part in (found.train, found.val, found.test)] == ["train", val, "test"]
+    assert "masks" in " ".join(found.notes)
+
+
+def test_the_side_of_an_image_is_told_by_the_digest_of_its_name() -> None:
+    found = laid_out(photographs(1000, "cat", "dog"))
+    # First 8 hex digits of sha256("split:" + name) over 2**32, computed by another program.
+    assert "cat/00011.jpg" in dict(found.val)
+    assert "cat/00000.jpg" in dict(found.train)
+    assert 150 < len(found.val) < 250
+    assert len(found.train) + len(found.val) == 2000
+    assert not len(found.test)
+    assert found.val.folder == found.train.folder == ""
+
+
+def test_growth_every_night_keeps_every_old_image_on_its_side() -> None:
+    dice = random.Random(0)
+    names = photographs(100, "cat", "dog")
+    first = laid_out(names)
+    old_val, old_train = dict(first.val), dict(first.train)
+    for night in range(10):
+        names += [f"{name}/{night}-{n}.jpg" for name in ("cat", "dog", "eel") for n in range(20)]
+        dice.shuffle(names)
+        grown = laid_out(names)
+        val, train = dict(grown.val), dict(grown.train)
+        assert old_val.keys() <= val.keys()
+        assert old_train.keys() <= train.keys()
+        old_val, old_train = val, train
+    assert grown.classes == ("cat", "dog", "eel")
+
+
+def test_a_hundred_classes_keep_their_names() -> None:
+    classes = [f"Klasse {n:02} – ä, ö" for n in range(100)]
+    found = laid_out(photographs(30, *classes))
+    assert found.classes == tuple(sorted(classes))
+    assert set(by_class(found, found.train)) == set(classes)
+
+
+def test_train_alone_gives_a_share_to_validation() -> None:
+    found = laid_out([f"train/{name}" for name in photographs(200, "cat", "dog")])
+    assert found.train.folder == found.val.folder == "train"
+    assert 20 < len(found.val) < 70
+    assert not {name for name, _ in found.val} & {name for name, _ in found.train}
+
+
+def test_what_is_hidden_or_no_image_is_no_part_of_it() -> None:
+    names = [*photographs(40, "cat", "dog"), "cat/.x.jpg", ".git/a.jpg", "__MACOSX/cat/._1.jpg"]
+    found = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
+    assert found.classes == ("cat", "dog")
+    assert len(found.train) + len(found.val) == 81
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ([], "no images"),
+        (["notes.txt"], "no images"),
+        (["a.jpg", "b.jpg"], r"2 images lie in no class folder.*<class>/.*labels"),
+        (photographs(9, "cat"), r"one class only \(cat\)"),
+        ([f"all/{name}" for name in photographs(9, "cat", "dog")], r"\(all\).*cat, dog.*all/"),
+        ([*photographs(40, "cat", "dog"), "eel/"], r"class folder eel has no images"),
+        ([*photographs(40, "cat", "dog"), "eel/x.gif"], r"class folder eel has no images"),
+        ([f"train/{name}" for name in [*photographs(9, "cat", "dog"), "eel/"]], "train/eel has no"),
+        (["val/cat/1.jpg", "val/dog/1.jpg"], "val/ but no train/"),
+        (["train/cat/1.jpg", "train/dog/1.jpg", "val/eel/1.jpg"], "'eel' is in val/ but not"),
+        (["train/cat/1.jpg", "train/dog/1.jpg", "val/"], "val/ holds no images"),
+        (["train/cat/1.jpg", "train/dog/1.jpg", "val/1.jpg"], "val/ has no class folders.*labels"),
+        (
+            ["train/cat/1.jpg", "train/dog/1.jpg", "val/1.jpg", "LOC_val_solution.csv"],
+            "such as LOC_val_solution.csv",
+        ),
+        (["train/cat/1.jpg", "val/cat/1.jpg", "valid/cat/1.jpg"], "val/ and valid/"),
+        ([*photographs(9, "cat", "dog"), "test/cat/1.jpg"], "test/ lies beside"),
+        (["cat/00000.jpg", "dog/b.jpg"], "none of the 2 images.*val_fraction=0"),
+    ],
+)
+def test_what_cannot_train_is_said_in_one_line(names: list[str], why: str) -> None:
+    with pytest.raises(InputError, match=why) as raised:
+        laid_out(names)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_share_that_a_small_folder_is_told_to_take_is_enough() -> None:
+    with pytest.raises(InputError, match="val_fraction=") as raised:
+        lay_out(["cat/00000.jpg", "dog/b.jpg"], val_fraction=0.01)
+    share = float(str(raised.value).rpartition("val_fraction=")[2].split()[0])
+    assert len(lay_out(["cat/00000.jpg", "dog/b.jpg"], val_fraction=share).val) == 1
+
+
+def test_classes_may_be_called_as_splits_are() -> None:
+    found = laid_out(photographs(60, "train", "plane", "test"))
+    assert found.classes == ("plane", "test", "train")
+
+
+def test_a_test_folder_without_classes_or_with_strange_ones_is_left_out() -> None:
+    names = [f"{side}/{name}" for side in ("train", "val") for name in photographs(3, "cat", "dog")]
+    found = laid_out([*names, "test/1.jpg"])
+    assert not len(found.test)
+    assert any("test/" in note for note in found.notes)
+    found = laid_out([*names, "test/cat/1.jpg", "test/eel/1.jpg"])
+    assert [name for name, _ in found.test] == ["test/cat/1.jpg"]
+    assert any("eel" in note for note in found.notes)
+
+
+IMAGENET = [
+    *(f"train/{name}" for name in photographs(3, "n01440764", "n01443537")),
+    *(f"val/ILSVRC2012_val_0000000{n}.JPEG" for n in range(1, 5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("called", "text"),
+    [
+        (
+            "LOC_val_solution.csv",
+            "ImageId,PredictionString\n"
+            "ILSVRC2012_val_00000001,n01440764 85 1 499 272 n01440764 1 1 2 2 \n"
+            "ILSVRC2012_val_00000002,n01443537 1 2 3 4\n"
+            "ILSVRC2012_val_00000003,n01440764 1 2 3 4\n"
+            "ILSVRC2012_val_00000004,n01440764 1 2 3 4\n",
+        ),
+        (
+            "val_map.txt",
+            "".join(
+                f"ILSVRC2012_val_0000000{n}.JPEG n0144{'3537' if n == 2 else '0764'}\n"
+                for n in range(1, 5)
+            ),
+        ),
+        (
+            "val.csv",
+            "".join(
+                f"val/ILSVRC2012_val_0000000{n}.JPEG,n0144{'3537' if n == 2 else '0764'}\r\n"
+                for n in range(1, 5)
+            ),
+        ),
+    ],
+)
+def test_a_flat_validation_folder_is_told_by_its_mapping_file(called: str, text: str) -> None:
+    found = laid_out(IMAGENET, text, called)
+    assert found.classes == ("n01440764", "n01443537")
+    assert len(found.train) == 6
+    named = by_class(found, found.val)
+    assert named["n01443537"] == ["val/ILSVRC2012_val_00000002.JPEG"]
+    assert len(named["n01440764"]) == 3
+
+
+def test_a_table_says_classes_and_splits_wherever_the_images_lie() -> None:
+    images = [f"photos/{n}.jpg" for n in range(6)]
+    rows = ["path,label,split", "photos/0.jpg,Hund,", 'photos/1.jpg, "Kat, Katze"']
+    rows += ["photos/2.jpg,Hund,"]
+    rows += ["photos/3.jpg,Hund,valid", "photos/4.jpg,Hund,test", "photos/2.jpg,Hund,train"]
+    found = laid_out([*images, "meta/labels.csv"], "\ufeff" + "\n".join(rows), "meta/labels.csv")
+    assert found.classes == ("Hund", "Kat, Katze")
+    assert list(found.val) == [("photos/3.jpg", 0)]
+    assert list(found.test) == [("photos/4.jpg", 0)]
+    assert [name for name, _ in found.train] == ["photos/0.jpg", "photos/2.jpg", "photos/1.jpg"]
+    assert any(": 1 left out" in note and "photos/5.jpg" in note for note in found.notes)
+
+
+def test_a_table_of_json_lines_beside_the_images_is_read_too() -> None:
+    rows = "\n".join(f'{{"file_name": "{n}.png", "label": {n % 2}, "x": [1]}}' for n in range(60))
+    found = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
+    assert found.classes == ("0", "1")
+    assert len(found.train) + len(found.val) == 60
+    assert len(found.val)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a.jpg,cat\nb.jpg,dog\nc.jpg,cat\nd.jpg,dog\n", r"names 2 files .*c\.jpg first"),
+        ("a.jpg,cat\na.jpg,dog\n", r"a\.jpg both cat in train and dog in train"),
+        ("a.jpg,cat\nb.jpg,\n", "line 2 "),
+        ("a.jpg,cat\nb.jpg\n", "line 2 "),
+        ("path,label,split\na.jpg,cat,holdout\n", "holdout"),
+        ("label\ncat\n", "line 1 "),
+        (",,\n", "line 1 "),
+    ],
+)
+def test_a_table_that_does_not_fit_the_images_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as raised:
+        laid_out(["a.jpg", "b.jpg"], text)
+    assert "\n" not in str(raised.value)
+    assert "labels.csv" in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"\x00,\x00\n", b"[1]\n{"])
+@pytest.mark.parametrize("called", ["a.csv", "a.jsonl", "a.txt"])
+def test_what_is_no_table_is_refused(called: str, data: bytes) -> None:
+    with pytest.raises(InputError, match=rf"labels a\.{called[2:]}"):
+        lay_out(["a.jpg", "b.jpg"], val_fraction=0.1, labels=Labels.parse(called, data))
+
+
+def test_a_checkpoint_knows_its_classes_and_asks_nothing_of_the_training_images() -> None:
+    found = lay_out(["val/cat/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
+    assert list(found.val) == [("val/cat/1.jpg", 1)]
+    with pytest.raises(InputError, match="'eel' is in val/ but not"):
+        lay_out(["val/eel/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
+
+
+def test_the_order_is_by_class_and_name_however_a_store_lists() -> None:
+    names = photographs(50, "b", "a", "C")
+    first = laid_out(names)
+    random.Random(1).shuffle(names)
+    assert laid_out(names) == first
+    assert list(first.train.targets) == sorted(first.train.targets)
