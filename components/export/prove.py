@@ -52,14 +52,13 @@ def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) ->
         with the same likeliest class.
 
     Raises:
-        ParityError: if one differs by more than `TOLERANCE` of the largest logit, or names
-            another class where the difference cannot explain it.
+        ParityError: if one differs by more than `TOLERANCE` of the largest logit; so it names
+            another class only where the checkpoint hardly prefers its own.
     """
     parts = [images[:1], images if len(images) > 1 else images.repeat(2, 1, 1, 1)]
     expected = torch.cat([reference(part) for part in parts])
     bound = TOLERANCE * max(1.0, float(expected.abs().max()))
-    top = expected.topk(2, dim=1)
-    clear = top.values[:, 0] - top.values[:, 1] > 2 * bound
+    top1 = expected.argmax(1)
     results: dict[str, Any] = {}
     for name, predict in others.items():
         found = torch.cat([predict(part) for part in parts])
@@ -69,9 +68,9 @@ def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) ->
                 f"{list(expected.shape)}: do not serve it; report the model and the torch version"
             )
         difference = (found - expected).abs().nan_to_num(float("inf"))
-        same = found.argmax(1) == top.indices[:, 0]
+        same = found.argmax(1) == top1
         worst = float(difference.max())
-        if worst > bound or bool((~same & clear).any()):
+        if worst > bound:
             raise ParityError(
                 f"{name} differs from the checkpoint by {worst:.3g} on validation samples, "
                 f"{bound:.3g} is allowed: do not serve it; report the model and the "

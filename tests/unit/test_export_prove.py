@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,12 @@ def test_what_agrees_is_measured() -> None:
 
 
 def test_one_image_is_tried_in_a_batch_of_two_as_well() -> None:
-    assert parity(told, {}, images(1))["batches"] == [1, 2]
+    def of_this_size(given: Tensor) -> Tensor:
+        assert given.shape[1:] == (3, 2, 2)
+        return told(given)
+
+    assert parity(of_this_size, {}, images(1))["batches"] == [1, 2]
+    assert parity(of_this_size, {}, images(2))["batches"] == [1, 2]
     with pytest.raises(ParityError):
         parity(told, {"x": off(0, [1.0, 0.0, 0.0], batch=2)}, images(1))
 
@@ -134,17 +140,21 @@ def test_samples_that_the_run_skipped_are_left_out(split: Path) -> None:
 
 
 def test_speed_is_told_for_each_size_and_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that goes on by a tenth of a second at each look."""
+    """With a clock that goes on by 123.4568 ms at each look."""
     clock = iter(range(1000))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 10)
-    seen: dict[str, list[tuple[int, ...]]] = {"a": [], "b": []}
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 8.1)
+    seen: dict[str, list[Any]] = {"a": [], "b": []}
     found = latency(
-        {name: lambda given, seen=seen[name]: seen.append(given.shape) for name in seen},  # type: ignore[misc]
+        {
+            name: lambda given, seen=seen[name]: seen.append((given.shape, given.dtype))
+            for name in seen
+        },  # type: ignore[misc]
         6,
     )
-    assert seen["a"] == seen["b"] == [(1, 3, 6, 6)] * 4 + [(8, 3, 6, 6)] * 4
+    shapes = [(1, 3, 6, 6)] * 4 + [(8, 3, 6, 6)] * 4
+    assert seen["a"] == seen["b"] == [(shape, torch.uint8) for shape in shapes]
     assert list(found["runtimes"]) == ["a", "b"]
-    one = {"median_ms": 100.0, "min_ms": 100.0, "images_per_s": 10.0, "calls": 3}
-    assert found["runtimes"]["a"] == {"batch_1": one, "batch_8": {**one, "images_per_s": 80.0}}
+    one = {"median_ms": 123.4568, "min_ms": 123.4568, "images_per_s": 8.1, "calls": 3}
+    assert found["runtimes"]["a"] == {"batch_1": one, "batch_8": {**one, "images_per_s": 64.8}}
     assert found["threads"] == torch.get_num_threads()
     assert " CPUs" in found["machine"]

@@ -1,5 +1,6 @@
 """What a run begins with: nothing, its own checkpoint after a restart, or another run's weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
+from kfp_ddp.training.manifest import DIGEST
 from kfp_ddp.training.model import build
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
@@ -87,6 +89,12 @@ def test_what_may_change_and_what_may_not(
 
 def test_an_earlier_checkpoint_that_tells_no_digest_is_chosen(tmp_path: Path) -> None:
     path = save(tmp_path, 1, images="")
+    assert chosen(tmp_path) == path
+    fields = json.loads((path / "manifest.json").read_text())
+    made = ("step", "files", DIGEST, "images")
+    about = {name: value for name, value in fields.items() if name not in made}
+    path = checkpoint.write(tmp_path / "checkpoints", 2, {"model": {}}, about)
+    assert "images" not in checkpoint.verify(path).manifest
     assert chosen(tmp_path) == path
 
 
