@@ -6,6 +6,7 @@ made from the models of settings and the signatures of components: text between
     <!-- settings: training.config.TrainConfig -->   and   <!-- /settings -->
     <!-- inputs: train -->                           and   <!-- /inputs -->
 
+The names of torchvision's classifiers are in a file of their own, so that no torch is needed.
 Our images are tagged with the version of the package wherever they are named.
 """
 
@@ -27,6 +28,7 @@ from kfp_ddp.components.preflight.parameters import choices, description
 ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
 PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
+NAMES = ROOT / "training" / "torchvision_names.py"
 DOCUMENTS = ("README.md", "training/README.md", "components/*/README.md")
 NAMING_IMAGES = (
     *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
@@ -54,6 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def _documents() -> Iterator[tuple[Path, str]]:
     """Each file that is made in part, and what it should be; a component before its table."""
+    yield NAMES, torchvision_names()
     found = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
     for path in sorted(found, key=lambda path: (path.suffix == ".md", path)):
         text = path.read_text()
@@ -62,6 +65,15 @@ def _documents() -> Iterator[tuple[Path, str]]:
         if path.suffix == ".md":
             text = BLOCK.sub(_block, text)
         yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
+
+
+def torchvision_names() -> str:
+    """The file of them, with its first lines as they are."""
+    from torchvision import models
+
+    lines = [f'    "{name}",\n' for name in models.list_models(module=models)]
+    head, start, _ = NAMES.read_text().partition("= (\n")
+    return head + start + "".join(lines) + ")\n"
 
 
 def preflight(pipeline: str, component: str) -> str:

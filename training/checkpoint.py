@@ -79,6 +79,11 @@ class ModelInfo:
         return bool(self.config.get("blur_pool"))
 
     @property
+    def model_code(self) -> str:
+        """The packed file of a network of one's own; '' for one that is known by name."""
+        return str(self.config.get("model_code", ""))
+
+    @property
     def on_bad_image(self) -> str:
         """What the run did with an image that cannot be read: fail or skip."""
         return str(self.config.get("on_bad_image", "fail"))
@@ -89,8 +94,10 @@ class ModelInfo:
         return int(self.config.get("max_pixels", MAX_PIXELS))
 
     def network(self) -> nn.Module:
-        """The network without its weights."""
-        return models.build(self.model, len(self.classes), self.blur_pool)
+        """The network without its weights; the file of a network of one's own is run."""
+        return models.build(
+            self.model, len(self.classes), self.blur_pool, self.image_size, self.model_code
+        )
 
 
 def verify(path: Path) -> Checkpoint:

@@ -3,19 +3,18 @@
 import dataclasses
 import json
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import Settings
+from kfp_ddp.base.settings import Settings, hint
+from kfp_ddp.training import model_file
+from kfp_ddp.training.torchvision_names import TORCHVISION
 
-ModelName = Literal[
-    "cifar_resnet8", "cifar_resnet14", "cifar_resnet20", "resnet18", "resnet34", "resnet50"
-]
-MODELS: tuple[str, ...] = typing.get_args(ModelName)
+SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
+MODELS: tuple[str, ...] = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
 
 
@@ -28,17 +27,20 @@ class TrainConfig(Settings):
 
     data: str
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
-    val_fraction: float = Field(0.1, gt=0, lt=1)
+    val_fraction: float = Field(0.1, ge=0, lt=1)
     """Share of the images for validation where the dataset has no val/, chosen by their names: an
-    image stays on its side while others come."""
+    image stays on its side while others come; 0: it must have one."""
     labels: str = ""
     """Name of a CSV or JSON lines of path, label and perhaps split in the dataset; '' where folders
     name the classes."""
     output_dir: str
     """Folder for checkpoints, metrics and logs."""
 
-    model: ModelName = "resnet50"
-    """Network to train."""
+    model: str = "resnet50"
+    """Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20 for small
+    images, or mine.py:build for a function of a file of your own."""
+    model_code: str = ""
+    """Text of that file, packed; the command line reads it from the file itself."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     init_from: str = ""
@@ -88,8 +90,8 @@ class TrainConfig(Settings):
     crop_min_area: float = Field(0.08, gt=0, le=1)
     """Smallest share of an image that a resized crop takes."""
     images: Literal["convert", "strict"] = "convert"
-    """Images that are not RGB or not square: convert them with a warning, or refuse them
-    (strict)."""
+    """Images that are not RGB or not square: convert them, with a warning of the former, or refuse
+    them (strict)."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
     max_pixels: int = Field(MAX_PIXELS, ge=1)
@@ -153,6 +155,16 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if model_file.is_file(self.model):
+            named = model_file.checked(self.model, self.model_code)
+            object.__setattr__(self, "model", named)
+        elif self.model not in MODELS:
+            raise ValueError(
+                f"model={self.model!r} is unknown: it is a classifier of torchvision, "
+                f"{', '.join(SMALL_RESNETS)} or file.py:function{hint(self.model, MODELS)}"
+            )
+        elif self.model_code:
+            raise ValueError(f"model_code is set, but model={self.model} is no function of a file")
         if not self.is_set("warmup_epochs"):
             yielding = min(self.warmup_epochs, self.epochs / 10)
             object.__setattr__(self, "warmup_epochs", yielding)
@@ -216,7 +228,7 @@ def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainCo
         InputError: a value that a field does not take, in one line.
         SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
     """
-    return TrainConfig.create(**flags_given(argv, prog))
+    return TrainConfig.create(**model_file.with_code(flags_given(argv, prog)))
 
 
 def flags_given(

@@ -1,13 +1,17 @@
 """The networks, and the arithmetic between stored bytes and their input."""
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.training.config import MODELS
+from kfp_ddp.base.settings import hint
+from kfp_ddp.training import own_model
+from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -96,27 +100,71 @@ def _blur(network: nn.Module) -> None:
                 setattr(parent, name, nn.Sequential(BlurPool(child.in_channels), child))
 
 
-def build(name: str, num_classes: int, blur_pool: bool = False) -> nn.Module:
-    """An untrained network of one of `config.MODELS`.
+def of(config: TrainConfig, num_classes: int) -> nn.Module:
+    """The untrained network of a run; raises InputError as `build` does."""
+    return build(config.model, num_classes, config.blur_pool, config.image_size, config.model_code)
 
-    torchvision's begin with zero scales in the last BatchNorm of each block, so that it is the
-    identity (Goyal et al. 2017, section 5.1).
+
+def build(
+    name: str, num_classes: int, blur_pool: bool = False, image_size: int = 224, code: str = ""
+) -> nn.Module:
+    """An untrained network: one of `config.MODELS`, or of the file whose text is `code`.
+
+    `image_size` is that of evaluation, which some networks are made for.
 
     Raises:
-        InputError: unknown name.
+        InputError: unknown name, a file that raises or returns no module, a size that does not fit.
     """
-    if name not in MODELS:
-        raise InputError(f"model={name!r} is unknown: it is one of {', '.join(MODELS)}")
     network: nn.Module
-    if name.startswith("cifar_resnet"):
+    if code:
+        network = own_model.network(name, code, num_classes)
+    elif name in SMALL_RESNETS:
         network = CifarResNet(int(name.removeprefix("cifar_resnet")), num_classes)
+    elif name in MODELS:
+        network = _of_torchvision(name, num_classes, image_size)
     else:
-        from torchvision.models import get_model  # 1.5 s to import: only where it is needed
-
-        network = get_model(name, weights=None, num_classes=num_classes, zero_init_residual=True)
+        raise InputError(f"model={name!r} is unknown{hint(name, MODELS)}")
     if blur_pool:
         _blur(network)
     return network
+
+
+def _of_torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
+    """One of torchvision's, with logits alone as output.
+
+    ResNets begin with zero scales in the last BatchNorm of each block, so that it is the identity
+    (Goyal et al. 2017, section 5.1). The inputs of GoogLeNet and Inception are transformed as their
+    published weights expect it.
+    """
+    from torchvision.models import get_model  # 1.5 s to import: only where it is needed
+
+    more: dict[str, Any] = {}
+    if name.startswith(("resnet", "resnext", "wide_resnet")):
+        more = {"zero_init_residual": True}
+    elif name in ("googlenet", "inception_v3"):
+        more = {"aux_logits": False, "transform_input": True, "init_weights": True}
+    elif name.startswith("vit_"):
+        more = {"image_size": image_size}
+    elif name.startswith("maxvit_"):
+        more = {"input_size": (image_size, image_size)}
+    try:
+        network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **more)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        raise cannot_take(name, image_size, error) from error
+    if name.startswith("mnasnet"):
+        # Its own loading asks for a version that only torch.save of the whole dictionary keeps.
+        load = functools.partial(nn.Module._load_from_state_dict, network)
+        network._load_from_state_dict = load  # type: ignore[method-assign]
+    return network
+
+
+def cannot_take(name: str, size: int, error: Exception) -> InputError:
+    """The line for a network and images of a size that it cannot compute."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return InputError(
+        f"model={name} cannot take images of {size} px ({reason}): set another image_size, 224 is "
+        "what most networks are made for"
+    )
 
 
 def head_of(network: nn.Module) -> str:
@@ -125,7 +173,9 @@ def head_of(network: nn.Module) -> str:
     Raises:
         InputError: there is none.
     """
-    layers = [name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    layers: list[str] = [
+        name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+    ]
     if not layers:
         raise InputError(
             "the network has no linear layer or convolution that could tell classes: end it with "

@@ -10,7 +10,7 @@ from torch import nn
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.training import checkpoint
+from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.strategies import FORMS, form_of
@@ -41,6 +41,7 @@ def choose(
     before = found.manifest
     for name, now, then in (
         ("model", config.model, before["model"]),
+        ("the digest of the model's file", *_codes(config, before["config"])),
         ("blur_pool", config.blur_pool, before["config"]["blur_pool"]),
         ("the number of classes", len(training.classes), len(before["classes"])),
         *_classes(training.classes, before["classes"]),
@@ -63,6 +64,11 @@ def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, 
     """The first class of another name: all of them would not fit in a line."""
     pairs = enumerate(zip(now, before, strict=False))
     return [(f"class {i}", repr(new), repr(old)) for i, (new, old) in pairs if new != old][:1]
+
+
+def _codes(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
+    codes = (config.model_code, before.get("model_code", ""))
+    return [model_file.digest(code)[:12] for code in codes]
 
 
 def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:

@@ -59,7 +59,9 @@ def preflight(
             it, or s3://, or the https:// address of a manifest.
         recipe: Settings of a training that is worth repeating, under those that you give; none for
             the defaults: a ResNet-50 in 90 epochs.
-        model: Network to train. auto: as the recipe has it.
+        model: Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20
+            for small images, or mine.py:build for a function of a file of your own. auto: as the
+            recipe has it.
         epochs: Passes over the training images. 0: as the recipe has it.
         batch_size: Images in a step, on all ranks together; unless it is set, fewer where the
             dataset or the number of ranks asks for it. 0: as the recipe has it.

@@ -137,8 +137,9 @@ def description(name: str) -> str:
     model = next((model for model in MODELS if name in model.model_fields), None)
     if model is None:
         raise LookupError(f"{name} is a field of no model: {', '.join(m.__name__ for m in MODELS)}")
-    text = model.model_fields[name].description or ""
-    open_box = "auto" if choices(name) else "0"
+    field = model.model_fields[name]
+    text = field.description or ""
+    open_box = "auto" if choices(name) or field.annotation is str else "0"
     return f"{text} {open_box}: as the recipe has it." if model is TrainConfig else text
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from kfp_ddp.base.errors import InputError
@@ -15,11 +16,16 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
     """Write the network's state dict, described by the file's metadata."""
     from safetensors.torch import save_file
 
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    # Copies: the format holds no tensor under two names.
+    state = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in model.state_dict().items()
+    }
     metadata = {
         "format": "pt",
         "model": info.model,
         "blur_pool": json.dumps(info.blur_pool),
+        "model_code": info.model_code,
         "classes": json.dumps(list(info.classes)),
         "image_size": str(info.image_size),
         "mean": json.dumps(list(info.mean)),
@@ -30,6 +36,8 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
 
 def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
     """The network of `write`: float32 on the CPU, in eval mode; it was trained to `step`.
+
+    Where the file holds the code of a network of somebody's own, that is run.
 
     Raises:
         InputError: the file is not one that `write` wrote.
@@ -47,8 +55,11 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
             mean=tuple(json.loads(said["mean"])),
             std=tuple(json.loads(said["std"])),
             step=step,
-            # Bundles did not always say it; those that do not have no such network.
-            config={"blur_pool": json.loads(said.get("blur_pool", "false"))},
+            # Bundles did not always say these; those that do not have no such network.
+            config={
+                "blur_pool": json.loads(said.get("blur_pool", "false")),
+                "model_code": said.get("model_code", ""),
+            },
         )
         _check(info)
         network = info.network()

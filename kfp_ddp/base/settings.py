@@ -3,9 +3,9 @@
 import re
 import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from kfp_ddp.base.errors import InputError
@@ -46,6 +46,22 @@ class Settings(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
     @classmethod
+    def checked(cls, name: str, value: object) -> Any:
+        """The value of one field alone, as JSON has it.
+
+        Raises:
+            InputError: the field does not take it.
+        """
+        field = cls.model_fields[name]
+        adapter = TypeAdapter[Any](Annotated[field.annotation, field])
+        try:
+            return adapter.dump_python(adapter.validate_python(value), mode="json")
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            problem["loc"] = (name, *problem["loc"])
+            raise InputError(cls._one_line(problem)) from None
+
+    @classmethod
     def choices(cls, name: str) -> tuple[str, ...]:
         """The texts that a field may be; empty where it is open."""
         annotation = cls.model_fields[name].annotation
@@ -57,7 +73,7 @@ class Settings(BaseModel):
         path, value = [str(part) for part in problem["loc"]], problem["input"]
         name = path[0] if path else ""
         if problem["type"] == "extra_forbidden":
-            return f"there is no setting {name!r}{_hint(name, list(cls.model_fields))}"
+            return f"there is no setting {name!r}{hint(name, list(cls.model_fields))}"
         field = cls.model_fields.get(name)
         what = ((field and field.description) or "").rstrip(".")
         if problem["type"] == "missing":
@@ -65,7 +81,7 @@ class Settings(BaseModel):
         if problem["type"] == "literal_error" and len(path) == 1:
             known = typing.get_args(cls.model_fields[name].annotation)
             names = ", ".join(str(one) or "''" for one in known)
-            return f"{name}={value!r} is unknown: it is one of {names}{_hint(str(value), known)}"
+            return f"{name}={value!r} is unknown: it is one of {names}{hint(str(value), known)}"
         message = problem["msg"].removeprefix("Value error, ")
         if not name:
             return message
@@ -112,11 +128,12 @@ def split(
     check_given(subject, given, {**steps, **own})
     for name in given:
         if name not in known:
-            raise InputError(f"{subject} has no setting {name!r}{_hint(name, known)}")
+            raise InputError(f"{subject} has no setting {name!r}{hint(name, known)}")
     return [{name: given[name] for name in names if name in given} for names in offered]
 
 
-def _hint(name: str, known: typing.Sequence[str]) -> str:
+def hint(name: str, known: typing.Sequence[str]) -> str:
+    """What was meant by an unknown name, to follow it in a message; '' where nothing is near."""
     import difflib  # only an error needs it
 
     near = difflib.get_close_matches(name, known, n=1)

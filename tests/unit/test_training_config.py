@@ -18,7 +18,7 @@ REQUIRED = {"data": "/d", "output_dir": "/o"}
         ({"epochs": 0}, ("epochs=0", "greater than or equal to 1")),
         ({"learning_rate": -0.1}, ("learning_rate=-0.1", "greater than 0")),
         ({"learning_rate": float("nan")}, ("learning_rate", "finite")),
-        ({"model": "resnet5"}, ("model='resnet5'", "resnet34", "did you mean 'resnet50'")),
+        ({"model": "resnet5"}, ("model='resnet5'", "torchvision", "did you mean 'resnet50'")),
         ({"epocs": 3}, ("'epocs'", "did you mean 'epochs'")),
         ({"keep_checkpoints": 1}, ("keep_checkpoints=1",)),
         ({"epochs": 3, "warmup_epochs": 3}, ("warmup_epochs=3", "epochs=3", "lower")),

@@ -34,3 +34,14 @@ def test_the_head_of_a_small_resnet_and_of_a_network_without_one() -> None:
     assert model.head_of(model.build("cifar_resnet8", 3)) == "fc"
     with pytest.raises(InputError, match=r"^the network has no linear layer or convolution"):
         model.head_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
+
+
+@pytest.mark.parametrize(
+    "name", ["inception_v3", "googlenet", "mnasnet0_5", "regnet_y_400mf", "maxvit_t"]
+)
+def test_networks_that_are_unlike_others_give_logits_and_take_their_weights_back(name: str) -> None:
+    size = 224 if name == "maxvit_t" else 80
+    network = model.build(name, 3, image_size=size).eval()
+    with torch.no_grad():
+        assert network(torch.zeros(2, 3, size, size)).shape == (2, 3)
+    network.load_state_dict(dict(network.state_dict()))  # as a checkpoint holds it
