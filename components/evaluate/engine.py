@@ -10,9 +10,11 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -43,10 +45,12 @@ def run(
     summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
-    with using("evaluate", run_dir, dataset_path):
-        result, roc, document = evaluate(
-            Path(checkpoint), Path(run_dir), Path(dataset_path), split, batch_size, worst, champion
-        )
+    with at_hand(dataset_path) as data, opened(run_dir, "evaluate") as folder:
+        with using("evaluate", run_dir, data):
+            result, roc, document = evaluate(
+                folder.here(checkpoint), folder.path, data, split, batch_size, worst, champion
+            )
+        evaluation = folder.there(RunFolder(folder.path).evaluation(split) / FILE)
     from kfp_ddp.components.evaluate.report import markdown
 
     log_metrics(result, metrics)
@@ -54,7 +58,7 @@ def run(
     Path(report.path).write_text(document, encoding="utf-8")
     Path(summary.path).write_text(markdown(result), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
-    return result.accuracy, str(RunFolder(run_dir).evaluation(split) / FILE)
+    return result.accuracy, evaluation
 
 
 def evaluate(

@@ -11,9 +11,11 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import compared_with, move
 from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
+from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -46,18 +48,23 @@ def run(
     if target is not None:
         target.prepare()
         expected = compared_with(champion, champion_version, target, model_name)
-    samples = Path(dataset_path) / split
     uri = stays = ""
-    with using("export", run_dir, dataset_path):
-        folder = make(Path(checkpoint), Path(run_dir), samples, Path(evaluation), model_name)
+    with (
+        at_hand(dataset_path) as data,
+        opened(run_dir, "export") as task,
+        using("export", run_dir, data),
+    ):
+        made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))
+        folder = make(*made_of, model_name)
+        found = task.there(folder)
         if target is not None:
             uri, stays = publish(folder, model_name, target, expected)
-    _fill(folder, uri, stays, model_name, model, summary)
-    where = f"{folder} and {uri}" if uri else str(folder)
+        _fill(folder, found, uri, stays, model_name, model, summary)
+    where = f"{found} and {uri}" if uri else found
     print(f"exported {model_name} to {where} in {time.monotonic() - started:.1f} s")
     if stays:
         print(stays)
-    return str(folder), uri
+    return found, uri
 
 
 def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple[str, str]:
@@ -174,6 +181,7 @@ def _made_of(target: Path) -> str:
 
 def _fill(
     folder: Path,
+    place: str,
     uri: str,
     stays: str,
     model_name: str,
@@ -192,7 +200,7 @@ def _fill(
     weights = {p.name: p.stat().st_size for p in sorted(folder.glob("model.*"))}
     described = {
         "name": model_name,
-        "uri": uri or str(folder),
+        "uri": uri or place,
         "digest": digest,
         "checkpoint_digest": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,
@@ -210,6 +218,6 @@ def _fill(
     # The artifact's own object points to the bundle: its URI is KFP's to give.
     Path(model.path).parent.mkdir(parents=True, exist_ok=True)
     Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    where = f"{uri or folder}, digest {digest}"
+    where = f"{uri or place}, digest {digest}"
     text = card.markdown(model_name, [where, stays], weights, content["parity"], content["latency"])
     Path(summary.path).write_text(text, encoding="utf-8")

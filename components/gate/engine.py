@@ -10,6 +10,7 @@ from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_che
 from kfp_ddp.components.shared.champion import Champion, find
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.workspace import opened
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -31,7 +32,10 @@ def run(
     champion: str,
 ) -> Judged:
     """Judge the model and write the verdict."""
-    checks, version = judge(Rules.create(**rules), accuracy, evaluation, champion)
+    checked = Rules.create(**rules)
+    with opened(evaluation.rpartition("/")[0], "gate") as folder:
+        here = str(folder.file(evaluation)) if evaluation else ""
+        checks, version = judge(checked, accuracy, here, champion)
     blessed, reason = verdict_of(checks)
     Path(verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
     verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})

@@ -7,6 +7,8 @@ from pathlib import Path
 from kfp_ddp.base.lease import holding
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.data_sync.versions import leases_of
+from kfp_ddp.components.shared.each_node import is_brought
+from kfp_ddp.components.shared.workspace import is_address, leases
 
 
 @contextlib.contextmanager
@@ -15,12 +17,15 @@ def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterato
 
     Args:
         holder: Id of the run, or name of the step where that is not known.
-        run_dir: Folder of the task.
+        run_dir: Folder of the task, or its address.
         dataset: Folder of the dataset; '' for none.
     """
     with contextlib.ExitStack() as held:
-        held.enter_context(holding(RunFolder(run_dir).leases, holder))
-        version = leases_of(Path(dataset)) if dataset else None
+        if is_address(str(run_dir)):
+            held.enter_context(leases.holding(str(run_dir), holder))
+        else:
+            held.enter_context(holding(RunFolder(run_dir).leases, holder))
+        version = leases_of(Path(dataset)) if dataset and not is_brought(str(dataset)) else None
         if version is not None:
             held.enter_context(holding(version, holder))
         yield

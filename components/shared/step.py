@@ -29,7 +29,7 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(run)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        _adopt_secrets()
+        adopt_secrets()
         try:
             return run(*args, **kwargs)
         except KfpDdpError as error:
@@ -38,7 +38,7 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-def _adopt_secrets() -> None:
+def adopt_secrets() -> None:
     """Use what is mounted, unless credentials were named otherwise."""
     for name, path in (("GOOGLE_APPLICATION_CREDENTIALS", KEY), ("NETRC", NETRC)):
         if os.path.exists(path):

@@ -1,13 +1,12 @@
 """The `teardown` step: end the processes and jobs that a run left behind."""
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base import folders, lease
+from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError, JobError, StorageError
-from kfp_ddp.base.run_folder import LABEL_VALUE, RunFolder, check_run_id
+from kfp_ddp.base.run_folder import LABEL_VALUE, check_run_id
 from kfp_ddp.components.shared.cluster.api import Api, ApiError
 from kfp_ddp.components.shared.cluster.live_runs import live_runs
 from kfp_ddp.components.shared.launch import local_processes
@@ -16,6 +15,8 @@ from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.workspace import is_address
+from kfp_ddp.components.teardown.old_runs import InBucket, OnClaim, Runs, tasks
 from kfp_ddp.components.train.settings import Supervision
 
 
@@ -31,8 +32,9 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str
         JobError: when something is left that could not be ended.
     """
     check_run_id(run_id)
-    runs = Path(folders.work_dir(work_dir))
-    ended = [line for task in _tasks(runs / run_id) for line in _processes(task)]
+    work = folders.work_dir(work_dir)
+    runs: Runs = InBucket(work) if is_address(work) else OnClaim(Path(work))
+    ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
     if backend != "local":
         ended += _jobs(run_id)
     # Last, and these alone: what else of the job cannot be used, train tells.
@@ -53,13 +55,13 @@ def _processes(run_dir: Path) -> list[str]:
     return [f"ended process group {pid}"]
 
 
-def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
+def _old_runs(runs: Runs, run_id: str, keep: int) -> list[str]:
     """Delete folders of runs that nobody uses, but for the newest `keep`; this run counts as one.
 
     In use is what somebody holds a lease of, and what a run that lives, or waits, will go on with.
     """
-    last = {folder: _last_written(folder) for folder in work_dir.iterdir() if _is_run(folder)}
-    newest = sorted(last, key=lambda folder: (folder.name == run_id, last[folder]), reverse=True)
+    last = runs.last()
+    newest = sorted(last, key=lambda name: (name == run_id, last[name]), reverse=True)
     old = newest[keep:]
     if not old:
         return []
@@ -67,57 +69,10 @@ def _old_runs(work_dir: Path, run_id: str, keep: int) -> list[str]:
         alive = live_runs()
     except StorageError as error:
         return [f"kept {len(old)} older run(s): {error}"]
-    unused = [folder for folder in old if not _in_use(folder, alive)]
-    for folder in unused:
-        shutil.rmtree(folder, ignore_errors=True)
-    left = sum(folder.exists() for folder in unused)
+    unused = [name for name in old if not runs.in_use(name, alive)]
+    left = sum(not runs.delete(name) for name in unused)
     said = [f"deleted {len(unused) - left} older run(s)"] if unused else []
     return said + ([f"could not delete {left}"] if left else [])
-
-
-def _tasks(run: Path) -> list[Path]:
-    """The folders of a run's tasks, and that of the run, which was its one task's once.
-
-    What cannot be looked into, as lost+found, or goes away meanwhile is no run of ours.
-    """
-    try:
-        if run.is_symlink() or not run.is_dir():
-            return []
-        return [run, *(each for each in run.iterdir() if each.is_dir() and not each.is_symlink())]
-    except OSError:
-        return []
-
-
-def _is_run(folder: Path) -> bool:
-    return any(_exists(RunFolder(each).metrics, RunFolder(each).leases) for each in _tasks(folder))
-
-
-def _exists(*paths: Path) -> bool:
-    try:
-        return any(path.exists() for path in paths)
-    except OSError:
-        return False
-
-
-def _last_written(run: Path) -> float:
-    """The newest time of what lies in the folders of a run's tasks, in seconds since 1970."""
-    found = [0.0]
-    for task in _tasks(run):
-        try:
-            found += [path.lstat().st_mtime for path in (task, *task.iterdir())]
-        except OSError:
-            continue  # it goes away, or is renamed, by a run that goes on
-    return max(found)
-
-
-def _in_use(run: Path, alive: Callable[[str], bool]) -> bool:
-    try:
-        return alive(run.name) or any(
-            lease.held(RunFolder(task).leases, alive) or local_processes.recorded(task)
-            for task in _tasks(run)
-        )
-    except OSError:
-        return True
 
 
 def _jobs(run_id: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The `train` step: check everything, start the ranks, follow them, write what they made."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from kfp_ddp.base.run_folder import RunFolder, open_run_dir, task_title
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.each_node import at_hand, is_brought
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
@@ -26,6 +29,14 @@ from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpe
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 from kfp_ddp.components.shared.step import step, write_job
+from kfp_ddp.components.shared.workspace import (
+    carried,
+    followed,
+    is_address,
+    leases,
+    run_address,
+)
+from kfp_ddp.components.train.on_node import moved
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.config import TrainConfig
@@ -70,32 +81,51 @@ def run(
     fields = {"image": image, **given}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
-    folder = RunFolder(open_run_dir(folders.work_dir(work_dir), run_id, task))
+    place = _place(folders.work_dir(work_dir), run_id, task)
     own: dict[str, Any] = {
         "data": dataset_path,
-        "output_dir": str(folder.path),
+        "output_dir": place,
         "run_id": f"{run_id}/{task}",
     }
     if backend != "local" and supervision.heartbeat_minutes:
-        own["stop_when_stale"] = str(folder.heartbeat)
+        own["stop_when_stale"] = f"{place}/{RunFolder('').heartbeat.name}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, given), **own)
-    with using(run_id, folder.path, dataset_path):
+    with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
         if backend == "local":
             checked = LaunchSpec.create(**fields, command=["true"])
             ranks = checked.nproc_per_node or _local_gpus()
-            record, claim = _train_here(config, task_name, ranks, folder), ""
+            data = held.enter_context(at_hand(dataset_path, run_id))
+            with carried(place, config.keep_checkpoints) as run_dir:
+                here = moved(config, data, run_dir)
+                record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
         else:
             ids = (run_id, task_name, task_id)
             fields["kind"] = backend
             given = overlaid(task_config, fields)
             stall = supervision.stall_minutes
-            record, claim = _train_on_cluster(config, given, folder.path, ids, stall)
+            run_dir, look = held.enter_context(followed(place))
+            record, claim = _train_on_cluster(config, given, run_dir, ids, stall)
+            look()
     write_job(job_object, record)
-    newest = write_outputs(folder.path, claim, trained_model, metrics, loss_curve)
+    newest = write_outputs(run_dir, place, claim, trained_model, metrics, loss_curve)
     trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
-    print(f"checkpoint {newest.path}, step {newest.step}, sha256 {newest.digest}", flush=True)
-    return Trained(str(newest.path), str(folder.path))
+    checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
+    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    return Trained(checkpoint, place)
+
+
+def _place(work: str, run_id: str, task: str) -> str:
+    """The folder of the task, where something can be written: a path, or an address.
+
+    Raises:
+        InputError, StorageError: it cannot be.
+    """
+    if not is_address(work):
+        return str(open_run_dir(work, run_id, task))
+    place = run_address(work, run_id, task)
+    leases.begin(open_destination(place))
+    return place
 
 
 def _train_here(
@@ -127,18 +157,20 @@ def _train_on_cluster(
     `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
     """
     api = Api.connect()
-    fields = _with_folders(api, fields, config.data, str(run_dir))
+    fields = _with_folders(api, fields, config.data, config.output_dir)
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall_minutes)
     ran = images.record(finished.pods, KINDS[spec.kind].containers)
-    return {**finished.job, "kfp_ddp": ran}, claim_of(fields, str(run_dir))
+    return {**finished.job, "kfp_ddp": ran}, claim_of(fields, config.output_dir)
 
 
 def node_command(config: TrainConfig) -> list[str]:
     """What each worker runs, every word of which arrives as it is."""
     words = map(unexpanded, config.to_argv())
-    return ["python3", "-m", "kfp_ddp.training.node", "--", *words]
+    away = is_address(config.output_dir) or is_brought(config.data)
+    program = "kfp_ddp.components.train.on_node" if away else "kfp_ddp.training.node"
+    return ["python3", "-m", program, "--", *words]
 
 
 def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,9 +193,14 @@ def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[st
 
 def _with_folders(api: Api, fields: dict[str, Any], data: str, run_dir: str) -> dict[str, Any]:
     """`fields` with the claims of both folders, that of the data read-only where it can be."""
-    fields = with_claims(fields, [data, run_dir], own_claims(api))
+    on_claims = {"dataset_path": data, "work_dir": run_dir}
+    if is_brought(data):
+        del on_claims["dataset_path"]
+    if is_address(run_dir):
+        del on_claims["work_dir"]
+    fields = with_claims(fields, list(on_claims.values()), own_claims(api))
     every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
-    for what, path in (("dataset_path", data), ("work_dir", run_dir)):
+    for what, path in on_claims.items():
         if not covering(path, every):
             raise InputError(
                 f"{what} {path} lies on no claim that the workers could mount; mount one on the "

@@ -37,12 +37,12 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
 
 
 def write_outputs(
-    run_dir: Path, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
+    run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
 ) -> Newest:
     """Fill the step's three artifacts from what training left in `run_dir`.
 
-    The file of `trained_model` is a small JSON pointer to the checkpoint; `claim` is the one that
-    `run_dir` lies on, empty for a plain folder.
+    The file of `trained_model` is a small JSON pointer to the checkpoint; `place` is what steps
+    call `run_dir`, and `claim` the one that it lies on, empty for a plain folder or an address.
 
     Raises:
         JobError: when training left no checkpoint.
@@ -55,7 +55,7 @@ def write_outputs(
         )
     figures = _figures(run_dir, newest)
     pointer = {
-        "path": str(newest.path),
+        "path": f"{place}/{newest.path.relative_to(run_dir).as_posix()}",
         "digest": f"sha256:{newest.digest}",
         "step": newest.step,
         "model": newest.manifest.get("model", ""),

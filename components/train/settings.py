@@ -10,7 +10,7 @@ from kfp_ddp.base.settings import Settings
 
 Backend = Literal["pytorchjob", "trainjob", "local"]
 JOB_OWN = dict.fromkeys(
-    ("kind", "command", "args", "script", "metrics_port"), "the step sets itself"
+    ("kind", "command", "args", "script", "code", "entry", "metrics_port"), "the step sets itself"
 )
 """Fields of LaunchSpec that the step sets, with why they cannot be given."""
 

@@ -7,6 +7,7 @@ stale; see `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
 """
 
 import contextlib
+import time
 
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import RunFolder
@@ -35,7 +36,7 @@ class StepFiles:
             return
         self.touched_at = clock
         try:
-            self.heartbeat.touch()
+            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket tells content alone
         except OSError as error:
             print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
 

@@ -1,0 +1,174 @@
+"""A training's folder on this machine, which a bucket keeps: fetched first, put while it runs."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from kfp_ddp.base.errors import KfpDdpError, StorageError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared.workspace import checkpoints, files
+from kfp_ddp.components.shared.workspace.address import is_address, local_folder
+from kfp_ddp.components.shared.workspace.files import Changes
+from kfp_ddp.components.shared.workspace.turns import Turns
+from kfp_ddp.training.manifest import MANIFEST
+
+EVERY_SECONDS = 10.0
+LAST_SECONDS = 600.0
+"""How long the last files are tried to be put where the bucket is away at the end."""
+LAST_OF_FAILED_SECONDS = 30.0
+_PLACES = RunFolder("")
+CHECKPOINTS = _PLACES.checkpoints.name
+LOGS = _PLACES.logs.name
+HEARTBEAT = _PLACES.heartbeat.name
+
+
+class UnreachableError(StorageError):
+    """A bucket that cannot be read or written for now."""
+
+    retryable: ClassVar[bool] = True
+
+
+class Carried:
+    """The folder of a training at an address; a context in which it is kept up to date there.
+
+    Entering it brings what an earlier attempt left, with the newest checkpoint that verifies. Of
+    the pods of a job each puts what its own ranks write.
+    """
+
+    def __init__(self, address: str, keep: int, every: float = EVERY_SECONDS) -> None:
+        """`keep` checkpoints stay there; `every` so many seconds it is looked what changed."""
+        self.address, self.keep = address.rstrip("/"), keep
+        self.path = local_folder(address)
+        self.resumed = ""
+        """The checkpoint that was fetched, by its name; '' for none."""
+        self._there: set[str] = set()
+        self._changes = Changes(self.path, _is_ours)
+        self._rounds = (
+            Turns(self.address, self._put_checkpoints, every / 10),
+            Turns(self.address, self._put_files, every),
+            Turns(self.address, self._fetch_heartbeat, every),
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            where = open_destination(self.address)
+            names = [name for name, _ in where.list("") if "/" not in name and files.plain(name)]
+            wanted = (name for name in names if not name.startswith("launcher."))
+            files.fetch(where, wanted, self.path)
+            self.resumed = checkpoints.fetch_newest(where, CHECKPOINTS, self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} has no room for what lies at {self.address} ({error.strerror}): "
+                "give the pods more ephemeral storage"
+            ) from None
+        if self.resumed:
+            self._there.add(self.resumed)
+            print(f"{self.resumed} of {self.address} is where the training goes on", flush=True)
+        self._changes.note()
+        for each in self._rounds:
+            each.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in self._rounds:
+            each.stop()
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Put all that is left, when the training writes no more.
+
+        Raises:
+            UnreachableError: the bucket did not take it in so many seconds.
+        """
+        for each in self._rounds:
+            each.stop()
+        where, deadline = open_destination(self.address), time.monotonic() + seconds
+        self._changes = Changes(self.path, _is_no_file_of_launcher)
+        while True:
+            try:
+                self._put_checkpoints(where)
+                return self._changes.put(where)
+            except KfpDdpError as error:
+                if time.monotonic() > deadline:
+                    raise UnreachableError(
+                        f"the training ended, but what it wrote last cannot be put: {error}"
+                    ) from None
+                print(f"warning: {error}; trying again", flush=True)
+                time.sleep(2)
+
+    def _put_checkpoints(self, where: Destination) -> None:
+        """Put the newest checkpoint of each folder that holds some, unless it is there."""
+        for folder in sorted({path.parent for path in self.path.glob("*/step-*")}):
+            found = [path for path in folder.glob("step-*[0-9]") if (path / MANIFEST).exists()]
+            newest = max(found, key=lambda path: checkpoints.step_of(path.name), default=None)
+            if newest is None or f"{folder.name}/{newest.name}" in self._there:
+                continue
+            self._put_checkpoint(where, newest)
+            checkpoints.prune(where, folder.name, self.keep if folder.name == CHECKPOINTS else 1)
+
+    def _put_checkpoint(self, where: Destination, checkpoint: Path) -> None:
+        name = f"{checkpoint.parent.name}/{checkpoint.name}"
+        held = self.path / files.OUTGOING / checkpoint.name
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir(parents=True)
+        began = time.monotonic()
+        try:
+            # The training removes old ones, perhaps while one is on its way.
+            for file in checkpoint.iterdir():
+                os.link(file, held / file.name)
+            checkpoints.upload(where, name, held)
+        except FileNotFoundError:
+            return
+        finally:
+            shutil.rmtree(held, ignore_errors=True)
+        self._there.add(name)
+        print(f"{name} is at {self.address} ({time.monotonic() - began:.1f} s)", flush=True)
+
+    def _put_files(self, where: Destination) -> None:
+        self._changes.put(where)
+
+    def _fetch_heartbeat(self, where: Destination) -> None:
+        files.fetch(where, (HEARTBEAT,), self.path)
+
+
+def _is_no_file_of_launcher(name: str) -> bool:
+    return not name.startswith("launcher.")
+
+
+def _is_ours(name: str) -> bool:
+    """What is put while the training runs: not the ranks' output, which the job's log has."""
+    return _is_no_file_of_launcher(name) and not name.startswith(f"{LOGS}/")
+
+
+@contextlib.contextmanager
+def carried(place: str, keep: int) -> Iterator[Path]:
+    """The folder that a training works in: that at a path itself, or one that is carried.
+
+    Args:
+        place: A path, or an address.
+        keep: How many checkpoints stay at an address.
+
+    Raises:
+        KfpDdpError: a bucket that cannot be read, or did not take what the training left.
+    """
+    if not is_address(place):
+        yield Path(place)
+        return
+    with Carried(place, keep) as found:
+        try:
+            yield found.path
+        except BaseException:
+            with contextlib.suppress(KfpDdpError):
+                found.finish(LAST_OF_FAILED_SECONDS)
+            raise
+        found.finish()
