@@ -40,11 +40,11 @@ def groups(run: TrainConfig) -> list[dict[str, Any]]:
     """The optimizer's settings once the run has taken over its checkpoint."""
     loop = trainer(run)
     try:
-        loop._resume()
+        step = loop.saving.resume()
     finally:
-        loop.metrics.close()
-    assert loop.step == 2
-    return loop.optimizer.param_groups
+        loop.report.metrics.close()
+    assert step == 2
+    return loop.learner.optimizer.param_groups
 
 
 def test_decay_and_momentum_are_those_of_the_configuration(data: Path, tmp_path: Path) -> None:
@@ -152,11 +152,11 @@ def test_a_checkpoint_holds_the_averaged_weights_and_a_run_goes_on_with_them(
     network, _ = checkpoint.load_model(output / "checkpoints" / "step-00000002")
     assert same(network.state_dict(), state["ema"])
     loop = trainer(config(data, output, ema_decay=0.9, deterministic=False))
-    loop._resume()
-    loop.metrics.close()
-    assert loop.ema is not None
-    assert same(loop.ema.model.state_dict(), state["ema"])
-    assert same(loop.network.state_dict(), state["model"])
+    loop.saving.resume()
+    loop.report.metrics.close()
+    assert loop.learner.ema is not None
+    assert same(loop.learner.ema.model.state_dict(), state["ema"])
+    assert same(loop.learner.network.state_dict(), state["model"])
 
 
 def test_averaging_begins_with_the_weights_of_a_checkpoint_without_averages(
@@ -166,10 +166,10 @@ def test_averaging_begins_with_the_weights_of_a_checkpoint_without_averages(
     state = newest_state(tmp_path / "run")
     assert state["ema"] is None
     loop = trainer(config(data, tmp_path / "run", ema_decay=0.9, deterministic=False))
-    loop._resume()
-    loop.metrics.close()
-    assert loop.ema is not None
-    assert same(loop.ema.model.state_dict(), state["model"])
+    loop.saving.resume()
+    loop.report.metrics.close()
+    assert loop.learner.ema is not None
+    assert same(loop.learner.ema.model.state_dict(), state["model"])
 
 
 @pytest.mark.parametrize("where", ["network", "averages"])
@@ -177,23 +177,23 @@ def test_the_loop_keeps_no_weights_that_are_no_numbers(
     data: Path, tmp_path: Path, where: str
 ) -> None:
     loop = trainer(config(data, tmp_path / "run", ema_decay=0.9, deterministic=False))
-    assert loop.ema is not None
-    broken = loop.network if where == "network" else loop.ema.model
+    assert loop.learner.ema is not None
+    broken = loop.learner.network if where == "network" else loop.learner.ema.model
     with torch.no_grad():
         next(broken.parameters())[0] = float("nan")
     loop.step = 1
     loop._save()
     with pytest.raises(JobError, match=r"after step 1 .* is NaN or infinite"):
-        loop.writer.wait()
-    loop.metrics.close()
+        loop.saving.writer.wait()
+    loop.report.metrics.close()
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
 
 
 def test_the_loop_saves_nothing_after_a_loss_that_is_no_number(data: Path, tmp_path: Path) -> None:
     loop = trainer(config(data, tmp_path / "run", deterministic=False))
     loop.step = 1
-    loop.first_bad_step.fill_(0)
+    loop.divergence.first_bad_step.fill_(0)
     loop._save()
-    loop.writer.wait()
-    loop.metrics.close()
+    loop.saving.writer.wait()
+    loop.report.metrics.close()
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
