@@ -80,7 +80,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
     cache = None
     if cached:
         cache = Cache(root / "cache", "train", len(index), parts=1)
-        cache.build(index.paths, config, True, 0)
+        cache.build(index.where, config, True, 0)
     sampler = ResumableSampler(len(index), BATCH, BATCH, 0, 1, seed=0)
     images = Images(index, config, for_training=True, cache=cache)
 

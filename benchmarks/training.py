@@ -52,8 +52,7 @@ def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     from kfp_ddp.training import data, distributed
     from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.prepared import Split
-    from kfp_ddp.training.trainer import Trainer
+    from kfp_ddp.training.trainer import Split, Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}
     output = tempfile.mkdtemp(dir=root.parent)
@@ -100,7 +99,7 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
     torch.set_num_threads(1)
     trainer = trainer_on(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
     batch = next(trainer.batches())
-    forever = trainer.report.meter.waits(itertools.repeat(batch))
+    forever = trainer.meter.waits(itertools.repeat(batch))
     model = _fresh(trainer)
     ddp = DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False
@@ -130,7 +129,7 @@ def _fresh(trainer: Any) -> Any:
 
     from kfp_ddp.training import model
 
-    network = model.build(trainer.config.model, len(trainer.split.index.classes))
+    network = model.build(trainer.config.model, len(trainer.classes))
     return network.to(memory_format=torch.channels_last)
 
 

@@ -6,7 +6,9 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +18,10 @@ from kfp_ddp.base.files import atomic_write
 from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.images import Findings, examine
+from kfp_ddp.training.shards import Where
+
+if TYPE_CHECKING:
+    from kfp_ddp.training.data import Index
 
 
 class Cache:
@@ -30,9 +36,15 @@ class Cache:
         self._open: list[tuple[Tensor, list[tuple[int, int, int]]]] = []
 
     def build(
-        self, paths: tuple[str, ...], config: TrainConfig, for_training: bool, part: int
+        self,
+        where: Callable[[int], Where],
+        config: TrainConfig,
+        for_training: bool,
+        part: int,
     ) -> Findings:
         """Decode the images of one part, prepare and store them, unless that was done before.
+
+        `where` tells where an image is.
 
         Raises:
             InputError: a broken or unusual image that `config` refuses.
@@ -42,7 +54,7 @@ class Cache:
         pixels, table = self._files(part)
         self._refuse_if_shared(make=True)
         if pixels.exists() and table.exists():
-            return Findings(0, 0, 0, 0, "")
+            return Findings(0, 0, 0, "")
         rows: list[tuple[int, int, int]] = []
         # Nodes may share the folder, and then each writes the same.
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
@@ -57,14 +69,14 @@ class Cache:
                     rows.append((file.tell(), ready.shape[1], ready.shape[2]))
                     file.write(ready.permute(1, 2, 0).contiguous().numpy().tobytes())
 
-                findings = examine(paths, mine, config, keep)
+                findings = examine(where, mine, config, keep)
             with atomic_write(table, aside) as file:
                 torch.save(rows, file)
         except OSError as error:
             raise self._unusable(error) from None
         return findings
 
-    def read(self, position: int, path: str) -> Tensor:
+    def read(self, position: int, path: str | Where) -> Tensor:
         """The prepared image, uint8 [3, H, W], without a copy; `path` is where it comes from.
 
         Raises:
@@ -121,7 +133,7 @@ class Cache:
         return {**self.__dict__, "_open": []}
 
 
-def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | None:
+def folder_for(config: TrainConfig, splits: Sequence["Index"]) -> Path | None:
     """Where this run keeps decoded images; None if they are more than `cache_gb`.
 
     The name depends on the output folder (runs do not share), the files' names, sizes and times,
@@ -132,8 +144,8 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
         StorageError: the folder's disk has no room for them.
     """
     expected = sum(
-        len(paths) * transforms.prepared_bytes(config, for_training)
-        for paths, for_training in zip(splits, (True, False), strict=True)
+        len(index) * transforms.prepared_bytes(config, for_training)
+        for index, for_training in zip(splits, (True, False), strict=True)
     )
     if expected > config.cache_gb * 1e9:
         return None
@@ -147,7 +159,10 @@ def folder_for(config: TrainConfig, splits: list[tuple[str, ...]]) -> Path | Non
     shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
     checks = (config.images, config.on_bad_image, config.max_pixels)
     name.update(repr((os.path.abspath(config.output_dir), config.model, *shape, *checks)).encode())
-    for path in (path for paths in splits for path in paths):
-        about = os.stat(path)
-        name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+    for index in splits:
+        for path in index.slices.files if index.slices else index.paths:
+            about = os.stat(path)
+            name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
+        if index.slices:
+            name.update(repr((index.paths, *index.slices)).encode())
     return base / f"kfp-ddp-cache-{os.geteuid()}-{name.hexdigest()[:16]}"

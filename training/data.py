@@ -17,7 +17,8 @@ from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.images import read
-from kfp_ddp.training.sampler import Key
+from kfp_ddp.training.read_ahead import ReadAhead, in_store_order, pieces
+from kfp_ddp.training.sampler import Key, Keys
 from kfp_ddp.training.shards import Slices, Where
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -140,6 +141,7 @@ class Images(Dataset[Batch]):
         self.config = config
         self.for_training = for_training
         self.cache = cache
+        self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -147,6 +149,8 @@ class Images(Dataset[Batch]):
     def __getitems__(self, keys: list[Key]) -> Batch:
         """The micro-batch of these keys, all of one epoch's size."""
         config = self.config
+        if self.ahead is not None and isinstance(keys, Keys):
+            self.ahead.begin(keys.ahead)
         size = config.image_size
         if self.for_training:
             size = transforms.size_of_epoch(config, keys[0][0])
@@ -184,13 +188,13 @@ class Images(Dataset[Batch]):
                 return self._read(at), at
             except InputError:
                 continue
-        raise InputError(f"100 images in a row cannot be read from {self.index.paths[position]}")
+        raise InputError(f"100 images in a row cannot be read from {self.index.where(position)}")
 
     def _read(self, position: int) -> Tensor:
         if self.cache is not None:
-            return self.cache.read(position, self.index.paths[position])
+            return self.cache.read(position, self.index.where(position))
         config = self.config
-        return read(self.index.paths[position], config.images == "strict", config.max_pixels)
+        return read(self.index.where(position), config.images == "strict", config.max_pixels)
 
 
 def channels_last(count: int, size: int) -> Tensor:
@@ -224,6 +228,29 @@ def _start_worker(number: int) -> None:
     torch.set_num_threads(1)
 
 
+def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
+    """A rank's share of all images, at most `size` at a time.
+
+    Of plain files it is every `world`-th; of archives every `world`-th batch of what is stored
+    together.
+    """
+    for positions in _shares(index, size, rank, world):
+        keys = Keys((0, position) for position in positions)
+        keys.ahead = pieces(index.slices, positions) if index.slices else ()
+        yield keys
+
+
+def _shares(index: Index, size: int, rank: int, world: int) -> Iterator[Sequence[int]]:
+    if index.slices is None:
+        mine = range(rank, len(index), world)
+        yield from (mine[start : start + size] for start in range(0, len(mine), size))
+        return
+    stored = in_store_order(index.slices)
+    size = max(1, min(size, -(-len(stored) // world)))
+    for start in range(rank * size, len(stored), world * size):
+        yield stored[start : start + size]
+
+
 def evaluation_batches(
     index: Index,
     image_size: int,
@@ -241,13 +268,15 @@ def evaluation_batches(
     Raises:
         InputError: an image that cannot be decoded where `on_bad_image` is fail.
     """
-    positions = range(rank, len(index), world)
-    for start in range(0, len(positions), batch_size):
+    ahead = ReadAhead(index.slices) if index.slices else None
+    for keys in evaluation_keys(index, batch_size, rank, world):
         images = channels_last(batch_size, image_size)
         kept: list[int] = []
-        for position in positions[start : start + batch_size]:
+        if ahead:
+            ahead.begin(keys.ahead)
+        for _, position in keys:
             try:
-                image = read(index.paths[position], max_pixels=max_pixels)
+                image = read(index.where(position), max_pixels=max_pixels)
             except InputError:
                 if on_bad_image == "fail":
                     raise

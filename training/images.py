@@ -1,7 +1,6 @@
 """Image files: decoding, and what is unusual or broken about them."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.header import pixels_of
+from kfp_ddp.training.shards import Where, content
 
 Keep = Callable[[int, Tensor | None], None]
 
@@ -17,7 +17,7 @@ _MOST_EXTRA = 2**26
 """Bytes of a file that are no pixels: profiles, thumbnails."""
 
 
-def read(path: str, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tensor:
+def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode one image to RGB uint8 [3, H, W], turned as its EXIF data say.
 
     Raises:
@@ -38,13 +38,11 @@ def read(path: str, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tenso
     return image
 
 
-def _decode(path: str, mode: Literal["RGB", "UNCHANGED"], max_pixels: int) -> Tensor:
+def _decode(path: str | Where, mode: Literal["RGB", "UNCHANGED"], max_pixels: int) -> Tensor:
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size > _MOST_BYTES_A_PIXEL * max_pixels + _MOST_EXTRA:
-            raise ValueError("a larger file than any image of max_pixels")
-        data = file.read()
+    where = Where(path) if isinstance(path, str) else path
+    data = content(where, _MOST_BYTES_A_PIXEL * max_pixels + _MOST_EXTRA)
     pixels = pixels_of(data)
     if pixels > max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
@@ -52,7 +50,7 @@ def _decode(path: str, mode: Literal["RGB", "UNCHANGED"], max_pixels: int) -> Te
     return image
 
 
-def _refuse_unusual(path: str, image: Tensor) -> None:
+def _refuse_unusual(path: str | Where, image: Tensor) -> None:
     channels, height, width = image.shape
     if channels != 3:
         raise InputError(
@@ -68,25 +66,27 @@ class Findings(NamedTuple):
     checked: int
     broken: int
     not_rgb: int
-    not_square: int
-    first_unusual: str
+    first_not_rgb: str
 
 
 def examine(
-    paths: tuple[str, ...], positions: range, config: TrainConfig, keep: Keep | None = None
+    where: Callable[[int], Where],
+    positions: Sequence[int],
+    config: TrainConfig,
+    keep: Keep | None = None,
 ) -> Findings:
     """Decode the images at `positions` in full and hand each, in RGB, to `keep`.
 
-    `keep` gets None for an image that cannot be read.
+    `where` tells where an image is; `keep` gets None for one that cannot be read.
 
     Raises:
         InputError: a broken image where `on_bad_image` is fail, or an unusual one where `images`
             is strict.
     """
-    broken = not_rgb = not_square = 0
+    broken = not_rgb = 0
     first = ""
     for position in positions:
-        path = paths[position]
+        path = where(position)
         try:
             image = _unchanged(path, config.max_pixels)
         except InputError:
@@ -98,17 +98,15 @@ def examine(
             continue
         if config.images == "strict":
             _refuse_unusual(path, image)
-        unusual = (image.shape[0] != 3, image.shape[1] != image.shape[2])
-        not_rgb += unusual[0]
-        not_square += unusual[1]
-        first = first or (path if any(unusual) else "")
+        unusual = image.shape[0] != 3
+        not_rgb += unusual
+        first = first or (str(path) if unusual else "")
         if keep:
-            rgb = read(path, max_pixels=config.max_pixels) if unusual[0] else image
-            keep(position, rgb)
-    return Findings(len(positions), broken, not_rgb, not_square, first)
+            keep(position, read(path, max_pixels=config.max_pixels) if unusual else image)
+    return Findings(len(positions), broken, not_rgb, first)
 
 
-def _unchanged(path: str, max_pixels: int) -> Tensor:
+def _unchanged(path: str | Where, max_pixels: int) -> Tensor:
     """The image as stored; what only RGB decoding can read counts as one channel."""
     try:
         return _decode(path, "UNCHANGED", max_pixels)

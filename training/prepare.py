@@ -11,13 +11,14 @@ import torch
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.base.run_folder import RunFolder, try_to_write
-from kfp_ddp.training import batches, data, resume
+from kfp_ddp.training import batches, resume
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import Findings, examine
 from kfp_ddp.training.trainer import Split
+from kfp_ddp.training.splits import splits_of
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
 _TOGETHER = 1000
@@ -30,7 +31,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
         KfpDdpError: data, settings or the output folder cannot be used; on every rank.
     """
     launches = world.gather(os.environ.get(LAUNCH, ""))
-    train, val = world.from_first(lambda: _scan(config))
+    config, train, val = world.from_first(lambda: _scan(config))
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: _begin(config, launches))
@@ -38,8 +39,12 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     return config, Split(train, caches[0], digest), Split(val, caches[1])
 
 
-def _scan(config: TrainConfig) -> tuple[Index, Index]:
-    """Both splits, after a try to write to the output folder."""
+def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
+    """Both splits, after a try to write to the output folder.
+
+    The configuration keeps a share for validation only if it was used: whoever evaluates finds the
+    same split by it.
+    """
     try:
         try_to_write(Path(config.output_dir))
     except OSError as error:
@@ -47,8 +52,9 @@ def _scan(config: TrainConfig) -> tuple[Index, Index]:
             f"cannot write to output_dir={config.output_dir}: {error.strerror}; "
             "give the run a folder that its user may write"
         ) from None
-    train = data.scan(Path(config.data) / "train")
-    return train, data.scan(Path(config.data) / "val", train.classes)
+    found = splits_of(Path(config.data), config.val_fraction, config.labels)
+    share = config.val_fraction if found.by_name else 0.0
+    return config.model_copy(update={"val_fraction": share}), found.train, found.val
 
 
 def digest_of(index: Index, world: World) -> str:
@@ -70,12 +76,15 @@ def digest_of(index: Index, world: World) -> str:
 
 def _about(index: Index, start: int) -> bytes:
     digest = hashlib.sha256()
-    for path in index.paths[start : start + _TOGETHER]:
+    for position in range(start, min(start + _TOGETHER, len(index))):
+        path, where = index.paths[position], index.where(position)
         try:
-            size = os.stat(path).st_size
+            size = os.stat(path).st_size if index.slices is None else where.size
         except OSError:  # said better where it is read
             size = -1
         digest.update(f"{path.removeprefix(str(index.root))}\0{size}\0".encode())
+        if index.slices is not None:  # the order depends on it
+            digest.update(f"{Path(where.file).name}\0{where.offset}\0".encode())
     return digest.digest()
 
 
@@ -139,18 +148,18 @@ def _built_or_examined(
     problem: KfpDdpError | None = None
     folder = None
     try:
-        folder = folder_for(config, [train.paths, val.paths])
+        folder = folder_for(config, [train, val])
         for split, name in ((train, "train"), (val, "val")):
             if folder is None:
                 caches.append(None)
                 stride = max(1, -(-len(split) // max(1, config.verify_images)))
                 chosen = range(0, len(split) if config.verify_images else 0, stride)
                 mine = chosen[world.rank :: world.size]
-                found.append(examine(split.paths, mine, config))
+                found.append(examine(split.where, mine, config))
             else:
                 cache = Cache(folder, name, len(split), world.local_size)
                 caches.append(cache)
-                built = cache.build(split.paths, config, name == "train", world.local_rank)
+                built = cache.build(split.where, config, name == "train", world.local_rank)
                 found.append(built)
     except KfpDdpError as error:
         problem = error
@@ -176,15 +185,13 @@ def _warn(found: list[tuple[int, list[Findings]]], first: bool) -> None:
     checked = sum(item.checked for item in findings)
     broken = sum(item.broken for item in findings)
     not_rgb = sum(item.not_rgb for item in findings)
-    not_square = sum(item.not_square for item in findings)
     unusual = [item.first_unusual for item in findings if item.first_unusual]
     if broken and first:
         print(f"warning: {broken} of {checked} images cannot be read", file=sys.stderr, flush=True)
     if unusual and first:
         print(
-            f"warning: of {checked} images checked, {not_rgb} are not RGB and {not_square} not "
-            f"square (first {unusual[0]}); they are converted and resized, images=strict refuses "
-            "them",
+            f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
+            "they are converted, images=strict refuses them",
             file=sys.stderr,
             flush=True,
         )

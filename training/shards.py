@@ -13,7 +13,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import folder_below, open_below, open_plain
 
 MANIFEST = "_MANIFEST.jsonl"
-_BLOCK = 512
+HEADER = 512
+"""Bytes of the header before a member, or of its last block."""
 _SHORT = 98
 """Fewer bytes of a name, with `./` before them, fit into a header."""
 _LINE = 1 << 17
@@ -87,7 +88,7 @@ def members(root: Path) -> Members | None:
             numbers[shard] = len(sizes)
             sizes.append(_size(root, shard))
         number = numbers[shard]
-        if offset < _BLOCK or offset + size > sizes[number]:
+        if offset < HEADER or offset + size > sizes[number]:
             raise InputError(
                 f"{name} is to end at byte {offset + size} of {root / shard}, which has "
                 f"{sizes[number]}: the archive is cut off; sync again with verify=full"
@@ -113,16 +114,16 @@ def content(where: Where, most: int) -> bytes:
             return file.read()
     if where.size > most:
         raise ValueError("a larger file than any image of max_pixels")
-    length = _BLOCK + where.size
-    found = os.pread(_opened(where.file).descriptor, length, where.offset - _BLOCK)
+    length = HEADER + where.size
+    found = pread(where.file, length, where.offset - HEADER)
     if len(found) < length:
         raise ValueError("the archive is cut off; sync again with verify=full")
-    if not _is_header_of(found[:_BLOCK], where):
+    if not _is_header_of(found[:HEADER], where):
         raise ValueError(
             "its header in the archive is another: damaged or changed since it was listed; "
             "sync again with verify=full"
         )
-    return found[_BLOCK:]
+    return found[HEADER:]
 
 
 def _is_header_of(block: bytes, where: Where) -> bool:
@@ -157,6 +158,15 @@ class _Archive:
 @functools.lru_cache(_OPEN)
 def _opened(path: str) -> _Archive:
     return _Archive(path)
+
+
+def pread(file: str, length: int, offset: int) -> bytes:
+    """So many bytes of an archive, fewer at its end; it stays open for the next call.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return os.pread(_opened(file).descriptor, length, offset)
 
 
 def _size(root: Path, shard: str) -> int:

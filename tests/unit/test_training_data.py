@@ -81,11 +81,11 @@ def test_every_kind_of_image_becomes_rgb_of_the_size(split: Path) -> None:
 
 def test_examine_counts_the_unusual_and_strict_names_the_first(split: Path) -> None:
     index = scan(split)
-    found = examine(index.paths, range(6), run(split))
-    assert (found.checked, found.not_square) == (6, 3)
+    found = examine(index.where, range(6), run(split))
+    assert (found.checked, found.broken) == (6, 0)
     assert found.not_rgb >= 3
     with pytest.raises(InputError, match=r"2\.jpg is not RGB but has 4 channels"):
-        examine(index.paths, range(6), run(split, images="strict"))
+        examine(index.where, range(6), run(split, images="strict"))
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n torn"])
@@ -93,7 +93,7 @@ def test_a_broken_image_is_named(split: Path, content: bytes) -> None:
     index = scan(split)
     Path(index.paths[3]).write_bytes(content)
     with pytest.raises(InputError, match=r"cannot decode .*1\.png") as caught:
-        examine(index.paths, range(6), run(split))
+        examine(index.where, range(6), run(split))
     assert "\n" not in str(caught.value)
 
 
@@ -128,7 +128,7 @@ def test_cached_images_are_those_that_are_decoded(
     config = run(split, augment=augment, image_size=48)
     cache = Cache(tmp_path / "cache", "train", len(index), parts=2)
     for part in range(2):
-        cache.build(index.paths, config, training, part)
+        cache.build(index.where, config, training, part)
     keys = [(3, i) for i in range(6)]
     plain = Images(index, config, training).__getitems__(keys)
     cached = Images(index, config, training, cache).__getitems__(keys)
@@ -139,18 +139,18 @@ def test_cached_images_are_those_that_are_decoded(
 def test_a_cache_is_used_again_and_never_for_other_data(split: Path, tmp_path: Path) -> None:
     index = scan(split)
     config = run(split, cache_dir=str(tmp_path))
-    folder = folder_for(config, [index.paths, ()])
+    folder = folder_for(config, [index, index.only([])])
     assert folder is not None
-    assert Cache(folder, "train", 6, 1).build(index.paths, config, True, 0).checked == 6
-    assert Cache(folder, "train", 6, 1).build(index.paths, config, True, 0).checked == 0
+    assert Cache(folder, "train", 6, 1).build(index.where, config, True, 0).checked == 6
+    assert Cache(folder, "train", 6, 1).build(index.where, config, True, 0).checked == 0
     shutil.copy(index.paths[0], index.paths[5])
-    assert folder_for(config, [index.paths, ()]) != folder
+    assert folder_for(config, [index, index.only([])]) != folder
     names = {
-        folder_for(run(split, cache_dir=str(tmp_path), **checks), [index.paths, ()])
+        folder_for(run(split, cache_dir=str(tmp_path), **checks), [index, index.only([])])
         for checks in ({}, {"images": "strict"}, {"on_bad_image": "skip"}, {"max_pixels": 9})
     }
     assert len(names) == 4
-    assert folder_for(run(split, cache_gb=0), [index.paths, ()]) is None
+    assert folder_for(run(split, cache_gb=0), [index, index.only([])]) is None
 
 
 def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_cache_without_room_is_refused_in_one_line(split: Path, tmp_path: Path
     tmp_path.joinpath("file").touch()
     cache = Cache(tmp_path / "file" / "cache", "train", 6, 1)
     with pytest.raises(StorageError, match="cache_dir"):
-        cache.build(index.paths, run(split), True, 0)
+        cache.build(index.where, run(split), True, 0)
 
 
 def _of_everybody(folder: Path) -> None:
@@ -184,17 +184,17 @@ def test_a_cache_that_others_can_write_is_refused(
     if made is _of_another_user and os.geteuid() != 0:
         pytest.skip("only root gives files away")
     index, config = scan(split), run(split, cache_dir=str(tmp_path))
-    folder = folder_for(config, [index.paths, ()])
+    folder = folder_for(config, [index, index.only([])])
     assert folder is not None
     first = Cache(folder, "train", 6, 1)
-    first.build(index.paths, config, True, 0)
+    first.build(index.where, config, True, 0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.rename(tmp_path / "kept")
     made(folder)
     for path in (tmp_path / "kept").iterdir():
         shutil.copy(path, folder)
     for use in (
-        lambda: Cache(folder, "train", 6, 1).build(index.paths, config, True, 0),
+        lambda: Cache(folder, "train", 6, 1).build(index.where, config, True, 0),
         lambda: first.read(0, index.paths[0]),
     ):
         with pytest.raises(StorageError, match=r"is not this user's alone.* cache_dir") as caught:
@@ -222,7 +222,7 @@ def test_a_cache_is_durable_before_it_has_its_name(
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", renamed)
     cache = Cache(tmp_path / "cache", "train", 6, 1)
-    cache.build(index.paths, run(split, on_bad_image="skip"), True, 0)
+    cache.build(index.where, run(split, on_bad_image="skip"), True, 0)
     assert len(synced) == 2
     with pytest.raises(InputError, match=r"cannot decode .*1\.png"):
         cache.read(3, index.paths[3])

@@ -156,14 +156,14 @@ def test_an_image_of_too_many_pixels_is_one_that_cannot_be_read(split: Path) -> 
         with pytest.raises(
             InputError, match=r"2\.png \(its 2250000 pixels .* max_pixels=1000000\)"
         ):
-            examine(index.paths, range(6), run(split, **fields))
-    found = examine(index.paths, range(6), run(split, on_bad_image="skip"))
+            examine(index.where, range(6), run(split, **fields))
+    found = examine(index.where, range(6), run(split, on_bad_image="skip"))
     assert (found.checked, found.broken) == (6, 1)
     assert "2.png" in Images(index, run(split), for_training=True).__getitems__([(0, 1)]).error
     skipping = run(split, on_bad_image="skip")
     assert Images(index, skipping, for_training=True).__getitems__([(0, 1)]).indices == [2]
     larger = run(split, max_pixels=2_250_000)
-    assert examine(index.paths, range(6), larger).broken == 0
+    assert examine(index.where, range(6), larger).broken == 0
     with pytest.raises(InputError, match="max_pixels=1000000"):
         list(evaluation_batches(index, 16, 6, max_pixels=1_000_000))
     (left,) = evaluation_batches(index, 16, 6, on_bad_image="skip", max_pixels=1_000_000)
