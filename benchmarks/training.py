@@ -52,7 +52,8 @@ def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     from kfp_ddp.training import data, distributed
     from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.trainer import Split, Trainer
+    from kfp_ddp.training.prepared import Split
+    from kfp_ddp.training.trainer import Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}
     output = tempfile.mkdtemp(dir=root.parent)
@@ -99,7 +100,7 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
     torch.set_num_threads(1)
     trainer = trainer_on(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
     batch = next(trainer.batches())
-    forever = trainer.meter.waits(itertools.repeat(batch))
+    forever = trainer.report.meter.waits(itertools.repeat(batch))
     model = _fresh(trainer)
     ddp = DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False
@@ -129,7 +130,7 @@ def _fresh(trainer: Any) -> Any:
 
     from kfp_ddp.training import model
 
-    network = model.build(trainer.config.model, len(trainer.classes))
+    network = model.build(trainer.config.model, len(trainer.split.index.classes))
     return network.to(memory_format=torch.channels_last)
 
 

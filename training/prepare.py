@@ -17,7 +17,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import Findings, examine
-from kfp_ddp.training.trainer import Split
+from kfp_ddp.training.prepared import Split
 from kfp_ddp.training.splits import splits_of
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
@@ -185,7 +185,7 @@ def _warn(found: list[tuple[int, list[Findings]]], first: bool) -> None:
     checked = sum(item.checked for item in findings)
     broken = sum(item.broken for item in findings)
     not_rgb = sum(item.not_rgb for item in findings)
-    unusual = [item.first_unusual for item in findings if item.first_unusual]
+    unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
     if broken and first:
         print(f"warning: {broken} of {checked} images cannot be read", file=sys.stderr, flush=True)
     if unusual and first:
