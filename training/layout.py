@@ -5,6 +5,7 @@ The same judges the listing of a bucket before a byte moves and a folder on disk
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,10 +54,8 @@ class Part:
 
     def counts(self, classes: int) -> list[int]:
         """How many images each of so many classes has."""
-        found = [0] * classes
-        for target in self.targets:
-            found[target] += 1
-        return found
+        found = Counter(self.targets)
+        return [found[target] for target in range(classes)]
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,8 @@ class Layout:
     train: Part
     val: Part
     test: Part
+    by_name: bool
+    """Whether the validation images were chosen by their names."""
     form: str
     """Where sides and classes are from, in words."""
     notes: tuple[str, ...]
@@ -89,7 +90,8 @@ def lay_out(
 
     Args:
         names: Of its files, relative to it; one with a slash at its end is a folder.
-        val_fraction: Share of the images for validation, where nothing says which.
+        val_fraction: Share of the images for validation, where nothing says which; 0 to refuse
+            that.
         labels: The table that says classes, and perhaps sides.
         classes: Those of a model, for which nothing is asked of the training images.
 
@@ -101,12 +103,13 @@ def lay_out(
     if classes is None:
         _check_classes(found.sides[TRAIN], tops)
     known = tuple(sorted(found.sides[TRAIN].classes) if classes is None else classes)
-    if VAL not in found.sides:
+    by_name = VAL not in found.sides and (val_fraction > 0 or classes is None)
+    if by_name:
         found.form += f", validation by name (val_fraction={val_fraction:g})"
         found.sides[VAL] = _by_name(found.sides[TRAIN], val_fraction, classes is None)
     _check_known(found, known)
     train, val, test = (_numbered(found.sides.get(side, Side()), known) for side in SIDES)
-    return Layout(known, train, val, test, found.form, tuple(found.notes))
+    return Layout(known, train, val, test, by_name, found.form, tuple(found.notes))
 
 
 def is_for_validation(name: str, val_fraction: float) -> bool:
@@ -157,8 +160,12 @@ def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
     """Take the validation images out of those for training, by their names.
 
     Raises:
-        InputError: all fall on one side, and `must` not.
+        InputError: all fall on one side, and `must` not; or none may be taken.
     """
+    if not val_fraction:
+        raise InputError(
+            "there is no val/ with images: put some in val/<class>/, or set val_fraction above 0"
+        )
     val, everything = Side(train.folder), train.classes
     train.classes = {}
     for name, members in everything.items():

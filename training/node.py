@@ -58,11 +58,12 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     ranks = most * int(args.nproc_per_node)
     if config.is_set("batch_size") and not config.batch_size_per_rank:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
-    from kfp_ddp.training import data
+    from kfp_ddp.training import splits
 
-    split = Path(config.data) / "train"
-    if data.count(split, most=ranks) < ranks:
-        batches.check_one_each(len(data.scan(split)), ranks)
+    data, plenty = Path(config.data), 100 * ranks
+    if splits.holds(data, most=plenty) < plenty:
+        train = splits.splits_of(data, config.val_fraction, config.labels).train
+        batches.check_one_each(len(train), ranks)
 
 
 def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:

@@ -124,12 +124,13 @@ def test_the_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None
 
 def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
     (tmp_path / "data" / "train" / "only").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "only" / "1.png").touch()
     run = config(tmp_path / "data", tmp_path / "run")
     launched.append(Launched(run))
     assert launched[0].process.wait(90) == 2, launched[0].output()
     told = failure.read(tmp_path / "run" / "logs")
     assert told is not None
-    assert "has one class only" in told.error
+    assert f"dataset {tmp_path}/data: there is one class only (only)" in told.error
     assert (told.rank, told.retryable, told.consequence) == (-1, False, False)
 
 

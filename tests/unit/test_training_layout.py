@@ -241,3 +241,9 @@ def test_the_order_is_by_class_and_name_however_a_store_lists() -> None:
     random.Random(1).shuffle(names)
     assert laid_out(names) == first
     assert list(first.train.targets) == sorted(first.train.targets)
+
+
+def test_no_share_at_all_asks_for_a_folder() -> None:
+    with pytest.raises(InputError, match="there is no val/"):
+        lay_out(photographs(9, "cat", "dog"), val_fraction=0)
+    assert not len(lay_out(photographs(9, "cat"), val_fraction=0, classes=("cat", "dog")).val)

@@ -1,0 +1,147 @@
+"""The images of a dataset's sides: in a folder, or in the archives of a packed version."""
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.base.files import open_below
+from kfp_ddp.training import shards
+from kfp_ddp.training.data import Index, scan
+from kfp_ddp.training.labels import LARGEST, Labels
+from kfp_ddp.training.layout import Layout, Part, lay_out
+from kfp_ddp.training.sides import SIDES, TEST, TRAIN, VAL, is_hidden, is_image
+
+
+class Splits(NamedTuple):
+    """The sides of a dataset; `test` is None where it has none."""
+
+    train: Index
+    val: Index
+    test: Index | None
+    by_name: bool
+    """Whether the validation images were chosen by their names."""
+
+
+def splits_of(
+    data: Path,
+    val_fraction: float = 0.1,
+    labels: str = "",
+    classes: Sequence[str] | None = None,
+) -> Splits:
+    """The sides of the dataset in a folder; the rest is as in `lay_out`.
+
+    Raises:
+        InputError: it cannot be trained on, in one line that names the dataset.
+        StorageError: the folder cannot be read.
+    """
+    packed = shards.members(data)
+    names = list(_names(data)) if packed is None else packed.names
+    try:
+        table = Labels.parse(labels, _read(data, labels, packed)) if labels else None
+        found = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
+    except InputError as error:
+        raise InputError(f"dataset {data}: {error}") from None
+    positions = {name: at for at, name in enumerate(names)} if packed else {}
+    train, val, test = (
+        _index(data, found, part, packed, positions) for part in found.parts.values()
+    )
+    return Splits(train, val, test if len(test) else None, found.by_name)
+
+
+def side_of(data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]) -> Index:
+    """The images of a split for a model that tells these classes apart.
+
+    Args:
+        data: Folder of the dataset.
+        split: train, val or test, as the model's training found them; otherwise a folder there.
+        classes: Those of the model.
+        config: The configuration of its training.
+
+    Raises:
+        InputError: there are none, or some of a class that the model does not know.
+    """
+    if split not in SIDES:
+        return scan(data / split, classes)
+    share, labels = config.get("val_fraction"), str(config.get("labels", ""))
+    share = share if isinstance(share, int | float) else 0  # of a run before there was a share
+    found = splits_of(data, share, labels, classes)
+    index = {TRAIN: found.train, VAL: found.val, TEST: found.test}[split]
+    if not index:
+        raise InputError(
+            f"the dataset {data} has no folder {split}/ with images: put them in {split}/<class>/"
+        )
+    return index
+
+
+def holds(data: Path, most: int) -> int:
+    """How many images a folder holds on all sides, counted no further than `most`."""
+    return sum(1 for _ in itertools.islice(filter(is_image, _names(data)), most))
+
+
+def _index(
+    data: Path,
+    found: Layout,
+    part: Part,
+    packed: shards.Members | None,
+    positions: Mapping[str, int],
+) -> Index:
+    paths = tuple(f"{data}/{name}" for name in part.names)
+    slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
+    return Index(data / part.folder, found.classes, paths, part.targets, slices)
+
+
+def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
+    """The content of a table of labels.
+
+    Raises:
+        InputError: it is not there, too large, or cannot be read.
+    """
+    try:
+        if packed is None:
+            with open_below(data, name) as file:
+                content = file.read(LARGEST + 1)
+        else:
+            at = packed.names.index(name)
+            content = shards.content(packed.slices.where(at, f"{data}/{name}"), LARGEST)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else "") or "not in the dataset"
+        raise InputError(f"labels {name} cannot be read ({why}): name a file in it") from None
+    if len(content) > LARGEST:
+        raise InputError(f"labels {name} has more than {LARGEST:,} bytes: give fewer rows")
+    return content
+
+
+def _names(data: Path) -> Iterator[str]:
+    """All files below a folder, relative to it; folders at the two top levels end with a slash.
+
+    Links to folders are followed there too, and nowhere below.
+
+    Raises:
+        InputError: there is no such folder.
+        StorageError: one cannot be read.
+    """
+    waiting = [("", 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        try:
+            with os.scandir(data / folder) as entries:
+                found = [(entry.name, entry.is_dir(follow_symlinks=depth < 2)) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            if folder:
+                continue
+            raise InputError(
+                f"there is no dataset {data}: put images there as <class>/*.jpg, or as "
+                "train/<class>/*.jpg and val/<class>/*.jpg"
+            ) from None
+        except OSError as error:
+            raise StorageError(f"cannot read {data / folder}: {error.strerror}") from None
+        for name, is_folder in found:
+            if not is_folder:
+                yield folder + name
+            elif depth or not is_hidden(name):
+                waiting.append((f"{folder}{name}/", depth + 1))
+                if depth < 2:
+                    yield f"{folder}{name}/"
