@@ -29,7 +29,8 @@ from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.destination import Bucket, open_destination
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.each_node import options_on_nodes
 from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -80,14 +81,15 @@ def run(inputs: dict[str, Any]) -> Plan:
     """
     given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
     parameters = Parameters.create(**given)
-    for name in ("source", "destination", "champion"):
+    for name in ("source", "destination", "champion", "work"):
         place = getattr(parameters, name)
         if place != LAST:
             check_place(name, place)
     open_source(parameters.source)
-    dataset, sync = _dataset(parameters)
+    dataset, sync = _dataset(parameters, inputs["publish"])
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)
+    _check_work(parameters, spec)
     (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
     champion = _champion(parameters, Rules.create(**gate))
     if champion and champion != _exported_to(parameters):
@@ -97,7 +99,8 @@ def run(inputs: dict[str, Any]) -> Plan:
         warnings = _in_this_image()
     else:
         left_open = inputs["gpus_per_node"] == -1
-        spec, warnings = _on_cluster(spec, parameters, dataset, steps, left_open)
+        data_claim = "" if inputs["publish"] else dataset.claim
+        spec, warnings = _on_cluster(spec, parameters, dataset, data_claim, steps, left_open)
     _check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
@@ -115,7 +118,7 @@ def run(inputs: dict[str, Any]) -> Plan:
     return plan
 
 
-def _dataset(parameters: Parameters) -> tuple[Dataset, dict[str, Any]]:
+def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
     """The dataset with its name, and the options of its sync, refused where nothing would be left.
 
     Raises:
@@ -123,13 +126,19 @@ def _dataset(parameters: Parameters) -> tuple[Dataset, dict[str, Any]]:
     """
     ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
     name = dataset_name(str(ours.get("dataset", "")), parameters.source)
+    if publish and ours.setdefault("publish", publish) != publish:
+        raise InputError(
+            f"sync sets publish={ours['publish']!r}, but this pipeline mounts no claim for data: "
+            "leave it out, or take the pipeline train_resnet_bucket"
+        )
     dataset = Dataset.create(**{**ours, "dataset": name})
     check_strategy(dataset.publish, parameters.source)
     options = options_of(name, sync)
     if options.dry_run:
         raise InputError("sync sets dry_run, which leaves nothing to train on; leave it out")
-    if options.pack != "none":
-        raise InputError(f"sync sets pack to {options.pack!r}; training reads files, leave it out")
+    if dataset.publish == "each-node":
+        options_on_nodes(sync)
+        sync["dry_run"] = True  # the step lists; who reads the files brings them
     return dataset, sync
 
 
@@ -166,10 +175,37 @@ def _job(
     return spec, supervision, StepResources.create(**steps)
 
 
+def _check_work(parameters: Parameters, spec: LaunchSpec) -> None:
+    """Refuse a place of runs that cannot be written, or a job that only a claim can carry.
+
+    Raises:
+        InputError: naming what to give instead.
+    """
+    if not parameters.work:
+        return
+    where = open_destination(parameters.work)
+    if not where.remote and parameters.backend != "local":
+        raise InputError(
+            f"work={parameters.work!r} is no bucket, which each pod could reach: give gs://, s3:// "
+            "or az://, or take the pipeline train_resnet with a work claim"
+        )
+    for name, value, only in (
+        ("elastic", spec.elastic, ""),
+        ("restart_policy", spec.restart_policy, "Never"),
+    ):
+        if value != only:
+            raise InputError(
+                f"job sets {name}={value!r}, where pods come anew while others go on, and work in "
+                "a bucket is fetched when a job begins: leave it out, or use a work claim"
+            )
+    where.prepare()
+
+
 def _on_cluster(
     spec: LaunchSpec,
     parameters: Parameters,
     dataset: Dataset,
+    data_claim: str,
     steps: StepResources,
     gpus_left_open: bool,
 ) -> tuple[LaunchSpec, list[str]]:
@@ -188,9 +224,12 @@ def _on_cluster(
     if gpus_left_open and not spec.gpus():
         found = gpus_a_node(nodes, spec.gpu_resource, spec.pods())
         spec = LaunchSpec.create(**{**spec.given(), "gpus_per_node": found})
-    mounts = {data_dir(): dataset.claim, work_dir(): parameters.work_claim, **spec.claims}
-    warnings = check_job.check(api, spec.model_copy(update={"claims": mounts}))
-    shared = mounted_at_once(spec, parameters.work_claim, dataset.claim, dataset.publish)
+    work_claim = "" if parameters.work else parameters.work_claim
+    mounts = {
+        path: name for path, name in ((data_dir(), data_claim), (work_dir(), work_claim)) if name
+    }
+    warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
+    shared = mounted_at_once(spec, work_claim, data_claim, dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
     warnings += check_modes(api, shared, dataset.claim, number, spec.pods())
     if not spec.gpus():
@@ -239,7 +278,7 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
     rules.check_champion(champion)
     # A folder lies on a claim, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
-    looked_at = champion and (mounted or isinstance(open_destination(champion), Bucket))
+    looked_at = champion and (mounted or open_destination(champion).remote)
     if looked_at and champions.find(champion) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
@@ -259,7 +298,7 @@ def _check_destination(parameters: Parameters) -> None:
     check_model_name(parameters.model_name)
     if parameters.destination:
         where = open_destination(parameters.destination)
-        if isinstance(where, Bucket):
+        if where.remote:
             where.prepare()
 
 

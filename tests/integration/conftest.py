@@ -4,8 +4,10 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 import torch
 from google.cloud import storage
 from PIL import Image
@@ -72,6 +74,27 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 @pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an S3 server of our own."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
+    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10).raise_for_status()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+    server.stop()
+
+
+@pytest.fixture
 def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
     """A run folder of the test's own, with the metrics of the training."""
     run_dir = tmp_path / "run"
@@ -83,6 +106,7 @@ def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
 def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     config = TrainConfig(
         data=str(dataset),
+        val_fraction=0,
         output_dir=str(run_dir),
         model="cifar_resnet8",
         image_size=SIZE,

@@ -110,7 +110,7 @@ def test_a_server_that_does_not_answer_is_one_line(
 ) -> None:
     monkeypatch.setattr(place, "PATIENCE", 1.0)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    with pytest.raises(InputError, match="gs://models/x cannot be listed") as caught:
+    with pytest.raises(InputError, match="gs://models/x cannot be written") as caught:
         open_destination("gs://models/x").prepare()
     assert "\n" not in str(caught.value)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from google.cloud import storage
 
 from kfp_ddp.base.errors import InputError, StorageError
@@ -21,6 +20,8 @@ from kfp_ddp.components.data_sync.sources import Entry, Transient, open_source
 from kfp_ddp.components.data_sync.sources.s3 import S3Source
 from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
 from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.destination.s3 import as_nobody, s3_client
 from tests.gcs_server import Bucket, serve
 from tests.serving import serving
 from tests.sync_runs import RETRY, another_user, content
@@ -115,27 +116,6 @@ def test_account_without_a_token_is_one_line(guarded: Bucket, tmp_path: Path) ->
     guarded.deny_tokens = True
     with pytest.raises(InputError, match=r"credentials of reader@project.* give no token"):
         sync("gs://bucket/ds", tmp_path / "target", QUICK)
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of an S3 server of our own."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
-    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10).raise_for_status()
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="bucket")
-    yield client
-    client.close()
-    server.stop()
 
 
 def test_s3_with_md5_checksum_and_multipart_objects(s3: Any, tmp_path: Path) -> None:
@@ -338,3 +318,29 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
 def test_urls_that_name_nothing(tmp_path: Path, url: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         sync(url, tmp_path, QUICK)
+
+
+def test_s3_without_credentials_signs_nothing(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x", ACL="public-read")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    assert content(sync("s3://bucket/ds", tmp_path / "got", QUICK).path) == {"x": b"x"}
+    assert as_nobody(s3_client("s3://bucket"))
+
+
+def test_s3_checks_what_a_destination_left_beside_an_object(s3: Any, tmp_path: Path) -> None:
+    file = tmp_path / "given"
+    file.write_bytes(b"x" * 3000)
+    open_destination("s3://bucket/ds").put(file, "x")
+    about = {"sha256": hashlib.sha256(b"y").hexdigest()}
+    s3.put_object(Bucket="bucket", Key="ds/y", Body=b"z", Metadata=about)
+    with pytest.raises(StorageError, match="cannot read 'y' of s3://bucket/ds: SHA256"):
+        sync("s3://bucket/ds", tmp_path / "target", QUICK)
+    with pytest.raises(InputError, match="s3://bucket/ds/y is damaged: sha256"):
+        open_destination("s3://bucket/ds").read("y", 9)
+    s3.delete_object(Bucket="bucket", Key="ds/y")
+    assert content(sync("s3://bucket/ds", tmp_path / "target", QUICK).path) == {"x": b"x" * 3000}

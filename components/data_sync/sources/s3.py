@@ -1,9 +1,10 @@
 """S3 and what speaks like it, through boto3.
 
 The listing gives no crc32c, so the ETag stands for the content: downloads are pinned to it
-(If-Match), and checked with the checksum that the store sends (boto3 does that), with the ETag
-as MD5 where it is one, and with the size in any case. Multipart and SSE-KMS objects without a
-stored checksum have size and ETag only. The crc32c that is computed on the way goes into the
+(If-Match), and checked with the checksum that the store sends (boto3 does that), with the SHA-256
+that a destination of ours left beside the object or the ETag as MD5 where it is one, and with the
+size in any case. Multipart and SSE-KMS objects without any of these have size and ETag only. The
+crc32c that is computed on the way goes into the
 manifest, so later checks of the files are as strict as for any source.
 
 What boto3 reads of the endpoint at once, heads and pages, it reads without a limit of ours: the
@@ -11,7 +12,6 @@ endpoint is one that who runs the cluster has chosen.
 """
 
 import hashlib
-import re
 from concurrent.futures import Executor
 from typing import Any
 
@@ -20,9 +20,16 @@ from kfp_ddp.components.data_sync.http.origin import Origin
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient, check_end
 from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
+from kfp_ddp.components.shared.destination.s3 import (
+    FORBIDDEN,
+    REFUSED,
+    as_nobody,
+    code_of,
+    expected,
+    line,
+    s3_client,
+)
 
-_MD5 = re.compile("[0-9a-f]{32}")
-_FORBIDDEN = frozenset({"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
 _GONE = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 _ATTEMPTS = 8
 
@@ -34,24 +41,17 @@ class S3Source:
     """A part cannot be checked, so a broken body starts again."""
 
     def __init__(self, url: str, bucket: str, prefix: str, timeout: float) -> None:
-        try:
-            import boto3
-            from botocore.config import Config
-        except ImportError as error:
-            raise InputError(f"source {url} needs boto3; pip install 'kfp-ddp[s3]'") from error
         self.url = url
         self.max_workers = 256
         self._bucket, self._prefix = bucket, prefix
-        self._client: Any = boto3.client(
-            "s3",
-            config=Config(
-                max_pool_connections=self.max_workers,
-                connect_timeout=timeout,
-                read_timeout=timeout,
-                response_checksum_validation="when_supported",
-                retries={"max_attempts": _ATTEMPTS, "mode": "standard"},
-            ),
-        )
+        self._settings: dict[str, Any] = {
+            "max_pool_connections": self.max_workers,
+            "connect_timeout": timeout,
+            "read_timeout": timeout,
+            "response_checksum_validation": "when_supported",
+            "retries": {"max_attempts": _ATTEMPTS, "mode": "standard"},
+        }
+        self._client = s3_client(f"source {url}", **self._settings)
 
     @property
     def exposed(self) -> bool:
@@ -62,29 +62,49 @@ class S3Source:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        found = Listing()
-        start = len(self._prefix)
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix
-        )
         try:
-            for number, page in enumerate(pages):
-                for item in page.get("Contents", []):
-                    name, size = item["Key"][start:], int(item["Size"])
-                    if name or size:
-                        found.add(name, size, 0, tag=item["ETag"].strip('"'))
-                check_end(self.url, number, found)
+            found = self._list_as_anybody()
         except ClientError as error:
-            raise self._refused(str(error.response["Error"]["Code"])) from error
+            raise self._refused(code_of(error)) from error
         except BotoCoreError as error:
             raise InputError(
-                f"cannot list {self.url}: {error}; check the credentials and the endpoint"
+                f"cannot list {self.url}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the network"
             ) from error
         if not found:
             raise InputError(
                 f"{self.url} holds no objects below {self._prefix or '/'!r}; "
                 "check the prefix and that the upload is done"
             )
+        return found
+
+    def _list_as_anybody(self) -> Listing:
+        """An account may be refused what everybody may read: then without it."""
+        from botocore.exceptions import ClientError
+
+        signed = self._client
+        try:
+            return self._list()
+        except ClientError as error:
+            if code_of(error) not in FORBIDDEN | REFUSED or as_nobody(signed):
+                raise
+            self._client = s3_client(self.url, anonymous=True, **self._settings)
+            try:
+                return self._list()
+            except ClientError:
+                self._client = signed
+                raise error from None
+
+    def _list(self) -> Listing:
+        found, start = Listing(), len(self._prefix)
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix
+        )
+        for number, page in enumerate(pages):
+            for item in page.get("Contents", []):
+                name, size = item["Key"][start:], int(item["Size"])
+                if name or size:
+                    found.add(name, size, 0, tag=item["ETag"].strip('"'))
+            check_end(self.url, number, found)
         return found
 
     def reader(self, threads: Executor) -> BlockingReader:
@@ -96,8 +116,11 @@ class S3Source:
             return InputError(
                 f"bucket {self._bucket!r} of {self.url} does not exist; check its name"
             )
-        if code in _FORBIDDEN:
-            return InputError(f"no right to list {self.url} ({code}); grant s3:ListBucket")
+        if code in FORBIDDEN | REFUSED:
+            return InputError(
+                f"no right to list {self.url}{as_nobody(self._client)} ({code}); correct the "
+                "credentials or grant s3:ListBucket"
+            )
         return InputError(f"cannot list {self.url}: {code}")
 
     def _open(self, entry: Entry, offset: int) -> Stream:
@@ -112,10 +135,15 @@ class S3Source:
                 ChecksumMode="ENABLED",
             )
         except ClientError as error:
-            code = str(error.response["Error"]["Code"])
+            code = code_of(error)
             if code in _GONE:
                 raise Changed(entry.name) from error
-            if code in _FORBIDDEN:
+            if code == "InvalidObjectState":
+                raise InputError(
+                    f"{entry.name!r} of {self.url} lies in an archive (Glacier): restore it first, "
+                    "or exclude it"
+                ) from error
+            if code in FORBIDDEN | REFUSED:
                 raise InputError(
                     f"cannot read {entry.name!r} of {self.url} ({code}); grant s3:GetObject"
                 ) from error
@@ -125,17 +153,14 @@ class S3Source:
         if answer["ContentLength"] != entry.size:
             answer["Body"].close()
             raise Transient(f"length {answer['ContentLength']} instead of {entry.size}")
-        kms = "kms" in str(answer.get("ServerSideEncryption", ""))
-        md5 = entry.tag if _MD5.fullmatch(entry.tag) and not kms else ""
-        return _S3Stream(answer["Body"], md5, entry.size)
+        return _S3Stream(answer["Body"], *expected(answer), entry.size)
 
 
 class _S3Stream:
-    """A stream that ends with the check of its MD5, where the ETag is one."""
+    """A stream that ends with the check of its digest, where the object has one."""
 
-    def __init__(self, stream: Any, md5: str, size: int) -> None:
-        self._stream, self._md5, self._left = stream, md5, size
-        self._state = hashlib.md5(usedforsecurity=False)
+    def __init__(self, stream: Any, state: "hashlib._Hash", wanted: str, size: int) -> None:
+        self._stream, self._state, self._wanted, self._left = stream, state, wanted, size
 
     def read(self, size: int = -1, /) -> bytes:
         from botocore.exceptions import BotoCoreError
@@ -150,8 +175,9 @@ class _S3Stream:
             raise Transient(f"{type(error).__name__}: {error}") from error
         self._left -= len(data)
         self._state.update(data)
-        if self._left <= 0 and self._md5 and self._state.hexdigest() != self._md5:
-            raise Transient(f"MD5 {self._state.hexdigest()} instead of {self._md5}")
+        if self._left <= 0 and self._wanted not in ("", self._state.hexdigest()):
+            found = f"{self._state.name.upper()} {self._state.hexdigest()}"
+            raise Transient(f"{found} instead of {self._wanted}")
         return data
 
     def close(self) -> None:

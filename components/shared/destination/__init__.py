@@ -8,11 +8,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.destination.bucket import Bucket
 from kfp_ddp.components.shared.destination.folder import Folder
+from kfp_ddp.components.shared.destination.gcs import GcsBucket
 from kfp_ddp.components.shared.destination.place import Destination, sha256, sha256_of
+from kfp_ddp.components.shared.destination.s3 import S3Bucket
 
-__all__ = ["Bucket", "Destination", "Folder", "open_destination", "sha256", "sha256_of"]
+__all__ = ["Destination", "Folder", "open_destination", "sha256", "sha256_of"]
 
 
 def open_destination(uri: str) -> Destination:
@@ -23,7 +24,9 @@ def open_destination(uri: str) -> Destination:
     """
     scheme, rest = uri.split("://", 1) if "://" in uri else ("", uri)
     if scheme == "gs":
-        return Bucket(uri)
+        return GcsBucket(uri)
+    if scheme == "s3":
+        return S3Bucket(uri)
     if scheme == "file":
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

@@ -1,210 +1,162 @@
-"""Results in a bucket of Google Cloud Storage."""
+"""What buckets of every store share: conditions instead of locks, and a check of each transfer."""
 
-import base64
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+import os
+from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.shared.destination import place
 from kfp_ddp.components.shared.destination.place import (
-    BLOCK,
     CHANGED,
     SMALL,
-    Bounded,
     Change,
     Destination,
+    sha256_of,
 )
 
 R = TypeVar("R")
-_SECONDS = (10.0, 300.0)  # to connect, and between two answers
-_TRIES = 20  # to change an object before another writer does
+_TRIES = 20
+"""To change an object before another writer does."""
+
+
+class Lost(Exception):  # noqa: N818 (it is a state, and is always handled)
+    """Another writer came first: the object is no longer what the condition says."""
+
+
+class Found(NamedTuple):
+    """An object as it was seen."""
+
+    size: int
+    digest: str
+    tag: str
+    """What a condition names it by; '' for an object that is not there."""
 
 
 class Bucket(Destination):
-    """A prefix of a Google Cloud Storage bucket; STORAGE_EMULATOR_HOST is respected."""
+    """A prefix of a bucket. A store says how one object is seen, read and written."""
+
+    scheme: ClassVar[str]
+    many_makes: ClassVar[bool] = False
+    """Whether stores of many makes speak it, some of which write whatever the condition."""
+    remote = True
 
     def __init__(self, uri: str) -> None:
-        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+        bucket, _, prefix = uri.removeprefix(f"{self.scheme}://").partition("/")
         if not bucket:
-            raise InputError(f"{uri} names no bucket: write gs://bucket/prefix")
+            raise InputError(f"{uri} names no bucket: write {self.scheme}://bucket/prefix")
         self.name = bucket
         self.prefix = prefix.strip("/")
-        self.uri = f"gs://{bucket}/{self.prefix}".rstrip("/")
+        self.root = f"{self.scheme}://{bucket}"
+        self.uri = f"{self.root}/{self.prefix}".rstrip("/")
         self.place = self.uri
-        self._handle: Any = None
 
     def prepare(self) -> None:
-        """Ask for one name under the prefix, which tells a missing bucket from an empty one."""
-        self._call(self._probe, "listed")
+        """Write an object of a new name and delete it; of a store of many makes, try it twice."""
+        probe = f".probe-{os.urandom(8).hex()}"
+
+        def make() -> bool:
+            try:
+                self._store(probe, io.BytesIO(), 0, self._digest(io.BytesIO()), "")
+            except Lost:
+                return False
+            return True
+
+        self._call("written", make)
+        made_twice = self.many_makes and self._call("written", make)
+        with contextlib.suppress(InputError):  # who may not delete may write
+            self.delete(probe)
+        if made_twice:
+            raise InputError(
+                f"{self.root} writes over what is there although told not to (If-None-Match: *), "
+                "so two runs could lose each other's champion: use a store that keeps conditions"
+            )
 
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
         """Copy an object's content; False if there is none, an error if there is no bucket."""
-        from google.api_core.exceptions import NotFound
-
-        def ask() -> bool:
-            try:
-                self._download(self._bucket().blob(self._key(name)), into, limit)
-            except NotFound:
-                self._probe()
-                return False
-            return True
-
-        return self._call(ask, "read")
+        return self._call("read", lambda: self._load(name, into, limit, ""))
 
     def put(self, file: Path, name: str) -> bool:
-        """Upload against the generation that was seen, and compare crc32c with what arrived."""
-        wanted = crc32c(file)
+        """Upload against what was seen, unless the same is there."""
+        with file.open("rb") as content:
+            digest, size = self._digest(content), content.tell()
 
-        def ask() -> bool:
-            bucket = self._bucket()
-            there = bucket.get_blob(self._key(name), **_options())
-            if there is not None and there.crc32c == wanted and there.size == file.stat().st_size:
-                return False
-            blob = bucket.blob(self._key(name))
-            generation = there.generation if there is not None else 0
-            blob.upload_from_filename(
-                str(file), checksum="crc32c", if_generation_match=generation, **_options()
-            )
-            if blob.crc32c != wanted:
-                raise InputError(
-                    f"{self.uri}/{name} arrived with crc32c {blob.crc32c}, sent was {wanted}: "
-                    "the transfer is damaged; run the step again"
-                )
-            return True
+            def same(there: Found | None) -> bool:
+                return there is not None and (there.size, there.digest) == (size, digest)
 
-        return self._call(ask, "written")
+            def ask() -> bool:
+                there = self._look(name)
+                if same(there):
+                    return False
+                content.seek(0)
+                try:
+                    self._store(name, content, size, digest, there.tag if there else "")
+                except Lost:
+                    # A write whose answer was lost is sent again, and finds itself.
+                    if not same(self._look(name)):
+                        raise
+                return True
+
+            return self._call("written", ask)
 
     def update(self, name: str, change: Change) -> None:
-        """Write against the generation that was read."""
-        from google.api_core.exceptions import NotFound, PreconditionFailed
+        """Write against what was read."""
 
         def attempt() -> bool:
             """Whether no other writer came first."""
-            bucket, found = self._bucket(), io.BytesIO()
-            there = bucket.get_blob(self._key(name), **_options())
-            generation = 0 if there is None else there.generation
+            there, found = self._look(name), io.BytesIO()
             try:
-                if there is not None:
-                    self._download(there, found, SMALL, if_generation_match=generation)
+                if there is not None and not self._load(name, found, SMALL, there.tag):
+                    return False
                 content = change(None if there is None else found.getvalue())
                 if content is not None:
-                    bucket.blob(self._key(name)).upload_from_string(
-                        content, checksum="crc32c", if_generation_match=generation, **_options()
-                    )
-            except PreconditionFailed:
-                return False
-            except NotFound:
-                if there is None:
-                    raise
+                    digest = self._digest(io.BytesIO(content))
+                    tag = there.tag if there else ""
+                    self._store(name, io.BytesIO(content), len(content), digest, tag)
+            except Lost:
                 return False
             return True
 
-        if not any(self._call(attempt, "written") for _ in range(_TRIES)):
+        if not any(self._call("written", attempt) for _ in range(_TRIES)):
             raise StorageError(f"{self.uri}/{name} {CHANGED}")
-
-    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Page by page, which one call reads whole."""
-        start = len(self._key(""))
-
-        def ask() -> list[tuple[str, int]]:
-            found = self._bucket().list_blobs(
-                prefix=self._key(prefix), fields="items(name,size),nextPageToken", **_options()
-            )
-            return [(blob.name[start:], blob.size) for blob in found]
-
-        yield from self._call(ask, "listed")
-
-    def delete(self, name: str) -> None:
-        """Delete the live object; one that is not there is what was asked for."""
-        from google.api_core.exceptions import NotFound
-
-        def ask() -> None:
-            with contextlib.suppress(NotFound):
-                self._bucket().blob(self._key(name)).delete(**_options())
-
-        self._call(ask, "deleted")
-
-    def _download(self, blob: Any, into: BinaryIO, limit: int, **conditions: Any) -> None:
-        """Copy an object as it is stored, and compare crc32c, also where it took several tries."""
-        from google.cloud.storage.exceptions import DataCorruption
-
-        bounded = Bounded(into, limit, f"gs://{self.name}/{blob.name}")
-        blob.download_to_file(bounded, raw_download=True, **conditions, **_options())
-        if blob.crc32c and blob.crc32c != _base64(bounded.crc):
-            raise DataCorruption(None, f"crc32c of {blob.name} is not {blob.crc32c}")
-
-    def _probe(self) -> None:
-        from google.api_core.exceptions import Forbidden
-
-        try:
-            list(self._bucket().list_blobs(max_results=1, prefix=self.prefix, **_options()))
-        except Forbidden:
-            return  # rights to list are not needed, and a write will tell
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _bucket(self) -> Any:
-        if self._handle is None:
-            from google.cloud import storage
+    def _digest(self, content: BinaryIO) -> str:
+        """What tells this content from another, read to its end; `Found.digest` is of the kind."""
+        return sha256_of(content)
 
-            self._handle = storage.Client().bucket(self.name)
-        return self._handle
+    @abstractmethod
+    def _look(self, name: str) -> Found | None:
+        """An object, without its content."""
 
-    def _call(self, ask: Callable[[], R], what: str) -> R:
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud.storage.exceptions import DataCorruption
+    @abstractmethod
+    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
+        """Copy an object as it is stored, checked; False if there is none.
 
-        try:
-            return ask()
-        except exceptions.NotFound:
-            problem = f"the bucket gs://{self.name} is not there: make it or correct its name"
-        except (exceptions.Forbidden, exceptions.Unauthorized) as error:
-            problem = (
-                f"{self.uri} may not be {what}: {_line(error)}; give the step's service account "
-                "the role storage.objectUser on the bucket"
-            )
-        except exceptions.PreconditionFailed:
-            problem = f"{self.uri} {CHANGED}"
-        except DataCorruption as error:
-            problem = f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
-        except GoogleAuthError as error:
-            problem = (
-                f"there are no credentials for {self.uri}: {_line(error)}; use Workload Identity "
-                "or set GOOGLE_APPLICATION_CREDENTIALS"
-            )
-        except (exceptions.GoogleAPIError, OSError) as error:
-            problem = (
-                f"{self.uri} cannot be {what}: {_line(error)}; check the network, then run again"
-            )
-        raise InputError(problem)
+        Raises:
+            Lost: it is no longer that of `tag`, where one is given.
+        """
 
+    @abstractmethod
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Write an object, checked, in place of that of `tag`, or of none.
 
-def crc32c(file: Path) -> str:
-    """CRC-32C of a file as Google Cloud Storage writes it: big-endian, base64."""
-    import google_crc32c
+        Raises:
+            Lost: another one is there.
+        """
 
-    checksum = 0
-    with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            checksum = google_crc32c.extend(checksum, block)
-    return _base64(checksum)
+    @abstractmethod
+    def _call(self, what: str, ask: Callable[[], R]) -> R:
+        """Ask, and say in one line what the store answers.
 
+        Args:
+            what: What was to be done to the place: listed, read, written.
+            ask: Speaks to the store.
 
-def _base64(checksum: int) -> str:
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
-
-
-def _options() -> dict[str, Any]:
-    """Time limits, and repeats that are safe: writes carry a generation to match."""
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    return {"timeout": _SECONDS, "retry": DEFAULT_RETRY.with_timeout(place.PATIENCE)}
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        Raises:
+            InputError: the store refuses or does not answer, or another writer came first.
+        """

@@ -5,13 +5,15 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from kfp_ddp.base.errors import InputError
 
 Change = Callable[[bytes | None], bytes | None]
 PATIENCE = 60.0
 """Seconds: over all tries of one request, and to wait for a lock."""
+TRIES = 6
+"""Of one request, where a client counts them."""
 BLOCK = 1 << 20
 SMALL = 4096
 """Bytes of a file that `update` changes."""
@@ -21,6 +23,8 @@ CHANGED = "was changed by another writer meanwhile: run the step again"
 class Destination(ABC):
     """Files under relative names with forward slashes."""
 
+    remote: ClassVar[bool] = False
+    """Whether it is the same place on every machine, whatever is mounted there."""
     uri: str
     place: str
     """One text for every way to write this place, without a slash at its end."""

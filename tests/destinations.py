@@ -1,0 +1,111 @@
+"""What every destination promises; a test class of a kind of place says where it is."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.destination import Destination, open_destination, s3
+
+
+def put(where: Destination, tmp_path: Path, *names: str) -> None:
+    """Store files, each as long as its name."""
+    for name in names:
+        file = tmp_path / "given"
+        file.write_bytes(name.encode())
+        assert where.put(file, name)
+
+
+class Contract:
+    """Tests that use `where`, an empty place."""
+
+    def test_a_listing_has_names_and_sizes_below_a_prefix(
+        self, where: Destination, tmp_path: Path
+    ) -> None:
+        assert list(where.list("")) == []
+        put(where, tmp_path, "run/2/b", "run/2/a", "run/21/a", "CHAMPION")
+        below = [("run/2/a", 7), ("run/2/b", 7)]
+        assert sorted(where.list("")) == [("CHAMPION", 8), *below, ("run/21/a", 8)]
+        assert sorted(where.list("run/2/")) == below
+        assert sorted(where.list("run/2")) == [*below, ("run/21/a", 8)]
+        assert list(where.list("absent/")) == []
+
+    def test_what_is_deleted_is_gone_and_may_be_deleted_again(
+        self, where: Destination, tmp_path: Path
+    ) -> None:
+        put(where, tmp_path, "run/a", "run/b")
+        where.delete("run/a")
+        where.delete("run/a")
+        where.delete("absent/a")
+        assert list(where.list("")) == [("run/b", 5)]
+        assert where.read("run/a", 9) is None
+
+    def test_a_place_that_is_tried_stays_empty(self, where: Destination) -> None:
+        where.prepare()
+        assert list(where.list("")) == []
+
+    def test_a_file_is_replaced_by_another_and_not_by_itself(
+        self, where: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(s3, "PART", 5 << 20)
+        file = tmp_path / "given"
+        for content in (b"", b"a" * 9, b"b" * 9, os.urandom((5 << 20) + 1), b"b" * 9):
+            file.write_bytes(content)
+            assert where.put(file, "über/a b+c%2F?#.bin")
+            assert not where.put(file, "über/a b+c%2F?#.bin")
+            assert where.read("über/a b+c%2F?#.bin", len(content)) == content
+        with pytest.raises(InputError, match="has more than 8 bytes"):
+            where.read("über/a b+c%2F?#.bin", 8)
+
+    def test_what_is_not_there_is_none(self, where: Destination) -> None:
+        assert where.read("a", 9) is None
+        where.update("a", lambda found: b"made" if found is None else b"wrong")
+        where.update("a", lambda found: None)
+        assert where.read("a", 9) == b"made"
+
+
+class Conditional(Contract):
+    """Tests of places that keep other writers out, which the demo's emulator does not."""
+
+    def test_no_change_is_lost_among_writers_at_once(self, where: Destination) -> None:
+        def count(found: bytes | None) -> bytes:
+            return b"%d" % (int(found or b"0") + 1)
+
+        def writer(_: int) -> None:
+            mine = open_destination(where.uri)
+            for _ in range(5):
+                mine.update("count", count)
+
+        with ThreadPoolExecutor(3) as writers:
+            list(writers.map(writer, range(3)))
+        assert where.read("count", 9) == b"15"
+
+
+class OfBuckets:
+    """Tests of stores, at the bucket of `where`."""
+
+    def test_a_listing_leaves_out_what_a_longer_prefix_holds(
+        self, where: Destination, tmp_path: Path
+    ) -> None:
+        put(open_destination(f"{where.uri}-old"), tmp_path, "x")
+        assert list(where.list("")) == []
+        assert where.remote
+
+    def test_a_bucket_that_is_not_there_is_one_line(
+        self, where: Destination, tmp_path: Path
+    ) -> None:
+        scheme = where.uri.partition("://")[0]
+        absent = open_destination(f"{scheme}://absent-bucket/x")
+        given = tmp_path / "given"
+        given.touch()
+        for ask in (
+            absent.prepare,
+            lambda: absent.read("a", 9),
+            lambda: absent.put(given, "a"),
+            lambda: list(absent.list("")),
+        ):
+            with pytest.raises(InputError, match=f"{scheme}://absent-bucket is not there") as told:
+                ask()
+            assert "\n" not in str(told.value)
