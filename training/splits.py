@@ -51,8 +51,10 @@ def splits_of(
     return Splits(train, val, test if len(test) else None, found.by_name)
 
 
-def side_of(data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]) -> Index:
-    """The images of a split for a model that tells these classes apart.
+def sides_of(
+    data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]
+) -> tuple[Index, Index | None]:
+    """The images of a split for a model that tells these classes apart; with val, those of test.
 
     Args:
         data: Folder of the dataset.
@@ -64,7 +66,7 @@ def side_of(data: Path, split: str, classes: Sequence[str], config: Mapping[str,
         InputError: there are none, or some of a class that the model does not know.
     """
     if split not in SIDES:
-        return scan(data / split, classes)
+        return scan(data / split, classes), None
     share, labels = config.get("val_fraction"), str(config.get("labels", ""))
     share = share if isinstance(share, int | float) else 0  # of a run before there was a share
     found = splits_of(data, share, labels, classes)
@@ -73,7 +75,7 @@ def side_of(data: Path, split: str, classes: Sequence[str], config: Mapping[str,
         raise InputError(
             f"the dataset {data} has no folder {split}/ with images: put them in {split}/<class>/"
         )
-    return index
+    return index, found.test if split == VAL else None
 
 
 def holds(data: Path, most: int) -> int:

@@ -18,6 +18,7 @@ from kfp_ddp.training.data import Index
 def evaluate_again(
     held: champion.Champion,
     challenger: Evaluation,
+    dataset: Path,
     index: Index,
     batch_size: int,
     device: torch.device,
@@ -52,6 +53,8 @@ def evaluate_again(
     result = results.summarise(
         found,
         info,
+        dataset=dataset,
+        split=challenger.split,
         checkpoint=held.uri,
         checkpoint_digest=own.checkpoint_digest,
         device=device.type,

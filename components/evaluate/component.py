@@ -24,12 +24,13 @@ def evaluate(
     Args:
         checkpoint: Folder of the checkpoint, as train returned it.
         run_dir: Folder of the run; the evaluation is written below it.
-        dataset_path: Folder of the dataset version, with <split>/<class>/ image folders.
+        dataset_path: Folder of the dataset version.
         metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration error, AUC.
         confusion: Confusion matrix and ROC curve, with at most 50 classes.
         report: Self-contained report: curves, confusion, classes, worst mistakes.
         summary: The headline numbers.
-        split: Folder of the dataset to evaluate on.
+        split: What to evaluate on: val as the training had it, and with it test where there is one;
+            test; or a folder of the dataset with class folders.
         batch_size: Images at a time.
         worst: How many of the worst mistakes the report shows, 0 to 200.
         champion: The gate's, if it has one. A bundle whose own evaluation is not of the samples of

@@ -4,7 +4,7 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
@@ -16,6 +16,7 @@ from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.manifest import read_manifest
+from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -47,18 +48,31 @@ def run(
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
     with at_hand(dataset_path) as data, opened(run_dir, "evaluate") as folder:
         with using("evaluate", run_dir, data):
-            result, roc, document = evaluate(
+            found = evaluate(
                 folder.here(checkpoint), folder.path, data, split, batch_size, worst, champion
             )
         evaluation = folder.there(RunFolder(folder.path).evaluation(split) / FILE)
     from kfp_ddp.components.evaluate.report import markdown
 
+    result = found.result
     log_metrics(result, metrics)
-    log_charts(result, roc, confusion)
-    Path(report.path).write_text(document, encoding="utf-8")
-    Path(summary.path).write_text(markdown(result), encoding="utf-8")
+    log_charts(result, found.roc, confusion)
+    Path(report.path).write_text(found.document, encoding="utf-8")
+    Path(summary.path).write_text(markdown(result, found.test), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
+    if found.test is not None:
+        log_metrics(found.test, metrics, "test_")
+        print(f"accuracy {found.test.accuracy:.4f} on {found.test.samples} samples of test")
     return result.accuracy, evaluation
+
+
+class Evaluated(NamedTuple):
+    """The record of a split, its ROC and the HTML report, and the record of test beside val."""
+
+    result: Evaluation
+    roc: "Roc | None"
+    document: str
+    test: Evaluation | None
 
 
 def evaluate(
@@ -69,8 +83,8 @@ def evaluate(
     batch_size: int,
     worst: int,
     champion: str = "",
-) -> "tuple[Evaluation, Roc | None, str]":
-    """The record, the ROC and the HTML report; all is also written below `run_dir`.
+) -> Evaluated:
+    """Evaluate on a split, and with val on test too; all is also written below `run_dir`.
 
     A champion whose own evaluation is of other samples is evaluated on these after it.
 
@@ -87,11 +101,6 @@ def evaluate(
         raise InputError(
             f"there is no checkpoint {checkpoint}: give the step folder that train returned"
         )
-    if not (dataset / split).is_dir():
-        raise InputError(
-            f"the dataset {dataset} has no folder {split}/: evaluation needs "
-            f"{split}/<class>/ with images"
-        )
     held = champions.find(champion) if champion else None
     target = RunFolder(run_dir).evaluation(split)
     results.prepare(target, run_dir)
@@ -100,35 +109,46 @@ def evaluate(
     import torch
 
     from kfp_ddp.components.evaluate import baseline, report
-    from kfp_ddp.components.evaluate.predict import predict
-    from kfp_ddp.training import data
+    from kfp_ddp.components.evaluate.predict import Predictions, predict
     from kfp_ddp.training.checkpoint import load_model
+    from kfp_ddp.training.data import Index
+    from kfp_ddp.training.splits import sides_of
 
     model, info = load_model(checkpoint)
-    index = data.scan(dataset / split, classes=info.classes)
+    index, test_index = sides_of(dataset, split, info.classes, info.config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    reading = (info.on_bad_image, info.max_pixels)
-    found = predict(model, info, index, batch_size, device, *reading)
-    index = found.index
-    if found.skipped:
-        print(
-            f"{len(found.skipped)} images that cannot be read are left out, as in training under "
-            f"on_bad_image=skip; the first: {found.skipped[0]}"
+    digest = read_manifest(checkpoint).digest
+
+    def measure(index: Index, split: str, started: float) -> tuple[Predictions, Evaluation]:
+        found = predict(model, info, index, batch_size, device, info.on_bad_image, info.max_pixels)
+        if found.skipped:
+            print(
+                f"{len(found.skipped)} images that cannot be read are left out, as in training "
+                f"under on_bad_image=skip; the first: {found.skipped[0]}"
+            )
+        return found, results.summarise(
+            found,
+            info,
+            dataset=dataset,
+            split=split,
+            checkpoint=str(checkpoint),
+            checkpoint_digest=digest,
+            device=device.type,
+            started=started,
+            skipped=len(found.skipped),
         )
 
-    result = results.summarise(
-        found,
-        info,
-        checkpoint=str(checkpoint),
-        checkpoint_digest=read_manifest(checkpoint).digest,
-        device=device.type,
-        started=started,
-        skipped=len(found.skipped),
-    )
-    names = list(info.classes)
+    found, result = measure(index, split, started)
+    test = None
+    if test_index is not None:
+        folder = RunFolder(run_dir).evaluation(TEST)
+        results.prepare(folder, run_dir)
+        of_test, test = measure(test_index, TEST, time.monotonic())
+        results.write(folder, run_dir, test, {PREDICTIONS: of_test.to_csv()})
+    names, index = list(info.classes), found.index
     mistakes = [
         report.Mistake(
-            file=Path(index.paths[at]),
+            where=index.where(at),
             path=found.relative(at),
             target=names[index.targets[at]],
             predicted=names[int(found.predicted[at])],
@@ -136,23 +156,23 @@ def evaluate(
         )
         for at in found.worst(worst)
     ]
-    document = report.html(result, run_dir, mistakes, info.config)
+    document = report.html(result, run_dir, mistakes, info.config, test)
     results.write(target, run_dir, result, {PREDICTIONS: found.to_csv(), "report.html": document})
     if held is not None:
         again = baseline.evaluate_again(
-            held, result, index, batch_size, device, info.max_pixels, target / AGAIN
+            held, result, dataset, index, batch_size, device, info.max_pixels, target / AGAIN
         )
         if again is not None:
             print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
-    return result, found.tally.roc(), document
+    return Evaluated(result, found.tally.roc(), document, test)
 
 
-def log_metrics(result: Evaluation, metrics: "dsl.Metrics") -> None:
+def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:
     """Fill a Metrics artifact; only finite numbers, others make the step's output unreadable."""
     for name in LOGGED:
         value = getattr(result, name)
         if value is not None and math.isfinite(value):
-            metrics.log_metric(name, round(float(value), 6))
+            metrics.log_metric(prefix + name, round(float(value), 6))
 
 
 def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.ClassificationMetrics") -> None:

@@ -20,6 +20,7 @@ from kfp_ddp.components.shared.pictures import (
     training_curves,
 )
 from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training.shards import Where
 
 THUMBNAIL_SIDE = 112
 _CONFUSED = 12
@@ -27,9 +28,9 @@ _CONFUSED = 12
 
 @dataclass(frozen=True)
 class Mistake:
-    """A sample told wrong: file, path below the split, true and predicted class, confidence."""
+    """A sample told wrong: its bytes, path below the split, true and predicted class."""
 
-    file: Path
+    where: Where
     path: str
     target: str
     predicted: str
@@ -41,9 +42,13 @@ def html(
     run_dir: Path,
     mistakes: Sequence[Mistake],
     config: Mapping[str, object],
+    test: Evaluation | None = None,
 ) -> str:
-    """The report: headline numbers, curves, confusion, classes, worst mistakes, provenance."""
-    sections = [_head(result)]
+    """The report: headline numbers, curves, confusion, classes, worst mistakes, provenance.
+
+    `test` is what the same checkpoint came to on the test split.
+    """
+    sections = [_head(result), _test(test) if test else ""]
     curves = training_curves(RunFolder(run_dir).metrics)
     if curves:
         note = "The training loss includes augmentation and label smoothing."
@@ -55,7 +60,7 @@ def html(
     return page(f"Evaluation of {result.model}", "".join(sections))
 
 
-def markdown(result: Evaluation) -> str:
+def markdown(result: Evaluation, test: Evaluation | None = None) -> str:
     """The headline numbers and the classes that went worst, for the KFP UI."""
     lines = [f"## {result.accuracy:.2%} of {result.samples} samples right", "", *figures(result)]
     if result.roc_auc is not None:
@@ -70,6 +75,9 @@ def markdown(result: Evaluation) -> str:
     if confused:
         lines += ["", "Most confused:", "", "| true | taken for | samples |", "|---|---|---|"]
         lines += [f"| {cell(a)} | {cell(b)} | {n} |" for a, b, n in confused]
+    if test is not None:
+        lines += ["", f"## Test split: {test.accuracy:.2%} of {test.samples} samples right", ""]
+        lines += figures(test)
     return "\n".join(lines) + "\n"
 
 
@@ -90,6 +98,22 @@ def figures(result: Evaluation) -> list[str]:
 
 
 def _head(result: Evaluation) -> str:
+    return (
+        f"<h1>{escape(result.model)}, step {result.step}</h1>"
+        f'<p class="soft">{result.correct} of {result.samples} samples of '
+        f"{escape(result.split)} right, in {len(result.classes)} classes, each counted once"
+        f"{_left_out(result)}</p>{_cards(result)}"
+    )
+
+
+def _test(result: Evaluation) -> str:
+    return (
+        f'<h2>Test split</h2><p class="soft">{result.correct} of {result.samples} samples that '
+        f"nothing was chosen by right{_left_out(result)}</p>{_cards(result)}"
+    )
+
+
+def _cards(result: Evaluation) -> str:
     low, high = result.accuracy_low, result.accuracy_high
     values = [
         ("accuracy", f"{result.accuracy:.2%}"),
@@ -102,13 +126,7 @@ def _head(result: Evaluation) -> str:
         values.insert(2, ("top-5 accuracy", f"{result.top5:.2%}"))
     if result.roc_auc is not None:
         values.append(("ROC AUC", f"{result.roc_auc:.4f}"))
-    return (
-        f"<h1>{escape(result.model)}, step {result.step}</h1>"
-        f'<p class="soft">{result.correct} of {result.samples} samples of '
-        f"{escape(result.split)} right, in {len(result.classes)} classes, each counted once"
-        f"{_left_out(result)}</p>"
-        f"{cards(values)}"
-    )
+    return cards(values)
 
 
 def _left_out(result: Evaluation) -> str:
@@ -190,21 +208,21 @@ def _mistakes(mistakes: Sequence[Mistake], max_pixels: int) -> str:
     if not mistakes:
         return "<h2>Worst mistakes</h2><p>None.</p>"
     items = "".join(
-        f"<li>{_thumbnail(m.file, m.path, max_pixels)}<b>{escape(m.target)}</b> taken for "
+        f"<li>{_thumbnail(m.where, m.path, max_pixels)}<b>{escape(m.target)}</b> taken for "
         f"<b>{escape(m.predicted)}</b><br><span class='soft'>{m.confidence:.1%} sure</span></li>"
         for m in mistakes
     )
     return f'<h2>Worst mistakes, the highest loss first</h2><ul class="thumbs">{items}</ul>'
 
 
-def _thumbnail(file: Path, name: str, max_pixels: int) -> str:
+def _thumbnail(where: Where, name: str, max_pixels: int) -> str:
     """An `img` with the picture inline as WebP, at most 112 pixels a side."""
     from PIL import Image
 
     from kfp_ddp.training.images import read
 
     # Decoded as the model saw it, and so without a second decoder that might refuse it.
-    picture = Image.fromarray(read(str(file), max_pixels=max_pixels).permute(1, 2, 0).numpy())
+    picture = Image.fromarray(read(where, max_pixels=max_pixels).permute(1, 2, 0).numpy())
     tiny = max(picture.size) < THUMBNAIL_SIDE // 2
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     buffer = io.BytesIO()

@@ -23,6 +23,8 @@ def summarise(
     found: "Predictions",
     info: "ModelInfo",
     *,
+    dataset: Path,
+    split: str,
     checkpoint: str,
     checkpoint_digest: str,
     device: str,
@@ -31,7 +33,7 @@ def summarise(
 ) -> Evaluation:
     """The record of an evaluation that began at `started` of the monotonic clock.
 
-    `found` is of all samples of a split, which is a folder of its dataset, but those `skipped`.
+    `found` is of all samples of a split of the dataset but those `skipped`.
     """
     tally, names = found.tally, list(info.classes)
     root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
@@ -40,7 +42,7 @@ def summarise(
     low, high = wilson(tally.correct, tally.samples)
     roc = tally.roc()
     return Evaluation(
-        split=root.name,
+        split=split,
         samples=tally.samples,
         correct=tally.correct,
         accuracy=tally.correct / tally.samples,
@@ -61,11 +63,11 @@ def summarise(
         step=info.step,
         checkpoint=checkpoint,
         checkpoint_digest=checkpoint_digest,
-        dataset_digest=dataset_digest(root.parent),
+        dataset_digest=dataset_digest(dataset),
         samples_digest=samples_digest(
             (path, names[target]) for path, target in zip(paths, found.index.targets, strict=True)
         ),
-        split_digest=split_digest(root.parent, root.name, paths),
+        split_digest=split_digest(dataset, paths, root.relative_to(dataset).as_posix()),
         device=device,
         seconds=time.monotonic() - started,
         skipped=skipped,

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kfp_ddp.base.files import open_below
 from kfp_ddp.components.data_sync import manifest
@@ -30,17 +30,20 @@ def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
     return total.hexdigest()
 
 
-def split_digest(dataset: Path, split: str, paths: Iterable[str]) -> str:
-    """SHA-256 over path, size and crc32c of the samples of a split, from the version's manifest.
+def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
+    """SHA-256 over path, size and crc32c of samples, from the version's manifest.
 
-    `paths` are those below the split. '' where there is no manifest, or one that lacks a sample.
+    `paths` are those below a folder of the dataset. '' where there is no manifest, or one that
+    lacks a sample.
     """
+    wanted = sorted(paths)
+    names = {str(PurePosixPath(folder, path)): path for path in wanted}
     rows = manifest.rows(dataset / manifest.NAME)
-    content = {row.name: (row.size, row.crc) for row in rows if row.name.startswith(f"{split}/")}
+    content = {names[row.name]: (row.size, row.crc) for row in rows if row.name in names}
     total = hashlib.sha256()
-    for path in sorted(paths):
-        if f"{split}/{path}" not in content:
+    for path in wanted:
+        if path not in content:
             return ""
-        size, crc = content[f"{split}/{path}"]
+        size, crc = content[path]
         total.update(f"{path}\0{size}\0{crc:08x}\n".encode())
     return total.hexdigest()

@@ -14,7 +14,8 @@ from torch import Tensor
 from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.components.export.runtimes import Predict
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import evaluation_batches, scan
+from kfp_ddp.training.data import evaluation_batches
+from kfp_ddp.training.splits import sides_of
 
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by some 1e-6, a wrong graph by 1 and more.
@@ -28,14 +29,14 @@ class ParityError(KfpDdpError):
 
 
 def real_samples(split: Path, info: ModelInfo) -> Tensor:
-    """Up to `SAMPLES` images of a split, evenly chosen: uint8 (N, 3, S, S).
+    """Up to `SAMPLES` images of a split, `<dataset>/<name>`, evenly chosen: uint8 (N, 3, S, S).
 
     What the training skipped is left out here too.
 
     Raises:
         InputError: if the split cannot be used.
     """
-    index = scan(split, classes=info.classes)
+    index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     count = min(SAMPLES, len(index))
     reading: dict[str, Any] = {"on_bad_image": info.on_bad_image, "max_pixels": info.max_pixels}
     for part in (index.only([at * len(index) // count for at in range(count)]), index):

@@ -151,7 +151,7 @@ def test_where_the_split_changed_the_gate_decides_by_the_champion_evaluated_agai
     folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
     mine = Evaluation.read(folder / "evaluation.json")
     again = Evaluation.read(folder / "champion" / "evaluation.json")
-    expected, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
+    expected, _, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
     assert again.correct == expected.correct
     assert again.checkpoint_digest == expected.checkpoint_digest
     assert again.step == expected.step
@@ -183,7 +183,7 @@ def test_a_champion_with_classes_that_the_split_lacks_is_evaluated_by_their_name
     checkpoint = untrained(tmp_path, trained_checkpoint, ("green", "red"))
     folder = evaluated(checkpoint, tmp_path, version, champion)
     again = Evaluation.read(folder / "champion" / "evaluation.json")
-    expected, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
+    expected, _, _, _ = engine(blurred_checkpoint, tmp_path / "expected", version, "val", 64, 0)
     assert again.correct == expected.correct > 0
     assert "re-evaluated on this split" in judged(folder, champion)[1]
 
@@ -311,7 +311,7 @@ def test_digests_of_a_split_tell_images_of_one_name_and_size_apart(
     for colour in ((9, 9, 9), (8, 8, 8)):
         folder, name = tmp_path / str(colour), "red/one.png"
         version = today(source, folder, lambda data: picture(data / "val" / name, colour))  # noqa: B023
-        found[split_digest(version, "val", [name])] = (version / "val" / name).stat().st_size
+        found[split_digest(version, [name], "val")] = (version / "val" / name).stat().st_size
     assert len(found) == 2
     assert len(set(found.values())) == 1
 

@@ -70,10 +70,10 @@ def test_they_are_left_out_counted_and_said(
 def test_the_others_come_to_what_they_come_to_without_them(
     skipping: Path, damaged: Path, tmp_path: Path
 ) -> None:
-    found, _, _ = engine(skipping, tmp_path / "a", damaged, "val", 7, 0)
+    found, _, _, _ = engine(skipping, tmp_path / "a", damaged, "val", 7, 0)
     for name in BROKEN:
         (damaged / "val" / name).unlink()
-    whole, _, _ = engine(skipping, tmp_path / "b", damaged, "val", 64, 0)
+    whole, _, _, _ = engine(skipping, tmp_path / "b", damaged, "val", 64, 0)
     assert (found.correct, found.samples_digest) == (whole.correct, whole.samples_digest)
 
 
@@ -102,7 +102,7 @@ def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read
     champion = make(
         trained_checkpoint, tmp_path / "old", trained_dataset / "val", evaluation, "squares"
     )
-    mine, _, _ = engine(skipping, tmp_path / "run", damaged, "val", 64, 0, str(champion))
+    mine, _, _, _ = engine(skipping, tmp_path / "run", damaged, "val", 64, 0, str(champion))
     folder = tmp_path / "run" / "evaluation"
     again = Evaluation.read(folder / "champion" / "evaluation.json")
     assert (again.samples, again.skipped, again.correct) == (46, 2, mine.correct)

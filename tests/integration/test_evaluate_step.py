@@ -86,7 +86,7 @@ def test_a_split_of_one_class_and_another_name_is_evaluated_apart(
 ) -> None:
     dataset = tmp_path / "data"
     shutil.copytree(trained_dataset / "val" / "red", dataset / "drift" / "red")
-    record, _, document = engine(trained_checkpoint, trained_run, dataset, "drift", 64, 0)
+    record, _, document, _ = engine(trained_checkpoint, trained_run, dataset, "drift", 64, 0)
     assert (record.samples, record.dataset_digest) == (17, "")
     assert (trained_run / "evaluation-drift" / "evaluation.json").is_file()
     assert not re.search(r">[^<]*\b(nan|inf)\b", document)
@@ -220,7 +220,7 @@ def test_a_folder_that_was_planted_is_not_written_through(
 def test_the_worst_mistakes_come_by_loss(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
 ) -> None:
-    _, _, document = engine(trained_checkpoint, trained_run, trained_dataset, "val", 64, 5)
+    _, _, document, _ = engine(trained_checkpoint, trained_run, trained_dataset, "val", 64, 5)
     wrong = [row for row in predictions(trained_run) if row["target"] != row["predicted"]]
     worst = sorted(wrong, key=lambda row: -float(row["loss"]))[:5]
     assert re.findall(r'class="tiny".*?alt="([^"]*)"', document) == [row["path"] for row in worst]
@@ -235,6 +235,6 @@ def test_an_odd_image_still_has_a_thumbnail(
     Image.new("L", (300, 90), 40).save(dataset / "val" / "blue" / "gray.png")
     Image.new("CMYK", (40, 80)).save(dataset / "val" / "green" / "cmyk.jpg")
     Image.new("RGBA", (16, 16), (0, 255, 0, 9)).save(dataset / "val" / "red" / "alpha.png")
-    record, _, document = engine(trained_checkpoint, trained_run, dataset, "val", 64, 8)
+    record, _, document, _ = engine(trained_checkpoint, trained_run, dataset, "val", 64, 8)
     assert record.samples == 3
     assert document.count("data:image/webp;base64,") == 3 - record.correct

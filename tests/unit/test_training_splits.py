@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.training.splits import holds, side_of, splits_of
+from kfp_ddp.training.splits import holds, sides_of, splits_of
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -25,8 +25,8 @@ def test_class_folders_are_split_by_name_and_paths_stay_below_the_dataset(tmp_pa
     assert found.train.root == found.val.root == tmp_path
     assert sorted([*found.train.paths, *found.val.paths]) == [f"{tmp_path}/{n}" for n in names]
     assert found.val.classes == ("cat", "dog")
-    again = side_of(tmp_path, "val", ("cat", "dog"), {"val_fraction": 0.1})
-    assert again == found.val
+    again = sides_of(tmp_path, "val", ("cat", "dog"), {"val_fraction": 0.1})
+    assert again == (found.val, None)
 
 
 def test_a_split_on_disk_has_its_folder_as_root_and_the_order_of_before(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_what_cannot_be_read_or_trained_on_is_said_in_one_line(tmp_path: Path) -
         with pytest.raises(InputError, match=rf"labels {name} cannot be read"):
             splits_of(tmp_path, labels=name)
     with pytest.raises(InputError, match="has no folder val/"):
-        side_of(tmp_path, "val", ("cat", "dog"), {})
+        sides_of(tmp_path, "val", ("cat", "dog"), {})
     with pytest.raises(InputError, match="has no folder test/"):
-        side_of(tmp_path, "test", ("cat", "dog"), {"val_fraction": 0.1})
+        sides_of(tmp_path, "test", ("cat", "dog"), {"val_fraction": 0.1})
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all folders")
