@@ -19,6 +19,7 @@ from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import Findings, examine
 from kfp_ddp.training.prepared import Split
 from kfp_ddp.training.splits import splits_of
+from kfp_ddp.training.tryout import try_out
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
 _TOGETHER = 1000
@@ -33,6 +34,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
+    world.from_first(lambda: try_out(config, train.classes))
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: _begin(config, launches))
     digest = digest_of(train, world)

@@ -1,0 +1,171 @@
+"""A network of a file of one's own: what the file must hold, and what a run of it keeps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.base import packed
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training import checkpoint, model_file, own_model
+from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.trainer import Trainer
+from tests.training_ranks import Ranks, config, dataset
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
+OWN = """
+from torch import nn
+from torchvision import transforms  # a module, and not what stands beside the network
+
+def build(num_classes):
+    features = nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
+    pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*features, *pool, nn.Linear(8, num_classes))
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return dataset(tmp_path / "data", train=24, val=6)
+
+
+def own(data: Path, output: Path, text: str = OWN, **fields: Any) -> TrainConfig:
+    code = packed.pack(text.encode())
+    more = {"epochs": 2, "warmup_epochs": 0, **fields}
+    return config(data, output, model="mine.py:build", model_code=code, **more)
+
+
+def trainer(run: TrainConfig) -> Trainer:
+    return Trainer(*_prepared(run))
+
+
+def _prepared(run: TrainConfig) -> Any:
+    resolved, train, val = prepare(run, ALONE)
+    return resolved, ALONE, train, val
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.newest_valid(output / "checkpoints")
+    assert newest is not None
+    assert newest.step == 6
+    return checkpoint.load_model(newest.path)[0].state_dict()
+
+
+def test_a_run_with_dropout_resumes_to_the_bit_and_on_two_ranks_up_to_float_order(
+    data: Path, tmp_path: Path
+) -> None:
+    assert trainer(own(data, tmp_path / "whole", micro_batch_size=4)).fit()
+    stopped = trainer(own(data, tmp_path / "resumed", micro_batch_size=4))
+    stopped.stop.ask("a test")
+    assert not stopped.fit()
+    torch.manual_seed(99)
+    assert trainer(own(data, tmp_path / "resumed", micro_batch_size=4)).fit()
+    ranks = Ranks(own(data, tmp_path / "two", micro_batch_size=4), 2)
+    assert ranks.wait() == [0, 0], ranks.output()
+    whole, resumed, two = (weights(tmp_path / name) for name in ("whole", "resumed", "two"))
+    assert len(whole) == 10
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+        torch.testing.assert_close(value, two[name], msg=name)
+
+
+def test_a_run_goes_on_with_the_same_file_only(data: Path, tmp_path: Path) -> None:
+    stopped = trainer(own(data, tmp_path / "run"))
+    stopped.stop.ask("a test")
+    assert not stopped.fit()
+    changed = trainer(own(data, tmp_path / "run", OWN + "\n# changed"))
+    with pytest.raises(InputError, match=r"the digest of the model's file was [0-9a-f]{12} and is"):
+        changed.saving.resume()
+    changed.report.metrics.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def build(:", r"mine\.py, line 1: invalid syntax"),
+        ("import torch", r"mine\.py defines no build: it needs a function build\(num_classes\)"),
+        ("", r"mine\.py defines no build"),
+    ],
+)
+def test_what_can_be_seen_of_a_file_is_refused_before_it_runs(
+    tmp_path: Path, text: str, line: str
+) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        own(tmp_path, tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import nowhere_to_be_found\ndef build(n): ...", "ModuleNotFoundError in line 1: No mod"),
+        ("build = 3", r"build in the model's file mine\.py is no function"),
+        ("loss = 3\ndef build(n): ...", r"loss in the model's file mine\.py is no function"),
+        ("import sys\nsys.exit(3)\ndef build(n): ...", "SystemExit in line 2: 3"),
+        ("def build(): ...", r"mine\.py:build\(3\) raises TypeError"),
+        ("def build(n):\n  return 1 / 0", r"mine.*raises ZeroDivisionError in line 2: division"),
+        ("def build(n): ...", r"mine\.py:build\(3\) returns NoneType, not a torch\.nn\.Module"),
+        (OWN.replace("(8, num_classes)", "(8, 7)"), r"gives \[2, 7\] for two images of 8 px, not"),
+        (OWN.replace("nn.Flatten()", "nn.ReLU()"), r"on images of 8 px raises RuntimeError"),
+        (OWN.replace("*pool, nn.Linear(8, num_classes)", ""), r"gives \[2, 8, 4, 4\] for two"),
+    ],
+)
+def test_a_file_that_cannot_be_trained_is_one_line_before_training(
+    data: Path, tmp_path: Path, text: str, line: str
+) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        prepare(own(data, tmp_path / "run", text), ALONE)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_weight_without_a_part_in_the_logits_is_refused(data: Path, tmp_path: Path) -> None:
+    text = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, classes), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x.mean((2, 3)))
+
+build = Net
+"""
+    with pytest.raises(InputError, match=r"^unused\.weight has no part .* \(2 weights in all\)"):
+        prepare(own(data, tmp_path / "run", text), ALONE)
+    assert own_model.of(own(data, tmp_path / "run", text)) is not None
+
+
+def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    flags = ["--data", "/d", "--output-dir", "/o", "--model"]
+    found = parse([*flags, f"{file}:build"])
+    assert (found.model, model_file.unpack(found.model_code)) == ("mine.py:build", OWN)
+    assert parse(found.to_argv()) == found
+    assert TrainConfig.create(**found.given()) == found
+    file.unlink()
+    for model, line in (
+        (f"{file}:build", r"^cannot read the model /.*/mine\.py: No such file"),
+        (str(file), r"cannot read the model"),
+    ):
+        with pytest.raises(InputError, match=line):
+            parse([*flags, model])
+    file.write_text("#" * 70_000)
+    with pytest.raises(InputError, match="has 70,000 bytes, 65,536 are allowed"):
+        parse([*flags, f"{file}:build"])
+    with pytest.raises(InputError, match=r"names no function of a file: write mine\.py:build"):
+        TrainConfig.create(data="/d", output_dir="/o", model="mine.py")
+    with pytest.raises(InputError, match="whose text travels in model_code"):
+        TrainConfig.create(data="/d", output_dir="/o", model="mine.py:build")
+    with pytest.raises(InputError, match="is no function of a file"):
+        TrainConfig.create(data="/d", output_dir="/o", model="resnet18", model_code="x")
+    with pytest.raises(InputError, match="is no packed Python file"):
+        TrainConfig.create(data="/d", output_dir="/o", model="a.py:b", model_code="data:x")
