@@ -104,6 +104,9 @@ class TrainConfig(Settings):
     """Keep decoded images on disk if they take at most this many gigabytes; 0: never."""
     cache_dir: str = ""
     """Folder for the decoded images; '' for the temporary folder."""
+    shuffle_buffer_mb: float = Field(1024.0, gt=0)
+    """Shuffle images that lie in archives (pack=tar) within windows of this many megabytes, all
+    ranks together, of pieces drawn at random; a smaller dataset is shuffled as a whole."""
 
     seed: int = Field(0, ge=0)
     """Seed of the initial weights, the order and the augmentation."""

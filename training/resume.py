@@ -48,6 +48,7 @@ def choose(
         ("image_size", config.image_size, before["image_size"]),
         ("batch_size", config.batch_size, before["config"]["batch_size"]),
         ("seed", config.seed, before["config"]["seed"]),
+        *_buffers(config, training, before["config"]),
         ("strategy", FORMS[form], FORMS.get(form_of(before))),
         ("the number of training images", len(training), before["samples"]),
         ("the digest of paths and sizes of the training images", *_digests(digest, before)),
@@ -69,6 +70,15 @@ def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, 
 def _codes(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     codes = (config.model_code, before.get("model_code", ""))
     return [model_file.digest(code)[:12] for code in codes]
+
+
+def _buffers(
+    config: TrainConfig, training: Index, before: Mapping[str, Any]
+) -> list[tuple[str, float, float]]:
+    """What the order of images in archives depends on."""
+    if training.slices is None or "shuffle_buffer_mb" not in before:
+        return []
+    return [("shuffle_buffer_mb", config.shuffle_buffer_mb, before["shuffle_buffer_mb"])]
 
 
 def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from kfp_ddp.training.report import Report
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
 from kfp_ddp.training.saving import Saving
 from kfp_ddp.training.validation import Validation
+from kfp_ddp.training.windows import windows_of
 
 
 class Trainer:
@@ -46,6 +47,7 @@ class Trainer:
             rank=world.rank,
             world=world.size,
             seed=config.seed,
+            windows=windows_of(train_split.index.slices, config),
         )
         self.steps_total = config.epochs * self.sampler.steps
         classes = train_split.index.classes

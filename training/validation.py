@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, loader
+from kfp_ddp.training.data import Images, evaluation_keys, loader
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
@@ -15,7 +15,7 @@ from kfp_ddp.training.prepared import Split
 
 
 class Validation:
-    """Measures a learner on `split`, of which this rank takes every world-size-th image."""
+    """Measures a learner on `split`, of which this rank takes its share."""
 
     def __init__(self, config: TrainConfig, world: World, split: Split) -> None:
         self.config, self.world, self.split = config, world, split
@@ -50,8 +50,7 @@ class Validation:
 
     def _batches(self) -> Iterator[DeviceBatch]:
         index, size = self.split.index, self.config.micro_batch_size
-        mine = range(self.world.rank, len(index), self.world.size)
-        keys = [[(0, i) for i in mine[k : k + size]] for k in range(0, len(mine), size)]
+        keys = list(evaluation_keys(index, size, self.world.rank, self.world.size))
         images = Images(index, self.config, for_training=False, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
         # A run's worth of start-up and no gain where decoding is done already.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.read_ahead import Piece, in_store_order, runs
 from kfp_ddp.training.shards import Slices
 
@@ -69,7 +70,7 @@ class Windows:
 
     def _windows(self, steps: int) -> int:
         """In how many windows a lane is cut."""
-        return min(steps, -(-self.bytes // self.buffer))
+        return min(steps, -(-self.bytes // max(1, self.buffer)))
 
     def _drawn(self, shuffle: Generator) -> tuple[Tensor, list[int]]:
         """All images in the order of their pieces, drawn at random, and where pieces begin."""
@@ -79,6 +80,13 @@ class Windows:
         starts = lengths.cumsum(0) - lengths
         moved = (first[chosen] - starts).repeat_interleave(lengths)
         return self.stored[torch.arange(len(self.stored)) + moved], starts.tolist()
+
+
+def windows_of(slices: Slices | None, config: TrainConfig) -> Windows | None:
+    """The windows of a run on these images; None where they are files of their own."""
+    if slices is None:
+        return None
+    return Windows(slices, config.batch_size, int(config.shuffle_buffer_mb * 1e6))
 
 
 class Epoch(NamedTuple):

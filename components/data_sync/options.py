@@ -49,8 +49,8 @@ class Options:
     )
     pack: Literal["none", "tar"] = _option(
         "none",
-        "tar packs a version into archives of about 256 MB, members sorted by name, for readers "
-        "that stream. The training step reads image folders, not archives.",
+        "tar packs a version into archives of about 256 MB, members sorted by name, which training "
+        "reads in large pieces: for storage that is slow with small files.",
     )
     delete: bool = _option(True, "Whether what the source lost is lost in the target.")
     max_delete: float = _option(

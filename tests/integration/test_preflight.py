@@ -81,7 +81,6 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"sync": {"max_delete": 2.0}}, "max_delete=2.0 cannot be used: it should be less"),
         ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
         ({"sync": {"dry_run": True}}, "sync sets dry_run, which leaves nothing to train on"),
-        ({"sync": {"pack": "tar"}}, "sync sets pack to 'tar'; training reads files"),
         ({"sync": {"publish": "copy"}}, "publish='copy' is unknown: it is one of auto"),
         ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
         ({"backend": "slurm"}, "backend='slurm' is unknown: it is one of pytorchjob"),
