@@ -90,11 +90,11 @@ def start(config: TrainConfig) -> World:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = _device(config, local_rank, local_size)
+    device = _device(config, local_rank, local_size, size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         _flight_recorder(config)
-    else:
+    elif device.type == "cpu":
         keep_freed()
     if "RANK" not in os.environ or size == 1:
         return World(rank, size, local_rank, local_size, device)
@@ -128,9 +128,24 @@ def leave(world: World, in_order: bool) -> None:
         dist.destroy_process_group()
 
 
-def _device(config: TrainConfig, local_rank: int, local_size: int) -> torch.device:
-    there = torch.cuda.device_count() if config.device != "cpu" else 0
-    if config.device == "cpu" or (config.device == "auto" and there == 0):
+def _device(config: TrainConfig, local_rank: int, local_size: int, size: int) -> torch.device:
+    """The device of this rank.
+
+    Raises:
+        InputError: there are too few of the kind that was asked for.
+    """
+    wanted = config.device
+    there = torch.cuda.device_count() if wanted in ("auto", "cuda") else 0
+    apple = wanted in ("auto", "mps") and not there and torch.backends.mps.is_available()
+    if apple and size == 1:
+        return torch.device("mps")
+    if wanted == "mps":
+        raise InputError(
+            f"an Apple GPU trains with one rank, not {size}: start one, or set device=cpu"
+            if apple
+            else "device=mps was asked for but this machine has no Apple GPU: set device=cpu"
+        )
+    if wanted == "cpu" or (wanted == "auto" and there == 0):
         return torch.device("cpu")
     if there == 0:
         raise InputError(

@@ -38,7 +38,9 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
         InputError: a batch has one, such as an image that cannot be read.
     """
     if device.type != "cuda":
-        yield from _on_cpu(batches)
+        for ready in _on_cpu(batches):
+            images, targets = ready.images.to(device), ready.targets.to(device)
+            yield ready._replace(images=images, targets=targets)
         return
     side = _side_stream(device)
     scale, shift = (value.to(device).view(1, -1, 1, 1) for value in affine())

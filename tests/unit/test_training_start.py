@@ -13,9 +13,10 @@ import torch
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.failure import Failure, read, report, root_cause
-from kfp_ddp.training import checkpoint, distributed, model, optim, resume
+from kfp_ddp.training import checkpoint, distributed, model, optim
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.meter import peak_of
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
@@ -129,8 +130,8 @@ def test_an_elastic_run_deals_unequal_numbers(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no GPU"):
-        distributed._device(run(tmp_path, device="cuda"), 0, 1)
-    assert distributed._device(run(tmp_path), 0, 4).type == "cpu"
+        distributed._device(run(tmp_path, device="cuda"), 0, 1, 1)
+    assert distributed._device(run(tmp_path), 0, 4, 4).type == "cpu"
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_the_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
 
 def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
     network = model.build("cifar_resnet8", 3)
-    decayed, plain = optim.sgd(network, run(tmp_path)).param_groups
+    decayed, plain = optim.optimizer_of(network, run(tmp_path)).param_groups
     assert decayed["weight_decay"] > 0 == plain["weight_decay"]
     assert all(p.ndim > 1 for p in decayed["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(list(network.parameters()))
@@ -176,8 +177,8 @@ def test_normalising_bytes_is_what_torchvision_does() -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="/nowhere is not a complete checkpoint"):
-        resume.initialise(
+    with pytest.raises(InputError, match="/nowhere is not there: give init_from"):
+        initialise(
             model.build("cifar_resnet8", 2), run(tmp_path, init_from="/nowhere"), ("a", "b"), False
         )
     state = {"model": model.build("cifar_resnet14", 2).state_dict(), "ema": None}
@@ -186,7 +187,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         tmp_path / "c", 1, state, checkpoint.manifest_of(other, ("a", "b"), epoch=1, world_size=1)
     )
     with pytest.raises(InputError, match="holds a cifar_resnet14, not a cifar_resnet8"):
-        resume.initialise(
+        initialise(
             model.build("cifar_resnet8", 2), run(tmp_path, init_from=str(path)), ("a", "b"), False
         )
 

@@ -1,0 +1,93 @@
+"""An Apple GPU, which no machine of a test has: `Apple` stands in for its memory and its limits."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.overrides import TorchFunctionMode
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.training import distributed, rank
+from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.config import TrainConfig
+
+APPLE = torch.device("mps")
+
+
+class Apple(TorchFunctionMode):
+    """Lets the CPU compute what is meant for an Apple GPU, and refuses what that cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        if APPLE in [one for one in given if isinstance(one, torch.device)]:
+            self.moved += 1
+            doubles = [one for one in given if isinstance(one, torch.Tensor)]
+            if torch.float64 in [*given, *(one.dtype for one in doubles)]:
+                raise TypeError("the MPS framework doesn't support float64")
+            args = tuple(_cpu(one) for one in args)
+            kwargs = {name: _cpu(one) for name, one in (kwargs or {}).items()}
+        return function(*args, **(kwargs or {}))
+
+
+def _cpu(one: Any) -> Any:
+    return torch.device("cpu") if isinstance(one, torch.device) else one
+
+
+@pytest.fixture
+def apple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", functools.cache(lambda: True))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: None)
+
+
+def config(root: Path, **fields: Any) -> TrainConfig:
+    given: dict[str, Any] = {
+        "data": str(root / "data"),
+        "output_dir": str(root / "run"),
+        "model": "cifar_resnet8",
+        "image_size": 16,
+        "epochs": 2,
+        "batch_size": 8,
+        "workers": 0,
+    }
+    return TrainConfig.create(**{**given, **fields})
+
+
+@pytest.mark.parametrize("device", ["auto", "mps"])
+def test_one_rank_takes_the_apple_gpu(apple: None, tmp_path: Path, device: str) -> None:
+    assert distributed._device(config(tmp_path, device=device), 0, 1, 1) == APPLE
+
+
+def test_several_ranks_stay_on_the_cpu_unless_it_was_asked_for(apple: None, tmp_path: Path) -> None:
+    assert distributed._device(config(tmp_path), 0, 2, 2).type == "cpu"
+    with pytest.raises(InputError, match="an Apple GPU trains with one rank, not 2: start one"):
+        distributed._device(config(tmp_path, device="mps"), 0, 2, 2)
+
+
+def test_a_machine_without_one_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="this machine has no Apple GPU: set device=cpu"):
+        distributed._device(config(tmp_path, device="mps"), 0, 1, 1)
+
+
+def test_a_training_keeps_to_what_an_apple_gpu_has(apple: None, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for number, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for shade in range(8):
+                image = Image.new("RGB", (20, 16), (30 * shade, 100 * number, 0))
+                image.save(folder / f"{shade}.png")
+    with Apple() as gpu:
+        assert rank.run(config(tmp_path, device="mps", strategy="single", ema_decay=0.9))
+    assert gpu.moved > 8, "batches, network and sums went to the device"
+    _, info = load_model(next((tmp_path / "run" / "checkpoints").glob("step-*")))
+    assert info.classes == ("cat", "dog")
