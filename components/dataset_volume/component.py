@@ -16,6 +16,7 @@ def dataset_volume(
     source: str = "",
     run_id: str = "",
     options: dict = {},  # noqa: B006
+    sync: dict = {},  # noqa: B006
 ) -> NamedTuple("Volume", [("claim", str), ("path", str)]):
     """Make a synced version of a dataset ready to be mounted by any number of workers.
 
@@ -30,13 +31,15 @@ def dataset_volume(
         claim: Claim that data_sync wrote to.
         publish: in-place: workers mount the same claim read-only. clone or snapshot: a
             ReadOnlyMany claim copied by the storage. populator: GKE fills a claim from the
-            bucket. auto: the best of in-place, clone and snapshot that is known to work here.
-            none: change nothing.
+            bucket. each-node: every pod that reads the version brings it to a folder of its own.
+            auto: the best of in-place, clone and snapshot that is known to work here. none: change
+            nothing.
         source: Source of the data, as given to data_sync; kept as an annotation, and read by the
             populator.
         run_id: Id of the pipeline run, which holds a published claim for as long as it lives; empty
             for nobody.
         options: Further settings by name, such as {"keep_claims": 1}; all are in the README.
+        sync: The options that data_sync was given, for each-node.
     """
     inputs = dict(locals())
     from kfp_ddp.components.dataset_volume.engine import run

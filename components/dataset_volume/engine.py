@@ -10,6 +10,7 @@ from kfp_ddp.components.data_sync.versions import success
 from kfp_ddp.components.dataset_volume.cluster import Cluster, Refused, connect
 from kfp_ddp.components.dataset_volume.publish import collect, publish
 from kfp_ddp.components.dataset_volume.request import Options, Published, Request
+from kfp_ddp.components.shared.each_node import EachNode, options_on_nodes
 from kfp_ddp.components.shared.step import step
 
 
@@ -27,7 +28,7 @@ class Volume(NamedTuple):
 
 
 @step
-def run(*, report: Artifact, options: Mapping[str, Any], **inputs: str) -> Volume:
+def run(*, report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
     """Publish the version, collect old claims, and write the report.
 
     Args:
@@ -42,6 +43,8 @@ def run(*, report: Artifact, options: Mapping[str, Any], **inputs: str) -> Volum
     request = Request.create(**inputs, **given)
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
+    elif request.publish == "each-node":
+        done = on_each_node(request)
     elif (cluster := connect()) is None or _notebook(cluster, request):
         done = local(request)
     else:
@@ -75,6 +78,18 @@ def _notebook(cluster: Cluster, request: Request) -> bool:
         return cluster.claim(request.claim) is None
     except Refused:
         return True
+
+
+def on_each_node(request: Request) -> Published:
+    """No claim, but what each reader needs to bring the version to a folder of its own.
+
+    Raises:
+        InputError: an option of the sync that each of them would take otherwise.
+    """
+    options = options_on_nodes(request.sync)
+    wanted = EachNode(request.source, request.dataset, request.digest, options)
+    note = f"each pod that reads it brings version {request.digest[:12]} of {request.source} itself"
+    return Published(request.claim, wanted.address(), "each-node", [note])
 
 
 def local(request: Request) -> Published:

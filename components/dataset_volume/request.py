@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ DOMAIN = "kfp-ddp.dev"
 LEASE = f"{DOMAIN}/run-"
 """Begins the annotations of a published claim that name the runs which it was handed to."""
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
-Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "none"]
+Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "each-node", "none"]
 _DIGEST = "^[0-9a-f]{64}$"
 
 
@@ -49,6 +49,9 @@ class Request(Options):
     publish: Strategy = Field("in-place", description="How workers get the version.")
     source: str = Field("", description="Source of the data, as given to data_sync.")
     run_id: str = Field("", description="Id of the pipeline run.")
+    sync: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the sync, for each-node."
+    )
 
     @model_validator(mode="after")
     def _has_something_to_copy_from(self) -> Self:
@@ -83,6 +86,8 @@ def check_strategy(publish: str, source: str) -> None:
     Raises:
         InputError: naming what may be given.
     """
+    if publish == "each-node" and not source:
+        raise InputError("publish=each-node needs the source, which each node brings itself")
     if publish == "populator" and not source.startswith("gs://"):
         raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
 

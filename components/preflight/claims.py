@@ -16,13 +16,13 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
 
     Args:
         spec: The job, with claims of its own.
-        work: Claim of checkpoints.
-        data: Claim of the dataset's versions.
+        work: Claim of checkpoints; '' for none.
+        data: Claim of the dataset's versions; '' for none.
         publish: How workers get the data; a copy is mounted in place of `data`.
     """
     own = {*spec.claims.values(), *by_volume(spec.volumes).values()}
     found = {work, *(name.removesuffix(":ro") for name in own)}
-    return sorted(found | {data} if publish in ("in-place", "none") else found)
+    return sorted((found | {data} if publish in ("in-place", "none") else found) - {""})
 
 
 def check_modes(

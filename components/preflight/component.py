@@ -27,6 +27,8 @@ def preflight(
     destination: str = "",
     work_claim: str = "kfp-ddp-work",
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    work: str = "",
+    publish: str = "",
 ) -> NamedTuple(
     "Plan",
     [
@@ -82,6 +84,9 @@ def preflight(
             gs://bucket/prefix or a folder; empty for nowhere but the run's own folder.
         work_claim: Claim that holds checkpoints, evaluations and bundles.
         image: Image of the workers, where job names none.
+        work: Prefix of a bucket for the runs' folders, in place of work_claim; empty for that.
+        publish: How workers get the data in a pipeline that mounts no claim for it: each-node;
+            empty for one that does.
 
     Returns:
         The settings of training, job, sync and gate, the dataset's name, its claim and how it is

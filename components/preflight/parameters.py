@@ -4,6 +4,7 @@ A pipeline's form also has boxes for fields of `TrainConfig` and `LaunchSpec`: t
 under their own names, and a box that is left at "auto" or 0 was not filled in.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -48,6 +49,9 @@ class Parameters(Settings):
     """Name of the exported model."""
     work_claim: str = "kfp-ddp-work"
     """Claim that holds checkpoints, evaluations and bundles."""
+    work: str = ""
+    """Prefix of a bucket that holds checkpoints, evaluations and bundles, such as
+    gs://bucket/runs: no claim is needed for them."""
     bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
     service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need not be there, but the
@@ -72,7 +76,8 @@ class Dataset(Settings):
     """Claim that holds the versions of the dataset."""
     publish: Strategy = "in-place"
     """How workers get the data: in-place, from the claim itself; clone, snapshot or populator, from
-    a ReadOnlyMany copy; auto, the best that is known to work; none."""
+    a ReadOnlyMany copy; each-node, brought by each pod to a folder of its own; auto, the best that
+    is known to work; none."""
 
 
 LAUNCHER_ASKS = {"cpu": "500m", "memory": "1Gi"}
@@ -152,7 +157,7 @@ def choices(name: str) -> tuple[str, ...]:
 
 def described(function: F) -> F:
     """Give a pipeline the texts of its parameters, which KFP reads from the docstring."""
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    names = inspect.signature(function).parameters
     texts = "\n".join(f"    {name}: {description(name)}" for name in names)
     function.__doc__ = f"{function.__doc__}\n\nArgs:\n{texts}\n"
     return function

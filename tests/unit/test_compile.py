@@ -49,7 +49,7 @@ def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> Non
 
 
 def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
-    (path,) = compiled.write(tmp_path, "registry.example.com/team/")
+    path, *_ = compiled.write(tmp_path, "registry.example.com/team/")
     assert "ghcr.io" not in path.read_text()
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()
@@ -59,6 +59,27 @@ def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
     }
     workers = document["components"]["comp-preflight"]["inputDefinitions"]["parameters"]["image"]
     assert workers["defaultValue"] == f"registry.example.com/team/trainer:{__version__}"
+
+
+@pytest.mark.parametrize(
+    ("name", "claims"), [("train_resnet_bucket", ["/data"]), ("train_resnet_claimless", [])]
+)
+def test_with_runs_in_a_bucket_the_form_asks_for_it_and_no_step_mounts_a_claim_for_them(
+    committed: Path, name: str, claims: list[str]
+) -> None:
+    document, platform = yaml.safe_load_all((committed / f"{name}.yaml").read_text())
+    form = document["root"]["inputDefinitions"]["parameters"]
+    assert {name for name, box in form.items() if not box.get("isOptional")} == {"source", "work"}
+    assert len(form) <= 18
+    assert "work_claim" not in form
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    mounted = {m["mountPath"] for each in executors.values() for m in each.get("pvcMount", [])}
+    assert sorted(mounted) == claims
+    for step in ("evaluate", "export", "train"):
+        (scratch,) = executors[f"exec-{step}"]["emptyDirMounts"]
+        assert scratch["mountPath"] == "/scratch"
+    # The workers get what is set on the step that launches them.
+    assert executors["exec-train"]["secretAsVolume"] == executors["exec-evaluate"]["secretAsVolume"]
 
 
 def test_the_form_is_short_and_its_closed_choices_are_menus(committed: Path) -> None:

@@ -18,7 +18,7 @@ def step(folder: Path, **inputs: Any) -> Any:
 
 def test_the_step_takes_what_data_sync_gives_and_a_mapping() -> None:
     inputs = dataset_volume.component_spec.inputs
-    assert inputs.keys() == {*INPUTS, "publish", "source", "run_id", "options"}
+    assert inputs.keys() == {*INPUTS, "publish", "source", "run_id", "options", "sync"}
     assert {name for name, one in inputs.items() if not one.optional} == INPUTS.keys()
     assert all(field.description for field in Options.model_fields.values())
 

@@ -93,7 +93,7 @@ class Carried:
         for each in self._rounds:
             each.stop()
         where, deadline = open_destination(self.address), time.monotonic() + seconds
-        self._changes = Changes(self.path, _is_no_file_of_launcher)
+        self._changes = Changes(self.path, _is_of_ranks)
         while True:
             try:
                 self._put_checkpoints(where)
@@ -141,13 +141,13 @@ class Carried:
         files.fetch(where, (HEARTBEAT,), self.path)
 
 
-def _is_no_file_of_launcher(name: str) -> bool:
-    return not name.startswith("launcher.")
+def _is_of_ranks(name: str) -> bool:
+    return not name.startswith("launcher.") and name != _PLACES.process.name
 
 
 def _is_ours(name: str) -> bool:
     """What is put while the training runs: not the ranks' output, which the job's log has."""
-    return _is_no_file_of_launcher(name) and not name.startswith(f"{LOGS}/")
+    return _is_of_ranks(name) and not name.startswith(f"{LOGS}/")
 
 
 @contextlib.contextmanager

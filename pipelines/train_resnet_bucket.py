@@ -1,0 +1,15 @@
+"""The pipeline `train_resnet_bucket`: the runs' folders in a bucket, the dataset on a claim.
+
+The claim may be ReadWriteOnce with publish=clone or snapshot, as no two nodes mount it at once.
+"""
+
+from kfp import dsl
+
+from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.pipelines.train_resnet import Claims, in_a_bucket
+
+train_resnet_bucket = dsl.pipeline(
+    name="train-resnet-bucket",
+    display_name="Train a ResNet with PyTorch DDP, runs in a bucket",
+    description="Like train-resnet, with checkpoints in a bucket: a claim for the dataset alone.",
+)(described(in_a_bucket("train_resnet_bucket", Claims(work=False))))
