@@ -27,6 +27,8 @@ def job(
     command: list = [],  # noqa: B006
     args: list = [],  # noqa: B006
     script: str = "",
+    code: str = "",
+    entry: str = "",
     nodes: int = 1,
     gpus_per_node: int = 0,
     settings: dict = {},  # noqa: B006
@@ -46,9 +48,14 @@ def job(
         work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
         command: Command of each worker as a list of words, which no shell reads; empty for the
             image's own. In an MPIJob the launcher alone runs it.
-        args: Arguments that follow the command.
+        args: Arguments that follow the command, the script or the entry.
         script: Text of a Python file that the workers run instead of a command, plain or packed
             into one line.
+        code: Folder of code that each worker runs in, as as_folder packs it: in the value itself,
+            or the address of its archive on a claim of the workers or in a bucket; '' for the
+            image's own.
+        entry: File or module of that folder that the workers run, such as train.py or
+            package.train; '' for command or script.
         nodes: Number of worker pods. An MPIJob has its launcher besides.
         gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none.
         settings: Further settings of the job by name, such as {"shm_size": "16Gi"}; the README

@@ -4,12 +4,13 @@ from typing import Any
 
 from kfp_ddp.base.run_folder import open_run_dir, task_title
 from kfp_ddp.base.settings import check_given
+from kfp_ddp.components.job.bring import bring
 from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.launch.specification.script import unpacked
+from kfp_ddp.components.shared.launch.specification.script import unpacked, unpacked_words
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 from kfp_ddp.components.shared.step import step, write_job
 
@@ -36,6 +37,7 @@ def run(
     spec = specification(settings, task_config, **inputs)
     task = task_title(task_name, task_id)
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
+    spec = bring(spec, run_dir)
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
     ran = images.record(finished.pods, KINDS[spec.kind].containers)
     write_job(job_object, {**finished.job, "kfp_ddp": ran})
@@ -49,5 +51,6 @@ def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> 
         InputError: for what cannot be used, and for a setting that is an input of its own.
     """
     check_given("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
-    script = unpacked(inputs.pop("script", ""))
-    return LaunchSpec.create(**overlaid(task_config, {**inputs, "script": script, **settings}))
+    inputs["script"] = unpacked(inputs.get("script", ""))
+    inputs["args"] = unpacked_words(inputs.get("args", ()))
+    return LaunchSpec.create(**overlaid(task_config, {**inputs, **settings}))

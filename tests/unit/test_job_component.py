@@ -12,9 +12,10 @@ from kfp import dsl
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.job import engine
 from kfp_ddp.components.job.component import job
+from kfp_ddp.components.shared.launch.specification.code import as_data_url
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.launch.specification.script import packed
+from kfp_ddp.components.shared.launch.specification.script import WORD, packed, words
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()
@@ -29,12 +30,20 @@ EXAMPLES: dict[str, Any] = {
     "claims": {"/data": "images:ro"},
     "capabilities": ["IPC_LOCK"],
     "rdma_resource": "rdma/hca",
+    "code": as_data_url(b"archive"),
+    "entry": "train.py",
+    "packages_to_install": ["timm==1.0.0"],
+    "pip_index_urls": ["https://example.com/simple"],
 }
 # What a setting cannot be given without.
 WITH: dict[str, dict[str, Any]] = {
     "runtime": {"kind": "trainjob"},
     "queue": {"scheduler": "kueue"},
     "rdma_resource": {"nccl_infiniband": "on"},
+    "code": {"entry": "train.py"},
+    "entry": {"code": as_data_url(b"archive")},
+    "packages_to_install": {"command": ["a"]},
+    "pip_index_urls": {"packages_to_install": ["timm==1.0.0"], "command": ["a"]},
 }
 
 
@@ -95,6 +104,16 @@ def test_a_packed_script_is_unpacked(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("print('$$')\n")
     assert specification(script=packed(file)).script == "print('$$')\n"
+
+
+def test_a_word_that_would_change_on_the_way_is_unpacked() -> None:
+    hard = ["--a", "$(HOME) $$", "∑\n", "", "data:text/plain;base64,", WORD + "!"]
+    packed_words = words(hard)
+    assert packed_words[0] == "--a"
+    assert not set("".join(packed_words)) & set("$\n∑")
+    assert specification(script="x", args=packed_words).args == tuple(hard)
+    with pytest.raises(InputError, match="is not a packed word in UTF-8"):
+        specification(script="x", args=[WORD + "!"])
 
 
 def test_all_inputs_of_the_component_reach_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:

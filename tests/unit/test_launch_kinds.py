@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.manifests import pod
+from kfp_ddp.components.shared.launch.manifests import carried, pod
 from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -88,5 +88,8 @@ def test_a_script_is_started_as_its_kind_does(
     assert pod.command(spec, "map") == [*starts, "/etc/kfp-ddp/script.py"]
     without_map = pod.command(spec, "")
     assert without_map[: len(starts)] == starts
-    assert without_map[-2:] == ["-c", pod.RUN_FROM_ENV]
+    assert without_map[-2:] == [
+        "-c",
+        carried.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py"),
+    ]
     assert {each["name"] for each in pod.environment(spec, "map")} == {pod.NODE, *variables}

@@ -17,8 +17,8 @@ from kfp_ddp.components.shared.launch.identity import (
     metadata,
 )
 from kfp_ddp.components.shared.launch.job_state import suspended
+from kfp_ddp.components.shared.launch.manifests import carried
 from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.pod import SCRIPT_FILE
 from kfp_ddp.components.shared.launch.manifests.trainjob import Runtime
 from kfp_ddp.components.shared.launch.runtimes import find_runtime
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
@@ -30,8 +30,6 @@ PREEMPTED = "kfp-ddp/preempted"
 """The mark of a failed job that failed of its preemption alone, which counts as no attempt."""
 AVOIDS = "kfp-ddp/avoids"
 """The nodes that a job avoids, for those that are made after it."""
-# An environment variable may hold 128 KiB; a ConfigMap 1 MiB.
-ENV_SCRIPT_BYTES = 100_000
 DELETION_SECONDS = 300
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
@@ -141,8 +139,8 @@ class Jobs:
         return self.api.call("POST", path, body, {"fieldValidation": "Strict"})
 
     def _script_map(self) -> str:
-        """The ConfigMap with the script, made if need be; '' where we have no right to make one."""
-        if not self.spec.script:
+        """The ConfigMap of what travels, made if need be; '' where we have no right to make one."""
+        if not carried.files(self.spec):
             return ""
         path = core(self.api.namespace, "configmaps")
         body = script_map(self.spec, self.identity, self.owner)
@@ -155,21 +153,23 @@ class Jobs:
                 return name
             if error.status in PASSING:
                 raise
-            if len(self.spec.script.encode()) > ENV_SCRIPT_BYTES:
+            if not carried.fits_variables(self.spec):
                 raise InputError(
-                    f"the script has more than {ENV_SCRIPT_BYTES} bytes and no ConfigMap may be "
-                    f"made for it ({error.message}); apply deploy/rbac, or put it into the image"
+                    "the script, the code or the packages do not fit into a variable of 128 KiB, "
+                    f"and no ConfigMap may be made for them ({error.message}); apply deploy/rbac, "
+                    "or put them into the image"
                 ) from error
             return ""
         return name
 
     def _check_script(self, path: str, body: Object) -> None:
-        """Refuse a map of the script's name that does not hold this run's script."""
+        """Refuse a map of this name that does not hold what this run made."""
         meta = body["metadata"]
         found = self.api.call("GET", f"{path}/{meta['name']}")
         labels = found["metadata"].get("labels") or {}
         ours = labels.items() >= meta["labels"].items()
-        if not ours or found.get("data") != body["data"] or found.get("binaryData"):
+        same = all((found.get(name) or {}) == body.get(name, {}) for name in ("data", "binaryData"))
+        if not ours or not same:
             raise InputError(
                 f"ConfigMap {meta['name']} exists and does not hold this run's script; it is left "
                 "alone: delete it, or rename the task"
@@ -217,17 +217,16 @@ class Jobs:
 
 
 def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
-    """The ConfigMap by which a script reaches the pods of every attempt.
+    """The ConfigMap by which a script, code and packages reach the pods of every attempt.
 
-    It is immutable, and one from before the script was edited may be there: names tell them apart.
+    It is immutable, and one from before a script was edited may be there: names tell them apart.
     """
     name = f"{identity.name}-{identity.spec_digest[:8]}"
     meta: Object = {"name": name, "labels": identity.labels(0)}
     if owner is not None:
         meta["ownerReferences"] = [owner.reference()]
-    data = {SCRIPT_FILE: spec.script}
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
-    return {**kind, "metadata": meta, "data": data, "immutable": True}
+    return {**kind, "metadata": meta, **carried.map_data(spec), "immutable": True}
 
 
 def away_from(nodes: Iterable[str], affinity: Object) -> Object:

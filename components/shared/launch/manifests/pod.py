@@ -4,6 +4,8 @@ import hashlib
 from typing import Any
 
 from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.launch.manifests import carried
+from kfp_ddp.components.shared.launch.specification import code
 from kfp_ddp.components.shared.launch.specification.default_resources import (
     INIT_CONTAINER,
     default_resources,
@@ -16,10 +18,6 @@ SHM = "shm"
 NODE = "KFP_DDP_NODE"  # ranks tell it in their progress
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
 SCRIPT = "script"
-SCRIPT_DIR = "/etc/kfp-ddp"
-SCRIPT_FILE = "script.py"
-# A ConfigMap holds 1 MiB at most; an environment variable about 128 KiB.
-RUN_FROM_ENV = "import os, sys; exec(compile(os.environ['KFP_DDP_SCRIPT'], 'script.py', 'exec'))"
 # Taints and labels that providers put on their interruptible nodes, from their documentation.
 SPOT_NODES: dict[str, tuple[str, str]] = {
     "gke": ("cloud.google.com/gke-spot", "true"),
@@ -84,7 +82,7 @@ def template(
                             "image": spec.image,
                             "imagePullPolicy": spec.image_pull_policy,
                             "command": command(spec, script_map),
-                            "args": list(spec.args),
+                            "args": args(spec),
                             "env": environment(spec, script_map),
                             "envFrom": [
                                 {"secretRef": {"name": name}} for name in spec.env_from_secrets
@@ -103,16 +101,38 @@ def template(
 
 def command(spec: LaunchSpec, script_map: str) -> list[str]:
     """What the container runs, in exec form: no shell ever sees it."""
-    if not spec.script:
-        return list(spec.command)
-    file = f"{SCRIPT_DIR}/{SCRIPT_FILE}"
-    python = ["python3", file] if script_map else ["python3", "-c", RUN_FROM_ENV]
     starter = KINDS[spec.kind].script_starter
+    first: list[str] = []
+    if spec.prepares():
+        how = "together" if starter == "mpirun" else "alone"
+        first = [*carried.python(carried.START, script_map), how]
+    if not spec.script and not spec.entry:
+        return [*first, *spec.command]
+    if spec.script:
+        python = carried.python(carried.SCRIPT, script_map)
+    else:
+        python = ["python3", *(["-m"] if code.is_module(spec.entry) else [])]
+        python.append(_as_given(spec, spec.entry))
     if starter == "torchrun":
         torchrun = ["-c", TORCHRUN] if spec.elastic else ["-m", TORCHRUN_MODULE]
-        return ["python3", *torchrun, *([file] if script_map else ["--no-python", *python])]
+        what = ["--no-python", *python] if spec.script and not script_map else python[1:]
+        if spec.args[:1] == ("--",):
+            what.insert(what[0][0] == "-", "--")  # torchrun takes the first for its own
+        return [*first, "python3", *torchrun, *what]
     # Without a number of ranks, mpirun takes every slot of the operator's host file.
-    return [starter, *python] if starter else python
+    return [*([starter] if starter else []), *first, *python]
+
+
+def args(spec: LaunchSpec) -> list[str]:
+    """What follows the command; a script and an entry get it as it was given."""
+    own = bool(spec.script or spec.entry)
+    return [_as_given(spec, word) if own else word for word in spec.args]
+
+
+def _as_given(spec: LaunchSpec, word: str) -> str:
+    """A word that arrives as it is; torchrun takes each for a string.Template, too."""
+    torchrun = KINDS[spec.kind].script_starter == "torchrun"
+    return unexpanded(word.replace("$", "$$") if torchrun else word)
 
 
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
@@ -129,8 +149,7 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.elastic:
         # Or torchrun waits in vain for an address, where a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if spec.script and not script_map:
-        preset["KFP_DDP_SCRIPT"] = unexpanded(spec.script)
+    preset |= carried.variables(spec, script_map)
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values[NODE] = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values.update({item["name"]: item for item in spec.env_vars})
@@ -174,7 +193,7 @@ def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.shm_size:
         found.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
     if script_map:
-        found.append({"name": SCRIPT, "mountPath": SCRIPT_DIR, "readOnly": True})
+        found.append({"name": SCRIPT, "mountPath": carried.FOLDER, "readOnly": True})
     return found
 
 

@@ -63,7 +63,7 @@ def manifest(
                 "trainer": {
                     "image": spec.image,
                     "command": pod.command(spec, script_map) or None,
-                    "args": list(spec.args) or None,
+                    "args": pod.args(spec) or None,
                     "env": pod.environment(spec, script_map) or None,
                     "numNodes": spec.nodes,
                     "numProcPerNode": spec.processes(),

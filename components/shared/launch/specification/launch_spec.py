@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from kfp_ddp.base.settings import Settings
+from kfp_ddp.components.shared.launch.specification import packages
+from kfp_ddp.components.shared.launch.specification.code import CODE
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
 from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
 
@@ -21,6 +23,7 @@ NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
 CAPABILITY = r"^[A-Z][A-Z0-9_]*$"
 KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 RESOURCE = f"^$|{KEY}"
+ENTRY = r"^$|^[^/\s-]([^\s]*[^/\s])?$"
 
 IN_WORDS = {
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
@@ -33,6 +36,10 @@ IN_WORDS = {
     NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
     KEY: "the key of a label or resource, such as zone or example.com/zone",
     RESOURCE: "the name of a resource, such as rdma/hca",
+    CODE: "what as_folder makes, or /path/SHA256.tar.gz or gs://bucket/SHA256.tar.gz",
+    ENTRY: "a file of the folder such as train.py, or a module such as package.train",
+    packages.PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
+    packages.INDEX: "the address of a package index",
     CAPABILITY: "the name of a capability of Linux without CAP_, such as IPC_LOCK",
 }
 
@@ -44,6 +51,8 @@ LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
 Part = Literal["limits", "requests"]
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY, min_length=1)]
 Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
+Package = Annotated[str, StringConstraints(pattern=packages.PACKAGE)]
+Index = Annotated[str, StringConstraints(pattern=packages.INDEX)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 
 
@@ -51,7 +60,7 @@ class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
     patterns = IN_WORDS
-    secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars"})
+    secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars", "code", "pip_index_urls"})
 
     kind: KindName = "pytorchjob"
     """Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of Kubeflow
@@ -62,10 +71,21 @@ class LaunchSpec(Settings):
     """Command of each worker as a list of words, which no shell reads; empty for the image's own.
     In an MPIJob the launcher alone runs it."""
     args: tuple[str, ...] = ()
-    """Arguments that follow the command."""
+    """Arguments that follow the command, the script or the entry."""
     script: str = ""
     """Text of a Python file that the workers run instead of a command, plain or packed into one
     line."""
+    code: str = Field("", pattern=CODE)
+    """Folder of code that each worker runs in, as as_folder packs it: in the value itself, or the
+    address of its archive on a claim of the workers or in a bucket; '' for the image's own."""
+    entry: str = Field("", pattern=ENTRY)
+    """File or module of that folder that the workers run, such as train.py or package.train; '' for
+    command or script."""
+    packages_to_install: tuple[Package, ...] = ()
+    """Packages that each pod installs before it runs, in a folder of their own, of what the image
+    lacks: pins such as timm==1.0.0 or, where all have hashes, a lock."""
+    pip_index_urls: tuple[Index, ...] = ()
+    """Package indexes for them: the first instead of pip's own, the others besides."""
 
     nodes: int = Field(1, ge=1, le=4096)
     """Number of worker pods. An MPIJob has its launcher besides."""
@@ -203,8 +223,24 @@ class LaunchSpec(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if bool(self.command or self.args) and self.script:
-            raise ValueError("give command and args, or script, not both")
+        ways = [name for name in ("command", "script", "entry") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"give {' or '.join(ways)}, not both")
+        if self.entry and not self.code:
+            raise ValueError(f"entry={self.entry!r} without code: as_folder gives both")
+        if self.pip_index_urls and not self.packages_to_install:
+            raise ValueError("pip_index_urls without packages_to_install: nothing is installed")
+        if self.prepares() and not ways:
+            raise ValueError(
+                "code and packages_to_install need a command, a script or an entry: what the "
+                "image runs of itself would not find them"
+            )
+        if self.prepares() and self.command and self.kind == "mpijob":
+            raise ValueError(
+                "code and packages_to_install reach the ranks of an mpijob by a script or an "
+                "entry: its command runs in the launcher alone"
+            )
+        packages.check(self.packages_to_install)
         if self.elastic:
             low, high = self.node_range()
             if low > high:
@@ -239,6 +275,10 @@ class LaunchSpec(Settings):
                     refusal.format(setting=name, value=value, kind=self.kind, runtime=self.runtime)
                 )
         return self
+
+    def prepares(self) -> bool:
+        """Whether a worker has something to do before it runs."""
+        return bool(self.code or self.packages_to_install)
 
     def asked(self) -> dict[str, dict[str, str]]:
         """Limits and requests of each pod as they were set: cpu and memory before `resources`."""

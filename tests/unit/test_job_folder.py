@@ -1,0 +1,293 @@
+"""A folder of code as a job: packed the same each time, and the same in the worker, or refused."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.job import engine
+from kfp_ddp.components.job.authoring import as_folder, as_script
+from kfp_ddp.components.shared.launch.manifests.carried import PROGRAM
+from kfp_ddp.components.shared.launch.specification import code
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests import workers
+
+CASES = 25
+ODD = [
+    "a b",
+    "$HOME",
+    "$(PATH)",
+    "$$",
+    "'",
+    '"',
+    "∑",
+    "#",
+    "-x",
+    "é\u0301",
+    "\\",
+    "`id`",
+    "new\nline",
+]
+TELL = """
+import hashlib, json, os, sys
+found = {}
+for above, _, files in os.walk("."):
+    for name in files:
+        path = os.path.join(above, name)
+        digest = hashlib.sha256(open(path, "rb").read()).hexdigest()
+        found[os.path.relpath(path)] = [digest, os.access(path, os.X_OK)]
+import beside.deep as deep
+json.dump([sys.argv[1:], found, __name__, deep.X], sys.stdout)
+"""
+
+
+def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
+    given = {"image": "a:1", "kind": kind, **inputs}
+    return engine.specification({}, dsl.TaskConfig(), **given)
+
+
+def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[Any]]:
+    """Files by chance and the entry in a folder; each one's digest, and whether it may run."""
+    contents = {f"{name}/{name}": chance.randbytes(99) for name in chance.sample(ODD, 3)}
+    contents |= {
+        name: chance.randbytes(9) for name in chance.sample(ODD, 2) if name not in contents
+    }
+    contents = {name: text for name, text in contents.items() if f"{name}/{name}" not in contents}
+    mark = b"\xef\xbb\xbf" if chance.random() < 0.5 else b""
+    end = chance.choice((b"\n", b"\r\n"))
+    contents[entry] = mark + TELL.encode().replace(b"\n", end)
+    contents["beside/deep.py"] = b"X = '$$ $(PATH)'"
+    found = {}
+    for name, content in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(chance.choice((0o644, 0o755, 0o600)))
+        found[name] = [hashlib.sha256(content).hexdigest(), os.access(path, os.X_OK)]
+    return found
+
+
+def test_folders_made_by_chance_run_in_a_worker_as_they_were_packed(tmp_path: Path) -> None:
+    chance = random.Random(14)
+    for number in range(CASES):
+        folder = tmp_path / f"code-{number}"
+        entry, file = chance.choice(
+            [
+                ("train.py", "train.py"),
+                ("sub/$a.py", "sub/$a.py"),
+                ("pkg.train", "pkg/train.py"),
+                ("pkg", "pkg/__main__.py"),
+            ]
+        )
+        files = filled(folder, chance, file)
+        args = ["--lr", *chance.sample(ODD, 4), ""]
+        inputs = as_folder(folder, entry, args)
+        (folder / ".git").mkdir()
+        (folder / "__pycache__").mkdir()
+        (folder / ".git" / "secret").touch()
+        (folder / "__pycache__" / "x.pyc").touch()
+        assert as_folder(folder, entry, args) == inputs
+        done = workers.run(specification(inputs), tmp_path / str(number), number % 2 == 0)
+        assert done.returncode == 0, done.stderr.decode()
+        argv, found, name, deep = json.loads(done.stdout)
+        found = {name: told for name, told in found.items() if "__pycache__" not in name}
+        assert (argv, found, name, deep) == (args, files, "__main__", "$$ $(PATH)")
+
+
+def test_torchrun_runs_a_folder_in_its_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "help.py").write_text("SAY = 'said'")
+    (folder / "pkg" / "$train.py").write_text(
+        "import os, sys, help\nprint(help.SAY, os.environ['LOCAL_RANK'], sys.argv[1:], flush=True)"
+    )
+    hard = ["--", "--nnodes=7", "$(RANK)", "$$", "${local_rank}"]
+    spec = specification(as_folder(folder, "pkg/$train.py", hard), "pytorchjob")
+    done = workers.run(spec, tmp_path / "worker", PET_NPROC_PER_NODE="2", PET_STANDALONE="1")
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(done.stdout.decode().splitlines()) == [f"said {rank} {hard}" for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("kind", "by_map"), [("tfjob", True), ("pytorchjob", False)])
+def test_a_script_gets_its_arguments(tmp_path: Path, kind: str, by_map: bool) -> None:
+    file = tmp_path / "train.py"
+    file.write_bytes("\ufeffimport sys\r\nprint(ascii(sys.argv[1:]))\r\n".encode())
+    spec = specification(as_script(file, ["--", *ODD]), kind)
+    done = workers.run(spec, tmp_path / "worker", by_map, PET_STANDALONE="1")
+    assert done.stdout.decode().strip() == ascii(["--", *ODD]), done.stderr.decode()
+
+
+def folder_with(tmp_path: Path, *files: str) -> Path:
+    folder = tmp_path / "code"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        (
+            "trian.py",
+            "entry='trian.py' is not in the folder of code, which has pkg/train.py, train.py",
+        ),
+        ("pkg", "entry='pkg' is not in the folder"),
+        ("../train.py", "entry='../train.py' is not in the folder"),
+        ("/train.py", "entry='/train.py' is not in the folder"),
+    ],
+)
+def test_an_entry_that_is_not_there_is_one_line(tmp_path: Path, entry: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        as_folder(folder_with(tmp_path, "train.py", "pkg/train.py"), entry)
+
+
+def test_what_is_no_folder_of_code_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    file, linked = tmp_path / "file", tmp_path / "linked"
+    file.write_bytes(random.Random(1).randbytes(100_000))
+    (linked / "sub").mkdir(parents=True)
+    (linked / "sub" / "data").symlink_to(file)
+    (tmp_path / "name").mkdir()
+    (tmp_path / os.fsdecode(b"name/a\xff.py")).touch()
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "train.py")
+    (tmp_path / "large").mkdir()
+    file.rename(tmp_path / "large" / "train.py")
+    for name, says in {
+        "missing": "is no folder: give the one that holds the code",
+        "empty": "has no files to run",
+        "linked": "sub/data is a link or no plain file, which is not packed",
+        "name": "is no name in UTF-8: rename it",
+        "pipe": "train.py is a link or no plain file",
+        "large": r"is packed into 13\d,\d{3} bytes, and a pipeline carries 120,000: as_folder",
+    }.items():
+        with pytest.raises(InputError, match=says):
+            as_folder(tmp_path / name, "train.py")
+
+
+def archive(members: Iterable[tuple[str, bytes, bytes]]) -> bytes:
+    """A tar.gz of members: name, kind and content."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as opened:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc"
+            member.size = len(content) if kind == tarfile.REGTYPE else 0
+            opened.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+FILE = tarfile.REGTYPE
+GOOD = ("train.py", FILE, b"print('ran')")
+BAD = {
+    "absolute": archive([GOOD, ("/tmp/absolute.py", FILE, b"")]),
+    "above": archive([GOOD, ("../above.py", FILE, b"")]),
+    "inside": archive([GOOD, ("a/../../inside.py", FILE, b"")]),
+    "dot": archive([GOOD, ("./dot.py", FILE, b"")]),
+    "link": archive([GOOD, ("link", tarfile.SYMTYPE, b""), ("link/passwd", FILE, b"")]),
+    "hard link": archive([GOOD, ("link", tarfile.LNKTYPE, b"")]),
+    "folder": archive([GOOD, ("folder", tarfile.DIRTYPE, b"")]),
+    "device": archive([GOOD, ("device", tarfile.CHRTYPE, b"")]),
+    "twice": archive([GOOD, GOOD]),
+    "below a file": archive([GOOD, ("train.py/more.py", FILE, b"")]),
+    "on a folder": archive([("train.py/more.py", FILE, b""), GOOD]),
+    "cut": archive([GOOD, ("b", FILE, bytes(9999))])[:-40],
+    "no archive": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD))
+def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
+    tmp_path: Path, bad: str
+) -> None:
+    with pytest.raises(InputError, match=r"^the archive of code cannot be used: ") as error:
+        code.check(BAD[bad], "train.py")
+    assert "\n" not in str(error.value)
+    spec = specification({"code": code.as_data_url(BAD[bad]), "entry": "train.py"})
+    done = workers.run(spec, tmp_path / "worker")
+    (line,) = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert line.startswith("error: ")
+    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    inside = {name for name in made if name.startswith("worker/tmp/kfp-ddp-")}
+    assert {n for n in made - inside if "mounted/" not in n} == {
+        "worker",
+        "worker/tmp",
+        "worker/cwd",
+        "worker/mounted",
+    }
+
+
+def test_an_archive_of_more_than_workers_can_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(code, "MOST_UNPACKED", 1 << 20)
+    with pytest.raises(InputError, match="it unpacks to more than 1 MiB"):
+        code.check(archive([("train.py", FILE, bytes(1 << 21))]), "train.py")
+
+
+def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:
+    inputs = as_folder(folder_with(tmp_path, "train.py"), "train.py", upload=f"{tmp_path}/claim")
+    assert "claim/" in inputs["code"]
+    spec = specification(inputs)
+    assert workers.run(spec, tmp_path / "a").returncode == 0
+    Path(inputs["code"]).write_bytes(archive([GOOD]))
+    changed = workers.run(spec, tmp_path / "b")
+    found = code.digest_of(archive([GOOD]))[:12]
+    wanted = code.digest_in(inputs["code"])[:12]
+    said = f"error: the code has SHA-256 {found}..., not {wanted}... as was packed\n"
+    assert (changed.returncode, changed.stdout, changed.stderr.decode()) == (1, b"", said)
+    Path(inputs["code"]).unlink()
+    gone = workers.run(spec, tmp_path / "c").stderr.decode()
+    assert gone == f"error: cannot read {inputs['code']}: No such file or directory\n"
+
+
+def test_ranks_that_one_process_starts_share_one_folder(tmp_path: Path) -> None:
+    """As the ranks of an MPIJob do, where nothing of ours runs before them in a pod."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("import os\nprint(os.getcwd(), flush=True)")
+    packed = code.archive_of(tmp_path / "code")
+    env = {
+        "TMPDIR": str(tmp_path / "tmp"),
+        "KFP_DDP_CODE": code.as_data_url(packed).partition(",")[2],
+        "KFP_DDP_CODE_SHA256": code.digest_of(packed),
+    }
+    rank = [sys.executable, str(PROGRAM), "together", sys.executable, "train.py"]
+    starter = (
+        f"import subprocess\nranks = [subprocess.Popen({rank!r}) for _ in range(4)]\n"
+        "print([rank.wait() for rank in ranks])"
+    )
+    for _ in range(2):
+        started = [sys.executable, "-c", starter]
+        done = subprocess.run(started, env=env, capture_output=True, text=True, check=True)
+        *folders, codes = done.stdout.splitlines()
+        assert codes == "[0, 0, 0, 0]", done.stderr
+        assert len(set(folders)) == 1
+        assert Path(folders[0]).is_relative_to(tmp_path / "tmp")
+    (shared,) = (tmp_path / "tmp").iterdir()
+    assert len([path for path in shared.iterdir() if path.is_dir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "says"), [(["no-such"], "cannot start no-such: No such file or directory")]
+)
+def test_a_command_that_is_not_there_is_one_line(
+    tmp_path: Path, command: list[str], says: str
+) -> None:
+    inputs = as_folder(folder_with(tmp_path, "train.py"), "train.py")
+    spec = specification({"code": inputs["code"], "command": command})
+    done = workers.run(spec, tmp_path / "worker")
+    assert (done.returncode, done.stderr.decode()) == (1, f"error: {says}\n")

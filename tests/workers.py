@@ -1,0 +1,74 @@
+"""A worker of a job as a process of this machine: its files, its variables and its command.
+
+Kubernetes expands what stands in a pod, and its node lays the map's files where they are mounted.
+"""
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.components.shared.launch.identity import identify
+from kfp_ddp.components.shared.launch.jobs import script_map
+from kfp_ddp.components.shared.launch.manifests import carried, pod
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+
+
+def run(
+    spec: LaunchSpec, place: Path, by_map: bool = True, **more: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run what one worker of a job runs, with a new folder `place` as its file system."""
+    process = start(spec, place, by_map, **more)
+    out, error = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+
+
+def start(
+    spec: LaunchSpec, place: Path, by_map: bool = True, **more: str
+) -> "subprocess.Popen[bytes]":
+    """The same, not waited for."""
+    (place / "tmp").mkdir(parents=True)
+    (place / "cwd").mkdir()
+    mounted = place / "mounted"
+    mounted.mkdir()
+    name = ""
+    if by_map:
+        made = script_map(spec, identify("run", "train", "", spec), None)
+        name = made["metadata"]["name"]
+        for file, text in made.get("data", {}).items():
+            (mounted / file).write_bytes(text.encode())
+        for file, packed in made.get("binaryData", {}).items():
+            (mounted / file).write_bytes(base64.b64decode(packed))
+    variables = expanded_variables(pod.environment(spec, name))
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(place / "tmp"), "HOME": str(place)}
+    env |= {key: value.replace(carried.FOLDER, str(mounted)) for key, value in variables.items()}
+    words = [expanded(w, variables) for w in (*pod.command(spec, name), *pod.args(spec))]
+    command = [word.replace(carried.FOLDER, str(mounted)) for word in words]
+    command = [sys.executable if word == "python3" else word for word in command]
+    return subprocess.Popen(
+        command,
+        env={**env, **more},
+        cwd=place / "cwd",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def expanded_variables(env: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables of a container: each may name those before it."""
+    found: dict[str, str] = {}
+    for each in env:
+        found[each["name"]] = expanded(each.get("value", ""), found)
+    return found
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """A word as Kubernetes hands it to a container."""
+
+    def one(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^()]*)\)", one, text)
