@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.training import model, own_model, resume
+from kfp_ddp.training import model, own_model
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.transforms import size_of_epoch
 
 
@@ -17,7 +18,7 @@ def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
     """
     network = model.of(config, len(classes))
     if config.init_from:
-        resume.initialise(network, config, classes, say=False)
+        initialise(network, config, classes, say=False)
     training = {size_of_epoch(config, 0), size_of_epoch(config, config.epochs)}
     network.eval()
     for size in sorted({*training, config.image_size}):
@@ -32,7 +33,7 @@ def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) ->
     """What the network says of two blank images."""
     name = config.model
     try:
-        found = network(torch.zeros(2, 3, size, size))
+        found: Tensor = network(torch.zeros(2, 3, size, size))
     except Exception as error:
         if config.model_code:
             what = own_model.raised(name, error)

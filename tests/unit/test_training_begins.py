@@ -11,6 +11,7 @@ from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
+from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.manifest import DIGEST
 from kfp_ddp.training.model import build
 from kfp_ddp.training.strategies import Ddp, Fsdp
@@ -145,7 +146,7 @@ def test_weights_are_taken_over_but_for_the_classifier_of_other_classes(
     path = save(tmp_path / "from", 1, {"model": source.state_dict(), "ema": None})
     network = build("cifar_resnet8", len(classes))
     own = network.state_dict()["fc.weight"].clone()
-    resume.initialise(network, run(tmp_path, init_from=str(path)), classes, say)
+    initialise(network, run(tmp_path, init_from=str(path)), classes, say)
     theirs, mine = source.state_dict(), network.state_dict()
     for name, value in theirs.items():
         assert name.startswith("fc.") or torch.equal(value, mine[name])
@@ -163,4 +164,4 @@ def test_weights_of_a_network_with_other_filters_are_refused(tmp_path: Path) -> 
     path = save(tmp_path / "from", 1, state)
     blurred = run(tmp_path, init_from=str(path), blur_pool=True)
     with pytest.raises(InputError, match=r"^init_from=/.* holds a cifar_resnet8, not a"):
-        resume.initialise(build("cifar_resnet8", 2, blur_pool=True), blurred, CLASSES, say=False)
+        initialise(build("cifar_resnet8", 2, blur_pool=True), blurred, CLASSES, say=False)

@@ -1,0 +1,210 @@
+"""What a run may begin with, and what is refused in one line."""
+
+import hashlib
+import pickle
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torchvision.models import get_model_weights
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import weights
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.initial_weights import initialise
+from kfp_ddp.training.model import build, of
+
+CLASSES = ("a", "b")
+State = dict[str, Tensor]
+
+
+def run(init_from: str | Path, **fields: Any) -> TrainConfig:
+    more = {"model": "cifar_resnet8", "image_size": 32, **fields}
+    return TrainConfig.create(data="/d", output_dir="/o", init_from=str(init_from), **more)
+
+
+def taken(config: TrainConfig, classes: tuple[str, ...] = CLASSES) -> nn.Module:
+    torch.manual_seed(1)
+    network = of(config, len(classes))
+    initialise(network, config, classes, say=True)
+    return network
+
+
+def source(classes: int = 2, name: str = "cifar_resnet8") -> State:
+    torch.manual_seed(0)
+    return build(name, classes, image_size=32).state_dict()
+
+
+def agree(network: nn.Module, state: State, but: str = "-") -> None:
+    own = network.state_dict()
+    assert all(torch.equal(own[n], v) for n, v in state.items() if not n.startswith(but))
+
+
+def named(prefix: str, state: State) -> State:
+    return {prefix + name: value for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda state: state,
+        lambda state: named("module.", state),
+        lambda state: named("module._orig_mod.", state),
+        lambda state: {"state_dict": named("model.", state) | {"loss.weight": torch.ones(2)}},
+        lambda state: {"model": state, "optimizer": {"state": {}}, "epoch": 3},
+        lambda state: {
+            "model": named("module.", dict.fromkeys(state, torch.zeros(1))),
+            "model_ema": named("module.", state) | {"n_averaged": torch.tensor(7)},
+        },
+        lambda state: {n: v for n, v in state.items() if "num_batches" not in n},
+    ],
+)
+def test_a_file_of_another_project_is_taken_however_it_is_wrapped(
+    tmp_path: Path, wrapped: Callable[[State], Any]
+) -> None:
+    torch.save(wrapped(source()), tmp_path / "theirs.pth")
+    agree(taken(run(tmp_path / "theirs.pth")), source())
+
+
+def test_a_bundle_and_a_safetensors_file_are_taken(tmp_path: Path) -> None:
+    info = ModelInfo("cifar_resnet8", CLASSES, 32, (0.5,) * 3, (0.5,) * 3, 7, {})
+    network = build("cifar_resnet8", 2)
+    weights.write(network, info, tmp_path / "model.safetensors")
+    agree(taken(run(tmp_path)), network.state_dict())
+    save_file(named("module.", source()), tmp_path / "theirs.safetensors")
+    agree(taken(run(tmp_path / "theirs.safetensors")), source())
+    (tmp_path / "MANIFEST.sha256").write_text(f"{'0' * 64}  model.safetensors\n")
+    with pytest.raises(InputError, match=r"the bundle /.* is damaged: model\.safetensors is not"):
+        taken(run(tmp_path))
+
+
+@pytest.mark.parametrize("state", [source(5), {n: v for n, v in source().items() if "fc" not in n}])
+def test_a_head_of_another_class_count_or_none_is_replaced_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: State
+) -> None:
+    torch.save(state, tmp_path / "theirs.pth")
+    network = taken(run(tmp_path / "theirs.pth"))
+    agree(network, state, but="fc.")
+    assert network.get_parameter("fc.weight").shape == (2, 64)
+    assert capsys.readouterr().out == "init_from: a new classifier for 2 classes\n"
+
+
+def changed(state: State, name: str, value: Tensor | None) -> State:
+    rest = {n: v for n, v in state.items() if n != name}
+    return rest if value is None else {**rest, name: value}
+
+
+CONV = "features.0.weight"
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        (source(2, "resnet18"), r"does not fit cifar_resnet8: features\.0\.weight is missing; set"),
+        (changed(source(), CONV, None), r"features\.0\.weight is missing; set model"),
+        (changed(source(), CONV, torch.ones(1)), r"0\.weight has the shape \[1\], not \[16, 3,"),
+        (source() | {"features.9.x": torch.ones(1)}, r"features\.9\.x has no place in it; set"),
+        (changed(source(), CONV, torch.full((16, 3, 3, 3), torch.nan)), "0.weight that is NaN or"),
+        ({}, r"holds no weights that can be read \(it names no tensors\)"),
+        ({"epoch": 3, "model": {"lr": 0.1}}, r"it names no tensors"),
+        ([1, 2], r"it names no tensors"),
+        (
+            {"args": Namespace(), "model": source()},
+            r"weights \(argparse\.Namespace\), and no",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, state: Any, line: str) -> None:
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match=line) as caught:
+        taken(run(tmp_path / "theirs.pth"))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+class Hostile:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) -> None:
+    touched, file = tmp_path / "touched", tmp_path / "theirs.pth"
+    if plain:
+        file.write_bytes(pickle.dumps({"state_dict": Hostile(touched)}))
+    else:
+        torch.save({"state_dict": Hostile(touched)}, file)
+    with pytest.raises(InputError, match=r"/theirs\.pth holds ") as caught:
+        taken(run(file))
+    assert "\n" not in str(caught.value)
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.pth", b"", "a.pth holds no weights that can be read"),
+        ("a.pth", b"PK\x03\x04 and no more", "a.pth holds no weights that can be read"),
+        ("a.safetensors", b"\x00" * 9, "a.safetensors holds no weights that can be read"),
+        ("a/b", b"", "/a is no checkpoint and no bundle: give init_from"),
+        ("b", b"", "/a is not there: give init_from"),
+    ],
+)
+def test_what_holds_no_weights_is_one_line(
+    tmp_path: Path, name: str, content: bytes, line: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path / ("a" if name in ("a/b", "b") else name)
+    with pytest.raises(InputError, match=line) as caught:
+        taken(run(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_torchvision_are_taken_where_they_are_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    fields = {"model": "squeezenet1_1", "image_size": 64}
+    name = "torchvision:DEFAULT"
+    with pytest.raises(InputError, match=r"not at hand, and training downloads nothing: put http"):
+        taken(run(name, **fields))
+    url = get_model_weights("squeezenet1_1")["DEFAULT"].url
+    path = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
+    path.parent.mkdir(parents=True)
+    state = source(1000, "squeezenet1_1")
+    torch.save(state, path)
+    with pytest.raises(InputError, match="is not what its name tells: remove it and fetch http"):
+        taken(run(name, **fields))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    monkeypatch.setattr(  # the published file itself is not ours to carry
+        type(get_model_weights("squeezenet1_1")["DEFAULT"]), "url", f"https://x/s-{digest}.pth"
+    )
+    path.rename(path.with_name(f"s-{digest}.pth"))
+    agree(taken(run(name, **fields)), state, but="classifier.1.")
+    with pytest.raises(InputError, match="has no weights 'V9' of squeezenet1_1: it has"):
+        taken(run("torchvision:V9", **fields))
+    with pytest.raises(InputError, match="torchvision has no weights for cifar_resnet8"):
+        taken(run(name))
+
+
+def test_an_address_is_the_steps_to_fetch() -> None:
+    with pytest.raises(InputError, match=r"^init_from=gs://b/x is an address, which the train"):
+        taken(run("gs://b/x"))
+
+
+def test_positions_of_a_vision_transformer_follow_the_size() -> None:
+    from kfp_ddp.training.initial_weights import _resized_positions
+
+    positions = {"encoder.pos_embedding": torch.zeros(1, 1 + 2 * 2, 8)}
+    config = run("/w", model="vit_b_32", image_size=128)
+    assert _resized_positions(positions, config)["encoder.pos_embedding"].shape == (1, 17, 8)
