@@ -1,0 +1,134 @@
+"""The pipeline where no storage is shared: runs in a bucket, data on each node or on a clone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import until
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
+from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
+
+RUNS = "runs"
+LABEL = {
+    "pytorchjob": "training.kubeflow.org/job-name",
+    "trainjob": "jobset.sigs.k8s.io/jobset-name",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(bucket_url: str) -> None:
+    """The bucket that keeps what runs write."""
+    bucket.make(bucket_url, RUNS)
+
+
+def compiled(name: str) -> Path:
+    return COMPILED.with_name(f"{name}.yaml")
+
+
+def claims(pod: Any) -> set[str]:
+    """What a pod mounts, but for what stands for the store of artifacts."""
+    found = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return {each.claim_name for each in found if each} - {ARTIFACTS}
+
+
+def pods(scene: Scene, run: Run) -> list[Any]:
+    """Those of the steps and of the job."""
+    found = scene.grounds.core.list_namespaced_pod(scene.grounds.namespace).items
+    ours = [pod for pod in found if (pod.metadata.labels or {}).get("pipeline/runid") == run.id]
+    return [*ours, *workers(scene, run)]
+
+
+def workers(scene: Scene, run: Run) -> list[Any]:
+    listed = scene.grounds.core.list_namespaced_pod
+    found = [
+        pod
+        for label in LABEL.values()
+        for pod in listed(scene.grounds.namespace, label_selector=label).items
+    ]
+    return [pod for pod in found if pod.metadata.labels.get("kfp-ddp/run-id") == run.id]
+
+
+def in_bucket(url: str, run: Run) -> set[str]:
+    """What the run's task wrote, by its name in the task's folder."""
+    found = (name.split("/", 3) for name in bucket.names(url, RUNS))
+    return {parts[3] for parts in found if parts[1] == run.id and len(parts) > 3}
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str) -> None:
+    run = scene.run(
+        compiled("train_resnet_claimless"),
+        **TRAINING | {"destination": f"gs://{bucket.MODELS}/claimless-{backend}"},
+        work=f"gs://{RUNS}/prefix",
+        backend=backend,
+        nodes=2,
+        job={**WORKERS, "nproc_per_node": 1},
+    ).play()
+
+    assert run.succeeded, run.explain()
+    assert len(workers(scene, run)) == 2
+    assert set().union(*map(claims, pods(scene, run))) == set()
+    log = run.steps["train"].log
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on" in log, log
+    written = in_bucket(bucket_url, run)
+    assert {"metrics.jsonl", "evaluation/evaluation.json", "bundle/_SUCCESS"} <= written
+    steps = {name.split("/")[1] for name in written if name.startswith("checkpoints/")}
+    assert len(steps) == 2  # keep_checkpoints
+    models = bucket.names(bucket_url, bucket.MODELS)
+    assert any(name.startswith(f"claimless-{backend}/digits/") for name in models)
+
+
+def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_next_goes_on_there(
+    scene: Scene, bucket_url: str
+) -> None:
+    run = scene.run(
+        compiled("train_resnet_claimless"),
+        **TRAINING | {"epochs": 60, "training": {**LOOP, "checkpoint_epochs": 2}},
+        work=f"gs://{RUNS}/prefix",
+        nodes=2,
+        job={**WORKERS, "nproc_per_node": 1},
+    ).start()
+    manifests = "checkpoints/step-"
+    until(
+        lambda: any(n.startswith(manifests) for n in in_bucket(bucket_url, run)),
+        "a checkpoint",
+        300,
+    )
+    master = next(pod for pod in workers(scene, run) if "master" in pod.metadata.name)
+    scene.grounds.core.delete_namespaced_pod(master.metadata.name, scene.grounds.namespace)
+    run.wait()
+
+    assert run.succeeded, run.explain()
+    log = run.steps["train"].log
+    assert "is where the training goes on" in log, log
+    assert "resumed from" in log, log
+    assert "retries left" in log, log
+
+
+def test_the_data_on_a_claim_of_one_node_and_its_clone(scene: Scene, bucket_url: str) -> None:
+    space = scene.grounds.namespace
+    body = {
+        "metadata": {"name": "one-node"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    scene.grounds.core.create_namespaced_persistent_volume_claim(space, body)
+    run = scene.run(
+        compiled("train_resnet_bucket"),
+        **TRAINING | {"sync": {"dataset": "rwo", "claim": "one-node", "publish": "clone"}},
+        work=f"gs://{RUNS}/prefix",
+        job={**WORKERS, "nproc_per_node": 1},
+    ).play()
+
+    assert run.succeeded, run.explain()
+    published = run.steps["dataset-volume"].outputs["claim"]
+    assert set().union(*map(claims, pods(scene, run))) == {"one-node", published}
+    (worker,) = workers(scene, run)
+    assert claims(worker) == {published}
+    assert "bundle/_SUCCESS" in in_bucket(bucket_url, run)

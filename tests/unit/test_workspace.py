@@ -1,0 +1,291 @@
+"""A run's folder at an address: what counts, what is kept, what a step brings and puts."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base import folders
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.base.lease import LASTING_SECONDS
+from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
+from kfp_ddp.components.shared.workspace import checkpoints, leases, opened
+from kfp_ddp.components.shared.workspace.carried import Carried
+from kfp_ddp.components.shared.workspace.follow import Followed
+from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
+
+KEEP = 2
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/bucket/run-1/train"
+
+
+@pytest.fixture
+def there(address: str) -> Path:
+    """What lies at the address, as a folder."""
+    return Path(address.removeprefix("file://"))
+
+
+@pytest.fixture
+def where(address: str) -> Destination:
+    return open_destination(address)
+
+
+def save(run_dir: Path, step: int, content: str = "") -> Path:
+    """A whole checkpoint of a step, in place at once as a training saves it."""
+    place = step_dir(run_dir / "checkpoints", step)
+    folder = place.with_suffix(".tmp")
+    folder.mkdir(parents=True)
+    (folder / STATE).write_text(content or f"state {step}")
+    about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
+    fields = {"step": step, "files": {STATE: about}}
+    (folder / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest_of(fields)}))
+    return folder.rename(place)
+
+
+def put(where: Destination, run_dir: Path, *steps: int) -> None:
+    for step in steps:
+        folder = save(run_dir, step)
+        assert checkpoints.upload(where, f"checkpoints/{folder.name}", folder)
+
+
+def names(there: Path) -> list[str]:
+    found = (path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file())
+    return sorted(found)
+
+
+def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(
+    where: Destination, there: Path, tmp_path: Path
+) -> None:
+    put(where, tmp_path / "a", 9, 10, 20)
+    (there / "checkpoints/step-00000030").mkdir()
+    (there / "checkpoints/step-00000030" / STATE).write_text("torn: its manifest never came")
+    assert checkpoints.fetch_newest(where, "checkpoints", tmp_path / "b") == (
+        "checkpoints/step-00000020"
+    )
+    brought = tmp_path / "b/checkpoints/step-00000020"
+    assert (brought / STATE).read_text() == "state 20"
+    assert [path.name for path in brought.parent.iterdir()] == [brought.name]
+
+
+@pytest.mark.parametrize("damaged", [STATE, MANIFEST])
+def test_one_that_does_not_verify_is_passed_over_and_can_be_made_again(
+    where: Destination, there: Path, tmp_path: Path, damaged: str
+) -> None:
+    put(where, tmp_path / "a", 10, 20)
+    file = there / "checkpoints/step-00000020" / damaged
+    file.write_bytes(file.read_bytes().replace(b"2", b"3"))
+    assert checkpoints.fetch_newest(where, "checkpoints", tmp_path / "b").endswith("10")
+    folder = step_dir(tmp_path / "a/checkpoints", 20)
+    assert checkpoints.upload(where, f"checkpoints/{folder.name}", folder)
+    assert checkpoints.fetch_newest(where, "checkpoints", tmp_path / "c").endswith("20")
+
+
+def test_where_none_verifies_nothing_is_begun_anew(
+    where: Destination, there: Path, tmp_path: Path
+) -> None:
+    put(where, tmp_path / "a", 10)
+    (there / "checkpoints/step-00000010" / STATE).write_text("else")
+    with pytest.raises(StorageError, match=r"none of the 1 checkpoints in .* verifies"):
+        checkpoints.fetch_newest(where, "checkpoints", tmp_path / "b")
+    assert (there / "checkpoints/step-00000010" / MANIFEST).exists()
+
+
+def test_an_upload_that_is_cut_off_leaves_what_counted_before(
+    where: Destination, there: Path, tmp_path: Path
+) -> None:
+    put(where, tmp_path / "a", 10, 20)
+    again = save(tmp_path / "again", 20, content="the same step, made again")
+    (again / STATE).rename(again / "aside")
+    (again / STATE).mkdir()  # which no destination takes
+    with pytest.raises((StorageError, InputError, OSError)):
+        checkpoints.upload(where, "checkpoints/step-00000020", again)
+    assert checkpoints.fetch_newest(where, "checkpoints", tmp_path / "b").endswith("10")
+    (again / STATE).rmdir()
+    (again / "aside").rename(again / STATE)
+    assert checkpoints.upload(where, "checkpoints/step-00000020", again)
+    assert not checkpoints.upload(where, "checkpoints/step-00000020", again)
+
+
+def test_the_newest_few_are_kept_and_what_is_torn_goes(
+    where: Destination, there: Path, tmp_path: Path
+) -> None:
+    put(where, tmp_path / "a", 9, 10, 100, 20)
+    (there / "checkpoints/step-00000015").mkdir()
+    (there / "checkpoints/step-00000015" / STATE).write_text("torn")
+    (there / "checkpoints/notes.txt").write_text("somebody's own")
+    checkpoints.prune(where, "checkpoints", KEEP)
+    assert {name.partition("/")[0] for name in names(there / "checkpoints")} == {
+        *("step-00000020", "step-00000100", "notes.txt")
+    }
+
+
+def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -> None:
+    with Carried(address, KEEP, every=60.0) as first:
+        assert not first.resumed
+        (first.path / "metrics.jsonl").write_text("1\n")
+        for step in (10, 20, 30):
+            save(first.path, step)
+        (first.path / "launcher.heartbeat").touch()
+        (first.path / "logs").mkdir()
+        (first.path / "logs/failure.json").write_text("{}")
+        first.finish()
+    assert names(there) == [
+        *("checkpoints/step-00000030/manifest.json", "checkpoints/step-00000030/state.pt"),
+        *("logs/failure.json", "metrics.jsonl"),
+    ]
+    (first.path / "metrics.jsonl").write_text("what a pod left that ended between two turns\n")
+    save(first.path, 40)
+    with Carried(address, KEEP, every=60.0) as second:
+        assert second.resumed == "checkpoints/step-00000030"
+        assert (second.path / "metrics.jsonl").read_text() == "1\n"
+        assert [p.name for p in (second.path / "checkpoints").iterdir()] == ["step-00000030"]
+        save(second.path, 40)
+        second.finish()
+    assert len(names(there / "checkpoints")) == 2 * KEEP
+
+
+def test_a_checkpoint_is_on_its_way_before_the_training_ends(address: str, there: Path) -> None:
+    with Carried(address, KEEP, every=0.1) as carried:
+        save(carried.path, 10)
+        wait_for(there / "checkpoints/step-00000010" / MANIFEST)
+
+
+def test_the_step_sees_what_the_ranks_tell_and_the_ranks_that_it_lives(
+    address: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-step")
+    step = Followed(address, every=0.1)
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-ranks")
+    with step, Carried(address, KEEP, every=0.1) as ranks:
+        (ranks.path / "metrics.jsonl").write_text("1\n")
+        (ranks.path / "ranks").mkdir()
+        (ranks.path / "ranks/0.json").write_text('{"step": 1}')
+        save(ranks.path, 10)
+        wait_for(step.path / "metrics.jsonl", step.path / "ranks/0.json")
+        wait_for(step.path / "checkpoints/step-00000010" / MANIFEST)
+        assert not (step.path / "checkpoints/step-00000010" / STATE).exists()
+        (ranks.path / "metrics.jsonl").write_text("1\n2\n")
+        until(lambda: (step.path / "metrics.jsonl").read_text() == "1\n2\n")
+        (step.path / "launcher.heartbeat").write_text("42")
+        until(lambda: (ranks.path / "launcher.heartbeat").read_text() == "42")
+
+
+def test_a_bucket_that_is_away_for_a_while_costs_nothing_but_the_wait(
+    address: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Carried(address, KEEP, every=0.1) as carried:
+        save(carried.path, 10)
+        wait_for(there / "checkpoints/step-00000010" / MANIFEST)
+        aside = there.rename(there.with_name("away"))
+        there.write_text("no folder any more")
+        save(carried.path, 20)
+        until(lambda: "; trying again" in capsys.readouterr().out)
+        there.unlink()
+        aside.rename(there)
+        wait_for(there / "checkpoints/step-00000020" / MANIFEST)
+
+
+def test_a_bucket_that_stays_away_fails_the_training_in_one_line(address: str, there: Path) -> None:
+    with Carried(address, KEEP, every=60.0) as carried:
+        there.parent.mkdir(parents=True)
+        there.write_text("no folder")
+        save(carried.path, 10)
+        with pytest.raises(StorageError, match=r"wrote last cannot be put: .*cannot be") as raised:
+            carried.finish(seconds=0)
+    assert raised.value.retryable
+
+
+def test_a_step_brings_what_it_reads_and_puts_what_it_writes(
+    address: str, where: Destination, there: Path, tmp_path: Path
+) -> None:
+    put(where, tmp_path / "a", 10, 20)
+    (there / "metrics.jsonl").write_text("1\n")
+    (there / "evaluation").mkdir()
+    (there / "evaluation/evaluation.json").write_text("{}")
+    (there / "evaluation/predictions.csv").write_text("a")
+    before = {name: (there / name).stat().st_mtime_ns for name in names(there)}
+    with opened(f"{address}/", "export") as task:
+        assert (task.path / "metrics.jsonl").read_text() == "1\n"
+        checkpoint = task.here(f"{address}/checkpoints/step-00000010")
+        assert sorted(path.name for path in checkpoint.iterdir()) == [MANIFEST, STATE]
+        evaluation = task.file(f"{address}/evaluation/evaluation.json")
+        assert evaluation.with_name("predictions.csv").read_text() == "a"
+        (task.path / "bundle").mkdir()
+        (task.path / "bundle/model.onnx").write_text("weights")
+        (task.path / "bundle/_SUCCESS").write_text("digest")
+        assert task.there(task.path / "bundle") == f"{address}/bundle"
+    assert set(names(there)) - before.keys() == {"bundle/model.onnx", "bundle/_SUCCESS"}
+    assert {name: (there / name).stat().st_mtime_ns for name in before} == before
+    assert not task.path.exists()
+
+
+def test_what_a_step_wrote_before_it_failed_does_not_count(address: str, there: Path) -> None:
+    def fail() -> None:
+        with opened(address, "evaluate") as task:
+            (task.path / "evaluation.json").write_text("{}")
+            raise InputError("of itself")
+
+    with pytest.raises(InputError, match="of itself"):
+        fail()
+    assert names(there) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("file:///elsewhere/run-1/train/checkpoints/step-00000010", "is not of the run"),
+        ("{address}/checkpoints/step-00000010", "is no whole checkpoint"),
+    ],
+)
+def test_a_step_takes_no_checkpoint_of_another_run_or_half_of_one(
+    address: str, there: Path, place: str, line: str
+) -> None:
+    (there / "checkpoints/step-00000010").mkdir(parents=True)
+    (there / "checkpoints/step-00000010" / STATE).write_text("torn")
+    with pytest.raises(InputError, match=line), opened(address, "evaluate") as task:
+        task.here(place.format(address=address))
+
+
+def test_a_path_stays_a_path(tmp_path: Path) -> None:
+    with opened(str(tmp_path), "evaluate") as task:
+        assert task.path == tmp_path
+        assert task.here(f"{tmp_path}/checkpoints") == tmp_path / "checkpoints"
+        assert task.there(tmp_path / "bundle") == f"{tmp_path}/bundle"
+
+
+def test_who_uses_a_run_is_told_by_names_alone(
+    address: str, where: Destination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed() -> list[str]:
+        return [name for name, _ in where.list("")]
+
+    leases.begin(where)
+    assert leases.begun_at(listed()) == pytest.approx(time.time(), abs=60)
+    with leases.holding(address, "evaluate"):
+        assert leases.held(listed(), lambda run: False)
+    assert not leases.held(listed(), lambda run: True)
+    old = [f".leases/run.7.ab.{time.time() - LASTING_SECONDS - 9:.0f}"]
+    assert not leases.held(old, lambda run: False)
+    assert leases.held(old, lambda run: run == "run.7")
+
+
+def wait_for(*paths: Path) -> None:
+    until(lambda: all(path.exists() for path in paths))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
