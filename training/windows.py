@@ -10,11 +10,12 @@ import torch
 from torch import Generator, Tensor
 
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.read_ahead import Piece, in_store_order, runs
+from kfp_ddp.training.read_ahead import PIECE, Piece, in_store_order, runs
 from kfp_ddp.training.shards import Slices
 
-LANES = 64
-"""Parts of a global batch, each with images, and so with bytes to read, of its own."""
+MOST_LANES = 64
+_PIECES = 8
+"""How many pieces at least are in a window of a lane."""
 _START = 16
 """Micro-batches of a rank over which the reading of the first windows is spread."""
 
@@ -46,7 +47,7 @@ class Windows:
         stored = in_store_order(slices)
         self.stored = torch.tensor(stored)
         self.lengths = torch.tensor([len(run) for run in runs(slices, stored)])
-        self.batch, self.buffer, self.bytes = batch, buffer, sum(slices.sizes)
+        self.batch, self.buffer, self.bytes = batch, max(1, buffer), sum(slices.sizes)
 
     def epoch(self, shuffle: Generator) -> "Epoch":
         """The order of an epoch."""
@@ -59,18 +60,24 @@ class Windows:
             return Epoch(order.view(steps, batch), [lane], self.stored, starts)
         drawn, starts = self._drawn(shuffle)
         order = torch.empty(steps, batch, dtype=torch.int64)
-        lanes = [_lane(low, high, steps, self._windows(steps)) for low, high in _columns(batch)]
-        for low, high, windows in lanes:
+        windows = min(steps, -(-self.bytes // self.buffer))
+        lanes = [_lane(low, high, steps, windows) for low, high in self._columns()]
+        for low, high, edges in lanes:
             shuffled = [
                 drawn[a:b][torch.randperm(b - a, generator=shuffle)]
-                for a, b in itertools.pairwise(windows)
+                for a, b in itertools.pairwise(edges)
             ]
             order[:, low:high] = torch.cat(shuffled).view(steps, high - low)
         return Epoch(order, lanes, drawn, starts)
 
-    def _windows(self, steps: int) -> int:
-        """In how many windows a lane is cut."""
-        return min(steps, -(-self.bytes // max(1, self.buffer)))
+    def _columns(self) -> list[tuple[int, int]]:
+        """The columns of each lane: as many lanes as have windows of several pieces."""
+        lanes = 1
+        while lanes < MOST_LANES and 2 * lanes * _PIECES * PIECE <= self.buffer:
+            lanes *= 2
+        lanes = min(lanes, self.batch)
+        edges = [number * self.batch // lanes for number in range(lanes + 1)]
+        return list(itertools.pairwise(edges))
 
     def _drawn(self, shuffle: Generator) -> tuple[Tensor, list[int]]:
         """All images in the order of their pieces, drawn at random, and where pieces begin."""
@@ -86,7 +93,7 @@ def windows_of(slices: Slices | None, config: TrainConfig) -> Windows | None:
     """The windows of a run on these images; None where they are files of their own."""
     if slices is None:
         return None
-    return Windows(slices, config.batch_size, int(config.shuffle_buffer_mb * 1e6))
+    return Windows(slices, config.batch_size, int(config.shuffle_buffer_mb * (1 << 20)))
 
 
 class Epoch(NamedTuple):
@@ -130,12 +137,6 @@ class Epoch(NamedTuple):
             for a, b in itertools.pairwise([start, *self.starts[slice(*within)], end]):
                 step = max(first_step, (a - lane.windows[1]) // width - 1)
                 yield step, (int(self.drawn[a]), int(self.drawn[b - 1]))
-
-
-def _columns(batch: int) -> list[tuple[int, int]]:
-    lanes = min(LANES, batch)
-    edges = [number * batch // lanes for number in range(lanes + 1)]
-    return list(itertools.pairwise(edges))
 
 
 def _lane(low: int, high: int, steps: int, windows: int) -> Lane:
