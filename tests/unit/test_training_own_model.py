@@ -69,7 +69,8 @@ def test_a_run_with_dropout_resumes_to_the_bit_and_on_two_ranks_up_to_float_orde
     assert len(whole) == 9
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
-        torch.testing.assert_close(value, two[name], msg=name)
+        if "num_batches" not in name:  # counts those of rank 0
+            torch.testing.assert_close(value, two[name], msg=name)
 
 
 def test_a_run_goes_on_with_the_same_file_only(data: Path, tmp_path: Path) -> None:
