@@ -83,6 +83,7 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
             dataset=plan["dataset"],
             options=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            layout=plan["layout"],
         )
         _bucket(mounted(synced, plan["data_claim"], runs=False), secret)
         pods.kept(pods.working(synced, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))

@@ -7,6 +7,7 @@ from kfp_ddp.components.data_sync.meter import Meter
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Source
+from kfp_ddp.training.layout import Rule
 
 Watch = Callable[[str, Meter | None, int, int], None]
 """Called as (phase, meter, files, bytes) when a phase starts."""
@@ -21,6 +22,8 @@ class Context(NamedTuple):
     watch: Watch
     run_id: str = ""
     """Id of the pipeline run that gets the version; '' for none."""
+    rule: Rule | None = None
+    """How its images are laid out; None where nothing is asked of it."""
 
     def phase(self, name: str) -> None:
         """Tell that a phase starts that counts nothing."""

@@ -4,13 +4,14 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from kfp_ddp.base.folders import data_dir as folder_of_data
 from kfp_ddp.base.run_folder import check_run_id
 from kfp_ddp.components.data_sync import report as reports
 from kfp_ddp.components.data_sync.progress import Progress
-from kfp_ddp.components.data_sync.settings import options_of
+from kfp_ddp.components.data_sync.settings import options_of, rule_of
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.step import step
 
@@ -40,6 +41,7 @@ def run(
     dataset: str,
     options: Mapping[str, Any],
     run_id: str,
+    layout: Mapping[str, Any] = MappingProxyType({}),
 ) -> Synced:
     """Sync, print what happened, and write the version's facts and the report.
 
@@ -49,12 +51,12 @@ def run(
         InputError: one line, before a byte is written wherever that can be known.
         StorageError: the source cannot be read, or the folder not be written.
     """
-    checked = options_of(dataset, options)
+    checked, rule = options_of(dataset, options), rule_of(layout)
     if run_id:
         check_run_id(run_id)
     with Progress(sys.stdout) as progress:
         target = Path(folder_of_data(data_dir))
-        result = sync(source, target, checked, progress.watch, run_id=run_id)
+        result = sync(source, target, checked, progress.watch, run_id=run_id, rule=rule)
     if result.planned:
         print("\n".join(reports.table(result)))
     print(reports.line(result), flush=True)

@@ -1,10 +1,12 @@
 """What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
 
+from kfp_ddp.components.data_sync.images import Images
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.text import human
 from kfp_ddp.components.shared.markdown import cell, code, printable
 
 _SHOWN = 20
+_CLASSES = 200
 
 
 def line(result: Result) -> str:
@@ -65,6 +67,7 @@ def markdown(result: Result) -> str:
     ]
     text = ["# Data sync", "", "| | |", "|---|---|"]
     text += [f"| {name} | {value} |" for name, value in facts]
+    text += _images(result.images) if result.images else []
     listing = result.names.listing
     for title, found in (
         ("Added", [listing.names[i] for i in changes.added]),
@@ -78,6 +81,20 @@ def markdown(result: Result) -> str:
             text += [f"- `{code(name)}`" for name in found[:_SHOWN]]
             text += [f"- and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
     return "\n".join(text) + "\n"
+
+
+def _images(images: Images) -> list[str]:
+    """What a training would find, with the counts of each class."""
+    found, number = images.layout, len(images.layout.classes)
+    total = sum(len(part) for part in found.parts.values())
+    lines = ["", f"## Images: {total:,} in {number:,} classes", "", f"From {cell(found.form)}.", ""]
+    lines += [f"- {cell(warning)}" for warning in images.warnings]
+    lines += ["", f"| class | {' | '.join(found.parts)} |", "|---|---|---|---|"]
+    columns = [part.counts(number) for part in found.parts.values()]
+    rows = list(zip(found.classes, *columns, strict=True))
+    lines += [f"| {cell(name)} | {a:,} | {b:,} | {c:,} |" for name, a, b, c in rows[:_CLASSES]]
+    lines += [f"| and {number - _CLASSES:,} more | | | |"] if number > _CLASSES else []
+    return lines
 
 
 def _outcome(result: Result) -> str:

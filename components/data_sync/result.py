@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kfp_ddp.components.data_sync.manifest import Changes
 from kfp_ddp.components.data_sync.names import Names
+
+if TYPE_CHECKING:
+    from kfp_ddp.components.data_sync.images import Images
 
 
 @dataclass
@@ -16,6 +20,8 @@ class Result:
     digest: str
     path: Path
     names: Names
+    images: "Images | None" = None
+    """Those to train on, where that was asked for."""
     changes: Changes = field(default_factory=Changes)
     unchanged: bool = False
     planned: bool = False

@@ -8,6 +8,8 @@ from pydantic import Field, ValidationInfo, create_model, field_validator
 
 from kfp_ddp.base.settings import Settings, split
 from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.layout import Rule
 
 
 class _Model(Settings):
@@ -41,3 +43,18 @@ def options_of(dataset: str, given: Mapping[str, Any]) -> Options:
     """
     (mine,) = split("sync", given, SyncSettings, own={})
     return Options(**dict(SyncSettings.create(dataset=dataset, **mine)))
+
+
+def rule_of(given: Mapping[str, Any]) -> Rule | None:
+    """How images are laid out, from settings of the training; None where there are none.
+
+    Raises:
+        InputError: one line that names the first setting that is unknown or cannot be used.
+    """
+    if not given:
+        return None
+    others = set(TrainConfig.model_fields) - set(Rule._fields)
+    own = dict.fromkeys(others, "is a setting of the training and not of the layout")
+    (mine,) = split("layout", given, TrainConfig, own=own)
+    config = TrainConfig.create(data=".", output_dir=".", **mine)
+    return Rule(config.val_fraction, config.labels)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.components.data_sync import checks, manifest, mirror, names
+from kfp_ddp.components.data_sync import checks, images, manifest, mirror, names
 from kfp_ddp.components.data_sync.build import build, changes, stage_of
 from kfp_ddp.components.data_sync.context import Context, Watch
 from kfp_ddp.components.data_sync.dataset import canonical, dataset_name
@@ -19,6 +19,7 @@ from kfp_ddp.components.data_sync.retention import collect
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Changed, open_source
 from kfp_ddp.components.data_sync.versions import Store
+from kfp_ddp.training.layout import Rule
 
 LISTINGS = 2
 """How often a source is listed whose objects are replaced under the download."""
@@ -31,6 +32,7 @@ def sync(
     watch: Watch = lambda *_: None,
     retry: Retry | None = None,
     run_id: str = "",
+    rule: Rule | None = None,
 ) -> Result:
     """Bring the target to what the source holds.
 
@@ -41,6 +43,7 @@ def sync(
         watch: Called when a phase starts.
         retry: How stubbornly to ask; a default without a value.
         run_id: The pipeline run that gets the version, which stays for as long as the run lives.
+        rule: How the images of a version are laid out, which is then checked on the listing.
 
     Raises:
         InputError: what was given cannot be used, before a byte is written.
@@ -57,7 +60,7 @@ def sync(
     )
     checks.check_apart(source_url, target, options.mirror)
     dataset = dataset_name(options.dataset, source_url)
-    context = Context(source, options, retry or Retry(), watch, run_id)
+    context = Context(source, options, retry or Retry(), watch, run_id, rule)
     if source.exposed:
         where = f"{source.url} comes over plain http://"
         context.phase(f"{where}, so anybody on the way can read and change it")
@@ -85,6 +88,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     result = _wanted(context, store, dataset, judged)
     if options.dry_run:
         return _plan(context, store, result)
+    images.check(context, result)
     if options.verify == "list" and _give(context, store, result):  # no other sync has to end
         result.unchanged = True
         return result
@@ -94,6 +98,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     with lock as waited, writing(target):
         if waited:  # for hours, perhaps: what was listed then is not to follow what came since
             result = _wanted(context, store, dataset, _listed(context, target))
+            images.check(context, result)
             _check_deletion(store, result, options)
         if store.complete(result.digest):
             repair(context, store, result)
@@ -145,11 +150,12 @@ def _plan(context: Context, store: Store, result: Result) -> Result:
     result.planned = True
     listing = result.names.listing
     result.changes = changes(listing, store.before(result.dataset), result.dataset)
-    if store.complete(result.digest):
-        return result
     stage = stage_of(store, result, context.options.pack)
     missing = [*result.changes.added, *result.changes.changed]
     try:
+        images.check(context, result)
+        if store.complete(result.digest):
+            return result
         _check_deletion(store, result, context.options)
         checks.check_room_of_plan(store.root, stage, missing)
     except KfpDdpError as error:

@@ -36,6 +36,7 @@ def preflight(
         ("job", dict),
         ("sync", dict),
         ("gate", dict),
+        ("layout", dict),
         ("dataset", str),
         ("data_claim", str),
         ("publish", str),
@@ -57,8 +58,8 @@ def preflight(
 
     Args:
         summary: What will run, and warnings.
-        source: Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ below
-            it, or s3://, or the https:// address of a manifest.
+        source: Where the images are: gs://bucket/prefix or s3://, or the https:// address of a
+            manifest, with <class>/ below it, or train/<class>/ and val/<class>/.
         recipe: Settings of a training that is worth repeating, under those that you give; none for
             the defaults: a ResNet-50 in 90 epochs.
         model: Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20
@@ -89,8 +90,8 @@ def preflight(
             empty for one that does.
 
     Returns:
-        The settings of training, job, sync and gate, the dataset's name, its claim and how it is
-        published, the model to beat, and what the pods of the steps take, as KFP takes it.
+        The settings of training, job, sync, gate and layout, the dataset's name, its claim and how
+        it is published, the model to beat, and what the pods of the steps take, as KFP takes it.
     """
     inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run

@@ -39,6 +39,7 @@ from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.layout import Rule
 from kfp_ddp.training.recipes import configured
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     job: dict[str, Any]
     sync: dict[str, Any]
     gate: dict[str, Any]
+    layout: dict[str, Any]
+    """Of the training what says where classes and splits are, for the sync."""
     dataset: str
     data_claim: str
     publish: str
@@ -107,6 +110,7 @@ def run(inputs: dict[str, Any]) -> Plan:
         job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | supervision,
         sync=sync,
         gate=gate,
+        layout={name: getattr(config, name) for name in Rule._fields},
         dataset=dataset.dataset,
         data_claim=dataset.claim,
         publish=dataset.publish,

@@ -31,8 +31,8 @@ class Parameters(Settings):
     """What belongs to the run as a whole."""
 
     source: str
-    """Where the images are: gs://bucket/prefix with train/<class>/ and val/<class>/ below it, or
-    s3://, or the https:// address of a manifest."""
+    """Where the images are: gs://bucket/prefix or s3://, or the https:// address of a manifest,
+    with <class>/ below it, or train/<class>/ and val/<class>/."""
     recipe: RecipeName = "none"
     """Settings of a training that is worth repeating, under those that you give; none for the
     defaults: a ResNet-50 in 90 epochs."""

@@ -16,7 +16,7 @@ from kfp_ddp.components.data_sync.settings import options_of
 
 def test_the_step_takes_the_options_as_one_mapping() -> None:
     inputs = data_sync.component_spec.inputs
-    assert inputs.keys() == {"source", "data_dir", "dataset", "options", "run_id"}
+    assert inputs.keys() == {*("source", "data_dir", "dataset", "options", "run_id", "layout")}
     assert data_sync.component_spec.outputs.keys() >= {"digest", "path", "dataset"}
 
 

@@ -1,0 +1,173 @@
+"""The images of a dataset, judged on its listing before the first of them is read."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync import engine
+from kfp_ddp.components.data_sync.images import look_at
+from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.shared.markdown import cell
+from kfp_ddp.training.layout import Rule, lay_out
+from tests.gcs_server import Bucket
+
+LAYOUT = {"val_fraction": 0.1}
+
+
+def step(tmp_path: Path, source: str, layout: dict[str, Any], **options: Any) -> str:
+    """Run the step as KFP does; its report."""
+    version = SimpleNamespace(path=str(tmp_path / "version"), metadata={})
+    report = SimpleNamespace(path=str(tmp_path / "report"), metadata={})
+    engine.run(
+        version=version,
+        report=report,
+        source=source,
+        data_dir=str(tmp_path / "data"),
+        dataset="",
+        options=options,
+        run_id="",
+        layout=layout,
+    )
+    return Path(report.path).read_text()
+
+
+def fill(bucket: Bucket, count: int, *classes: str) -> None:
+    for label in classes:
+        for number in range(count):
+            bucket.put(f"ds/{label}/{number}.jpg", f"{label} {number}".encode())
+
+
+def test_what_cannot_train_ends_before_a_byte_is_read(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 20, "cat")
+    with pytest.raises(SystemExit, match=r"^error: gs://bucket/ds: there is one class only \(cat"):
+        step(tmp_path, "gs://bucket/ds", LAYOUT)
+    assert bucket.gets == []
+    assert not (tmp_path / "data").exists()
+    assert "| Files | 20 |" in step(tmp_path, "gs://bucket/ds", {})
+
+
+def test_a_dry_run_says_what_would_be_refused(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 20, "cat")
+    report = step(tmp_path, "gs://bucket/ds", LAYOUT, dry_run=True)
+    assert "would be refused: gs://bucket/ds: there is one class only" in report
+
+
+def test_the_report_counts_classes_and_the_log_has_a_line(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(bucket, 100, "cat", "dog|x")
+    bucket.put("ds/dog|x/twice.jpg", b"cat 0")
+    report = step(tmp_path, "gs://bucket/ds", LAYOUT)
+    names = [name.removeprefix("ds/") for name in bucket.objects]
+    found = lay_out(names, val_fraction=0.1)
+    (train, _), (val, _) = found.train.counts(2), found.val.counts(2)
+    assert "## Images: 201 in 2 classes" in report
+    assert f"| cat | {train} | {val} | 0 |" in report
+    assert f"| {cell('dog|x')} |" in report
+    assert "1 image has the content of one of another class" in report
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("images: ")]
+    assert f"2 classes, {len(found.train)} to train on, {len(found.val)} to validate" in line
+    assert "1 image has the content" in line
+    again = step(tmp_path, "gs://bucket/ds", LAYOUT)
+    assert "unchanged, nothing copied" in again
+    assert "## Images: 201 in 2 classes" in again
+
+
+def test_a_table_is_read_first_and_missing_files_are_told(bucket: Bucket, tmp_path: Path) -> None:
+    rows = "".join(f"{n}.jpg,{'cat' if n % 2 else 'dog'}\n" for n in range(61))
+    for number in range(60):
+        bucket.put(f"ds/{number}.jpg", f"{number}".encode())
+    bucket.put("ds/labels.csv", rows.encode())
+    layout = {**LAYOUT, "labels": "labels.csv"}
+    with pytest.raises(SystemExit, match=r"labels labels.csv names 1 files .*60\.jpg first"):
+        step(tmp_path, "gs://bucket/ds", layout)
+    assert set(bucket.gets) == {"ds/labels.csv"}
+    bucket.put("ds/60.jpg", b"60")
+    bucket.fault("ds/labels.csv", "503", "corrupt")
+    assert "## Images: 61 in 2 classes" in step(tmp_path, "gs://bucket/ds", layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"labels": "none.csv"}, "labels=none.csv is not in it; it has big.csv, labels.csv"),
+        ({"labels": "big.csv"}, r"labels=big.csv is too large \(9 B\)"),
+        ({"val_fraction": 2}, "val_fraction=2 cannot be used"),
+        ({"val_fractoin": 0.2}, "layout has no setting 'val_fractoin'; did you mean 'val_f"),
+        ({"epochs": 2}, "layout sets epochs, which is a setting of the training"),
+    ],
+)
+def test_a_table_or_a_setting_that_cannot_be_used_is_refused(
+    bucket: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: dict[str, Any],
+    says: str,
+) -> None:
+    fill(bucket, 1, "cat", "dog")
+    bucket.put("ds/labels.csv", b"x")
+    monkeypatch.setattr("kfp_ddp.components.data_sync.images.LARGEST", 7)
+    bucket.put("ds/big.csv", b"too large")
+    with pytest.raises(SystemExit, match=says):
+        step(tmp_path, "gs://bucket/ds", layout)
+    assert bucket.gets == []
+
+
+def listing(*objects: tuple[str, int], tags: bool = False) -> Listing:
+    """A listing of (name, number of its content)."""
+    found = Listing()
+    for name, content in objects:
+        found.add(name, 100 + content, content, tag=f"e{content}" if tags else "")
+    return found.sorted()
+
+
+@pytest.mark.parametrize("tags", [False, True])
+def test_the_same_content_on_two_sides_is_leakage(tags: bool) -> None:
+    objects = [
+        (f"train/{label}/{n}.jpg", ord(label) * 100 + n) for label in "ab" for n in range(20)
+    ]
+    objects += [("val/a/x.jpg", 97 * 100 + 3), ("val/b/y.jpg", 1), ("test/b/z.jpg", 98 * 100 + 4)]
+    objects += [("train/a/again.jpg", 97 * 100 + 5)]
+    found = look_at(listing(*objects, tags=tags), Rule(), None)
+    assert [warning for warning in found.warnings if "content" in warning] == [
+        "2 images of val or test have the content of one of another side, test/b/z.jpg that of "
+        "train/b/4.jpg first: what is measured flatters"
+    ]
+
+
+def test_classes_with_few_images_or_none_on_a_side_are_told() -> None:
+    objects = [
+        (f"train/{label}/{n}.jpg", ord(label) * 100 + n) for label in "ab" for n in range(20)
+    ]
+    objects += [("train/c/1.jpg", 1), ("val/a/1.jpg", 2), ("val/c/1.jpg", 3)]
+    assert look_at(listing(*objects), Rule(), None).warnings == (
+        "1 class without images to validate: b (20 to train on)",
+        "1 class with less than 10 images to train on: c (1)",
+    )
+
+
+def test_empty_files_are_no_duplicates() -> None:
+    found = Listing()
+    for side in ("train", "val"):
+        for label in "ab":
+            for number in range(20):
+                found.add(f"{side}/{label}/{number}.jpg", 0, 0)
+    assert look_at(found.sorted(), Rule(), None).warnings == ()
+
+
+def test_what_is_refused_names_the_source(tmp_path: Path) -> None:
+    (tmp_path / "in" / "cat").mkdir(parents=True)
+    (tmp_path / "in" / "cat" / "1.jpg").write_bytes(b"x")
+    (tmp_path / "in" / "dog").mkdir()
+    with pytest.raises(InputError, match=r"in: class folder dog has no images"):
+        sync(str(tmp_path / "in"), tmp_path / "out", Options(), rule=Rule())
+    found = sync(str(tmp_path / "in"), tmp_path / "out", Options())
+    assert json.loads((found.path / "_MANIFEST.jsonl").read_text().splitlines()[0])
+    assert found.images is None
