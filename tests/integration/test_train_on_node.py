@@ -1,0 +1,137 @@
+"""A worker without claims: real ranks, the dataset brought, its folder kept at an address."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base import folders
+from kfp_ddp.base.failure import Failure
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.shared.each_node import EachNode, options_on_nodes
+from kfp_ddp.components.train.engine import node_command
+from kfp_ddp.training.config import TrainConfig
+
+
+@pytest.fixture
+def dataset(trained_dataset: Path, tmp_path: Path) -> str:
+    listed = sync(str(trained_dataset), tmp_path / "none", Options(dry_run=True))
+    options = options_on_nodes({"dry_run": True})
+    return EachNode(str(trained_dataset), "squares", listed.digest, options).address()
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path / "bucket/run-1/train"
+
+
+class Worker:
+    """A pod of the job, in a folder of its own."""
+
+    def __init__(self, tmp_path: Path, name: str, work: Path, data: str, epochs: int) -> None:
+        self.folder = tmp_path / name
+        self.folder.mkdir()
+        config = TrainConfig.create(
+            data=data,
+            output_dir=f"file://{work}",
+            run_id="run-1/train",
+            model="cifar_resnet8",
+            image_size=16,
+            batch_size=32,
+            epochs=epochs,
+            workers=0,
+            log_steps=1,
+            checkpoint_minutes=0.0,
+            device="cpu",
+        )
+        _, *command = node_command(config)
+        with (self.folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    folders.SCRATCH_VARIABLE: str(self.folder / "scratch"),
+                    "KFP_DDP_TERMINATION_LOG": str(self.folder / "last-words"),
+                },
+            )
+
+    def ended(self) -> int:
+        return self.process.wait(timeout=120)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def said(self) -> Failure | None:
+        return Failure.parse((self.folder / "last-words").read_text())
+
+
+def newest(work: Path) -> int:
+    found = (path.parent.name for path in work.glob("checkpoints/*/manifest.json"))
+    return max((int(name.removeprefix("step-")) for name in found), default=0)
+
+
+def last_event(work: Path) -> dict[str, object]:
+    event: dict[str, object] = json.loads((work / "metrics.jsonl").read_text().splitlines()[-1])
+    return event
+
+
+def until(condition: Callable[[], bool], worker: Worker) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert worker.process.poll() is None, worker.log
+        assert time.monotonic() < deadline, worker.log
+        time.sleep(0.1)
+
+
+def test_a_preempted_worker_leaves_its_last_checkpoint_in_the_bucket(
+    tmp_path: Path, work: Path, dataset: str
+) -> None:
+    first = Worker(tmp_path, "first", work, dataset, epochs=400)
+    until(lambda: newest(work) > 0, first)
+    first.process.terminate()
+    assert first.ended() == 143, first.log
+    stopped = last_event(work)
+    assert stopped["status"] == "preempted"
+    assert newest(work) == stopped["step"]
+    said = first.said
+    assert said is not None
+    assert said.retryable
+
+    second = Worker(tmp_path, "second", work, dataset, epochs=400)
+    until(lambda: "resumed from" in second.log, second)
+    assert f"step-{newest(work):08}" in second.log
+    # A pod that is lost at any moment, in the middle of an upload too.
+    second.process.kill()
+    second.ended()
+    assert newest(work) >= int(str(stopped["step"]))
+
+
+@pytest.mark.parametrize(
+    ("digest", "code", "line", "again"),
+    [
+        ("f" * 64, 1, "by now, and the run began with ffffffffffff: start a new run", True),
+        ("", 2, "names no dataset", False),
+    ],
+)
+def test_what_cannot_be_brought_is_the_last_word(
+    tmp_path: Path, work: Path, dataset: str, digest: str, code: int, line: str, again: bool
+) -> None:
+    wanted = EachNode.parse(dataset)
+    address = EachNode(wanted.source, wanted.dataset, digest, wanted.options).address()
+    worker = Worker(tmp_path, "worker", work, address if digest else "each-node:{}", epochs=1)
+    assert worker.ended() == code, worker.log
+    said = worker.said
+    assert said is not None
+    assert line in said.error
+    assert said.retryable is again
