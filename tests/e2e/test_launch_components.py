@@ -1,9 +1,13 @@
-"""The component `job`, of each kind, as a step of a pipeline: an own command, and a file."""
+"""The component `job`, of each kind, as a step of a pipeline: a command, a file, a folder."""
 
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kubernetes import client
 
+from kfp_ddp.components.job.authoring import as_folder, as_function
 from kfp_ddp.components.job.component import job
 from kfp_ddp.components.shared.launch.specification.script import packed
 from tests.e2e.harness import rights
@@ -19,6 +24,7 @@ from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import IMAGE, UID, patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, staged
+from tests.package_index import index
 
 # The title of each of two workers' log lines; an MPIJob's ranks write through its launcher.
 SPEAKERS = {
@@ -179,7 +185,97 @@ def test_a_file_arrives_to_the_byte(
     assert len(maps) == may_make_config_maps
 
 
+def adding_up(start: int, text: str) -> None:
+    """Two ranks of gloo, with a package that their image lacks."""
+    import kfpddp_one  # type: ignore[import-not-found]
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([start + dist.get_rank()])
+    dist.all_reduce(total)
+    print("SUM", int(total), ascii(text), kfpddp_one.SAY, flush=True)
+    dist.destroy_process_group()
+
+
+HARD = "$$ $(A) ${local_rank} `id` ∑ \n{{x}}"
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize("may_make_config_maps", [True, False])
+def test_a_function_runs_in_two_ranks_with_a_package(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
+) -> None:
+    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
+    index(tmp_path)
+    with _served(tmp_path) as port:
+
+        @dsl.pipeline(name=f"own-function-{kind}")  # type: ignore[untyped-decorator]
+        def pipeline() -> None:
+            _task(
+                kind,
+                **as_function(adding_up, {"start": 20, "text": HARD}),
+                env={"A": "expanded", "PIP_TRUSTED_HOST": HOST},
+                packages_to_install=["kfpddp-one==1.0"],
+                pip_index_urls=[f"http://{HOST}:{port}/simple"],
+                cpu_request="20m",
+            )
+
+        run = scene.run(_compiled(pipeline, tmp_path)).play()
+
+    assert run.succeeded, run.explain()
+    assert _said(run, "SUM") == [(who, f"41 {HARD!a} one 1.0") for who, _ in _said(run, "SUM")]
+    assert {who for who, _ in _said(run, "SUM")} == SPEAKERS[kind]
+
+
+@pytest.mark.parametrize("kind", list(SPEAKERS))
+@pytest.mark.parametrize("may_make_config_maps", [True, False])
+def test_a_folder_runs_in_two_workers(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
+) -> None:
+    if kind == "mpijob":
+        skip_without_mpi()
+    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
+    folder = tmp_path / "code"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "train.py").write_text(
+        f"{MEET}\nimport sys, aside\n"
+        "print('RAN', __name__, ascii(sys.argv[1:] + [aside.HELD]), flush=True)\n"
+    )
+    (folder / "aside.py").write_text(f"HELD = {HARD!r}\n")
+    args = ["--", HARD, "", "a b"]
+
+    @dsl.pipeline(name=f"own-folder-{kind}")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        env = {"A": "expanded", "PLACE": f"folder-{kind}-{may_make_config_maps}"}
+        claims = {"/work": WORK}
+        task = as_folder(folder, "pkg.train", args)
+        _task(kind, **task, env=env, claims=claims, cpu_request="20m")
+
+    run = scene.run(_compiled(pipeline, tmp_path)).play()
+
+    assert run.succeeded, run.explain()
+    said = _said(run, "RAN")
+    assert {text for _, text in said} == {f"__main__ {[*args, HARD]!a}"}
+    assert len(said) == 2
+    assert {who for who, _ in said} == SPEAKERS[kind]
+
+
+HOST = "10.99.0.1"  # what pods reach of the machine that runs the tests
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[int]:
+    """The port of a server of the files in a folder."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("0.0.0.0", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
 def _task(kind: str, command: list[str] | None = None, script: str = "", **settings: Any) -> Any:
+    inputs = {name: settings.pop(name) for name in ("args", "code", "entry") if name in settings}
     given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, **settings}
     if kind != "trainjob":
         given["clean_pod_policy"] = "None"
@@ -191,6 +287,7 @@ def _task(kind: str, command: list[str] | None = None, script: str = "", **setti
         image=IMAGE,
         command=command or [],
         script=script,
+        **inputs,
         nodes=2,
         settings=given,
     ).set_caching_options(False)

@@ -243,9 +243,10 @@ def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:
     assert "claim/" in inputs["code"]
     spec = specification(inputs)
     assert workers.run(spec, tmp_path / "a").returncode == 0
-    Path(inputs["code"]).write_bytes(archive([GOOD]))
+    another = archive([GOOD])
+    Path(inputs["code"]).write_bytes(another)
     changed = workers.run(spec, tmp_path / "b")
-    found = code.digest_of(archive([GOOD]))[:12]
+    found = code.digest_of(another)[:12]
     wanted = code.digest_in(inputs["code"])[:12]
     said = f"error: the code has SHA-256 {found}..., not {wanted}... as was packed\n"
     assert (changed.returncode, changed.stdout, changed.stderr.decode()) == (1, b"", said)

@@ -165,7 +165,7 @@ def _write(path: str, lines: list[str]) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Run pip, which tells its cause after ERROR."""
+    """Run pip, which tells its cause after the first ERROR."""
     done = subprocess.run(
         [sys.executable, *PIP, *arguments],
         stdout=subprocess.PIPE,
@@ -176,11 +176,12 @@ def pip(*arguments: str) -> None:
     if done.returncode == 0:
         return
     print(done.stdout, file=sys.stderr, flush=True)
-    said = done.stdout.rpartition("ERROR: ")[2] if "ERROR: " in done.stdout else ""
-    said = said or (done.stdout.strip().splitlines() or ["no output"])[-1]
+    _, *errors = done.stdout.split("ERROR: ")
+    said = errors[0] if errors else (done.stdout.strip().splitlines() or ["no output"])[-1]
+    said = " ".join(said.split())[:400]
     if unreached := UNREACHED.findall(done.stdout):
         said += f" (the index cannot be reached: {unreached[-1]})"
-    raise Failure(f"packages cannot be installed: {' '.join(said.split())[:400]}")
+    raise Failure(f"packages cannot be installed: {said}")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,10 @@ def _names(archive: bytes) -> set[str]:
     """The files of an archive, each of which can be made below one new folder."""
     total, names, folders = 0, set[str](), set[str]()
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
+        with (
+            gzip.open(io.BytesIO(archive)) as unzipped,
+            tarfile.open(fileobj=unzipped, mode="r:") as opened,
+        ):
             for member in opened:
                 path = PurePosixPath(member.name)
                 total += member.size
@@ -153,6 +156,9 @@ def _names(archive: bytes) -> set[str]:
                     raise InputError(_bad(f"{member.name!r} lies below a file"))
                 names.add(member.name)
                 folders |= above
+            while unzipped.read(1 << 20):  # at its end is the checksum of all
+                if unzipped.tell() > MOST_UNPACKED:
+                    raise InputError(_bad(f"it unpacks to more than {MOST_UNPACKED >> 20} MiB"))
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
         if isinstance(error, InputError):
             raise

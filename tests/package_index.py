@@ -1,0 +1,45 @@
+"""A package index on this disk, of two small packages: kfpddp-one needs kfpddp-two and PyYAML."""
+
+import hashlib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+
+def index(folder: Path) -> str:
+    """Its address in a folder, with versions 1.0 and 2.0 of both."""
+    needs = {"one": ["kfpddp-two", f"pyyaml=={version('pyyaml')}"], "two": []}
+    for name, requires in needs.items():
+        page = folder / "simple" / f"kfpddp-{name}" / "index.html"
+        page.parent.mkdir(parents=True)
+        links = []
+        for number in ("1.0", "2.0"):
+            content = f"SAY = '{name} {number}'\n"
+            if name == "one":
+                content = f"import kfpddp_two\n{content}"
+            file = wheel(folder, f"kfpddp_{name}", number, content, requires)
+            links.append(f'<a href="../../{file.name}#sha256={digest(file)}">{file.name}</a>')
+        page.write_text("\n".join(links))
+    return (folder / "simple").as_uri()
+
+
+def wheel(folder: Path, name: str, number: str, content: str, requires: list[str]) -> Path:
+    """A wheel of one module."""
+    file = folder / f"{name}-{number}-py3-none-any.whl"
+    meta, info = f"{name}-{number}.dist-info", [f"Name: {name}", f"Version: {number}"]
+    info += [f"Requires-Dist: {each}" for each in requires]
+    files = {
+        f"{name}.py": content,
+        f"{meta}/METADATA": "\n".join(["Metadata-Version: 2.1", *info, ""]),
+        f"{meta}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in (*files, f"{meta}/RECORD"))
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, text in {**files, f"{meta}/RECORD": record}.items():
+            archive.writestr(path, text)
+    return file
+
+
+def digest(file: Path) -> str:
+    """The hash that a lock has of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()

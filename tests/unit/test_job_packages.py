@@ -1,0 +1,143 @@
+"""Packages of a job: what the image lacks is there before it runs, or one line says why not."""
+
+import signal
+import socket
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.job.authoring import locked
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests import workers
+from tests.package_index import digest, index
+
+TELL = "import kfpddp_one, os; print(kfpddp_one.SAY, os.path.dirname(kfpddp_one.__file__))"
+
+
+def specification(packages: list[str], url: str, **more: Any) -> LaunchSpec:
+    given = {"image": "a:1", "kind": "tfjob", "script": TELL, **more}
+    return LaunchSpec.create(packages_to_install=packages, pip_index_urls=[url], **given)
+
+
+def test_pins_come_with_what_they_need_and_the_image_lacks(tmp_path: Path) -> None:
+    spec = specification(["kfpddp-one==1.0"], index(tmp_path))
+    done = workers.run(spec, tmp_path / "worker", by_map=False)
+    first, last = done.stdout.decode().splitlines()
+    pins = first.removeprefix("installing ").replace("_", "-").split(", ")
+    assert sorted(pins) == ["kfpddp-one==1.0", "kfpddp-two==2.0"]
+    said, place = last.rsplit(" ", 1)
+    assert said == "one 1.0"
+    assert Path(place).is_relative_to(tmp_path / "worker" / "tmp")
+    assert {path.name.partition("-")[0] for path in Path(place).glob("*.dist-info")} == {
+        "kfpddp_one",
+        "kfpddp_two",
+    }
+
+
+def lock(folder: Path, number: str = "1.0") -> list[str]:
+    """The lines of a lock, for both packages."""
+    files = [folder / f"kfpddp_{name}-{number}-py3-none-any.whl" for name in ("one", "two")]
+    return [
+        f"kfpddp-{name}=={number} --hash=sha256:{'0' * 64} --hash=sha256:{digest(file)}"
+        for name, file in zip(("one", "Two"), files, strict=True)
+    ]
+
+
+def test_a_lock_is_installed_as_it_stands(tmp_path: Path) -> None:
+    url = index(tmp_path)
+    done = workers.run(specification(lock(tmp_path), url), tmp_path / "worker")
+    first, last = done.stdout.decode().splitlines()
+    assert first.count("==1.0") == 2, done.stderr.decode()
+    assert last.startswith("one 1.0 ")
+
+
+def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> None:
+    spec = specification([f"PyYAML=={version('pyyaml')}"], index(tmp_path), script="print('ran')")
+    done = workers.run(spec, tmp_path / "worker")
+    assert done.stdout.decode() == "ran\n", done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("packages", "says"),
+    [
+        (["kfpddp-one==3.0"], "the requirement kfpddp-one==3.0 (from versions: 1.0, 2.0)"),
+        ([f"kfpddp-two==1.0 --hash=sha256:{'0' * 64}"], "DO NOT MATCH THE HASHES"),
+        (["kfpddp-one==1.0", "kfpddp-one==2.0"], "Cannot install kfpddp-one==1.0 and kfpddp-one"),
+    ],
+)
+def test_what_cannot_be_installed_ends_in_one_line_before_the_code_runs(
+    tmp_path: Path, packages: list[str], says: str
+) -> None:
+    done = workers.run(specification(packages, index(tmp_path)), tmp_path / "worker")
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("error: packages cannot be installed: ")
+    assert says in last
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        spec = specification(["kfpddp-one==1.0"], url)
+        done = workers.run(spec, tmp_path / "worker", PIP_RETRIES="1")
+    last = done.stderr.decode().splitlines()[-1]
+    assert "the requirement kfpddp-one==1.0 (from versions: none)" in last
+    assert "(the index cannot be reached: " in last
+    assert "Connection refused" in last
+
+
+def test_a_worker_that_is_told_to_stop_does_not_wait_for_pip(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
+        worker = workers.start(specification(["kfpddp-one==1.0"], url), tmp_path / "worker")
+        connection, _ = server.accept()  # pip asks, and gets no answer
+        with connection:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 143
+            while connection.recv(1 << 16):  # until pip is gone, too
+                pass
+    worker.communicate()
+
+
+def test_a_requirements_file_becomes_a_lock(tmp_path: Path) -> None:
+    file, first, second = tmp_path / "requirements.lock", "a" * 64, "b" * 64
+    file.write_text(
+        "# made by a tool\n"
+        f"torch[opt]==2.13.0+cu130 ; python_version >= '3.11' \\\n    --hash=sha256:{first} \\\r\n"
+        f"    --hash=sha256:{second}\n    # via timm\n\ntimm==1.0.0 --hash=sha256:{first}  # x\n"
+    )
+    found = locked(file)
+    assert found == [
+        f"torch[opt]==2.13.0+cu130 ; python_version >= '3.11' "
+        f"--hash=sha256:{first} --hash=sha256:{second}",
+        f"timm==1.0.0 --hash=sha256:{first}",
+    ]
+    spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=found)
+    assert list(spec.packages_to_install) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("-r other.txt", "'-r other.txt' is no pin such as name==1.0: write one a line"),
+        ("timm", "'timm' is no pin"),
+        ("timm>=1", "'timm>=1' is no pin"),
+        ("timm @ https://e.com/timm.whl", "is no pin"),
+        (f"a==1 --hash=sha256:{'a' * 64}\nb==2", "'b==2' has no hash and others have"),
+    ],
+)
+def test_what_is_no_lock_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(text)
+    with pytest.raises(InputError, match=says) as error:
+        locked(file)
+    assert "\n" not in str(error.value)
+
+
+def test_no_requirements_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read as a requirements file"):
+        locked(tmp_path / "missing.txt")
