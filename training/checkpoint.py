@@ -8,7 +8,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -199,8 +199,16 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, step: int, state: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        spared: Collection[int] = (),
+    ) -> None:
         """Begin to save `state` as `step-<step>`; `manifest` gets its step and files added.
+
+        Of older checkpoints the newest stay, and those of the steps `spared`.
 
         Raises:
             StorageError: the save before this one failed.
@@ -212,7 +220,7 @@ class Writer:
             torch.cuda.synchronize()  # the copies were only queued
         # Not a daemon: the interpreter does not end before a begun save is durable.
         self._thread = threading.Thread(
-            target=self._write, args=(step, copy, dict(manifest)), name="checkpoint"
+            target=self._write, args=(step, copy, dict(manifest), spared), name="checkpoint"
         )
         self._thread.start()
 
@@ -243,19 +251,26 @@ class Writer:
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 self._buffers[name] = buffer
-            return buffer.copy_(value.detach(), non_blocking=True)
+            return buffer.copy_(value.detach(), non_blocking=value.is_cuda)
         if isinstance(value, Mapping):
             return {key: self._snapshot(item, f"{name}/{key}") for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._snapshot(item, f"{name}/{i}") for i, item in enumerate(value)]
         return value
 
-    def _write(self, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+    def _write(
+        self,
+        step: int,
+        state: dict[str, Any],
+        manifest: dict[str, Any],
+        spared: Collection[int],
+    ) -> None:
         try:
             _refuse_not_finite(step, state)
             write(self.directory, step, state, manifest)
             for old in steps(self.directory)[self.keep :]:
-                shutil.rmtree(old)
+                if step_of(old) not in spared:
+                    shutil.rmtree(old)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
 

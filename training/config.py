@@ -16,6 +16,8 @@ from kfp_ddp.training.torchvision_names import TORCHVISION
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS: tuple[str, ...] = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
+ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
+"""What yields to optimizer=adamw where nobody set it."""
 
 
 class TrainConfig(Settings):
@@ -64,6 +66,9 @@ class TrainConfig(Settings):
     micro_batch_size: int = Field(0, ge=0)
     """Images in one forward pass of a rank, several of which make a step; 0 for all of its images
     at once."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with Nesterov momentum, or AdamW, with which a learning_rate and a weight_decay that
+    nobody set are 0.001 and 0.01."""
     learning_rate: float = Field(0.1, gt=0)
     """Highest learning rate, reached after the warm-up."""
     lr_reference_batch: int = Field(0, ge=0)
@@ -71,6 +76,11 @@ class TrainConfig(Settings):
     never."""
     clip_norm: float = Field(0.0, ge=0)
     """Largest norm of a step's gradient, which is scaled down; 0: any."""
+    freeze_epochs: int = Field(0, ge=0)
+    """First epochs in which only the classifier learns, and the statistics of the BatchNorms below
+    it stay as they are; as many as epochs: throughout."""
+    body_lr_factor: float = Field(1.0, gt=0, le=1)
+    """Learning rate of all that is below the classifier, as a share of learning_rate."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Nesterov momentum of SGD."""
     weight_decay: float = Field(5e-5, ge=0)
@@ -80,6 +90,15 @@ class TrainConfig(Settings):
     set, at most a tenth of epochs."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of a target that is spread over all classes."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weight of a class in the loss: the same for all, or in inverse proportion to its training
+    images (balanced)."""
+    mixup: float = Field(0.0, ge=0, le=10)
+    """Mix each training image and target with another of its batch, by a share drawn from
+    Beta(mixup, mixup) (Zhang et al. 2017); 0: no."""
+    cutmix: float = Field(0.0, ge=0, le=10)
+    """Paste a part of another image into each training image, of an area drawn from Beta(cutmix,
+    cutmix) (Yun et al. 2019); with mixup each batch gets one of the two by chance; 0: no."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Evaluate and export a moving average of the weights, with this decay for each step; 0 for the
     weights themselves."""
@@ -89,6 +108,12 @@ class TrainConfig(Settings):
     shift for cifar models and crop-flip for the others."""
     crop_min_area: float = Field(0.08, gt=0, le=1)
     """Smallest share of an image that a resized crop takes."""
+    randaugment: int = Field(0, ge=0, le=30)
+    """Magnitude of two operations of chance on each training image, such as turning it or changing
+    its colours (RandAugment, Cubuk et al. 2019; often 9); 0: none."""
+    test_time_flip: bool = False
+    """Average the logits of an image and its mirror image, in evaluation and in the exported model,
+    which takes twice the time."""
     images: Literal["convert", "strict"] = "convert"
     """Images that are not RGB or not square: convert them, with a warning of the former, or refuse
     them (strict)."""
@@ -120,6 +145,12 @@ class TrainConfig(Settings):
     """Save a checkpoint every this many steps, too; 0: never."""
     keep_checkpoints: int = Field(2, ge=2)
     """How many of the newest checkpoints stay."""
+    keep_best: bool = False
+    """Keep the checkpoint of the highest accuracy in the evaluations too; it and not the newest is
+    handed on when training has ended."""
+    early_stop_epochs: int = Field(0, ge=0)
+    """End the training when the accuracy in the evaluations has not risen for so many epochs; 0:
+    never."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint that verifies, or begin anew."""
 
@@ -130,10 +161,12 @@ class TrainConfig(Settings):
     strategy: Literal["ddp", "single", "fsdp"] = "ddp"
     """A copy of the network on every rank, one rank alone, or a share of the weights on every
     rank."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Compute on GPUs (cuda), on CPUs, or on GPUs where there are any."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format; auto is bf16 autocast on a GPU that has it, and fp32 else."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Compute on GPUs (cuda), on an Apple GPU (mps, with one rank), on CPUs, or on GPUs where there
+    are any."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Number format; auto is bf16 autocast on a GPU that has it, and fp32 else; fp16 is for GPUs
+    without bf16, with a scale of the loss that follows the gradients."""
     compile: bool = False
     """Compile the network with torch.compile."""
     deterministic: bool = False
@@ -171,6 +204,10 @@ class TrainConfig(Settings):
         if not self.is_set("warmup_epochs"):
             yielding = min(self.warmup_epochs, self.epochs / 10)
             object.__setattr__(self, "warmup_epochs", yielding)
+        if self.optimizer == "adamw":
+            for name, value in ADAMW.items():
+                if not self.is_set(name):
+                    object.__setattr__(self, name, value)
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}; "
@@ -191,6 +228,8 @@ class TrainConfig(Settings):
             raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
         if self.strategy == "fsdp" and self.compile:
             raise ValueError("compile needs strategy=ddp or single: shards are not compiled")
+        if self.strategy == "fsdp" and self.precision == "fp16":
+            raise ValueError("precision=fp16 needs strategy=ddp or single: use bf16 with shards")
         return self
 
     def is_set(self, name: str) -> bool:

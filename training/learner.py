@@ -3,11 +3,14 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfp_ddp.training import model, optim, resume
+from kfp_ddp.training import model, optim
+from kfp_ddp.training.body import Body
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.strategies import spread
 
 
@@ -22,7 +25,7 @@ class Learner:
         sharded = config.strategy == "fsdp" and world.size > 1
         network = model.of(config, len(classes))
         if config.init_from:
-            resume.initialise(network, config, classes, say=world.first)
+            initialise(network, config, classes, say=world.first)
         # The strategy moves shards, which must be contiguous, to the device block by block: the
         # whole may not fit there.
         self.network = (
@@ -30,15 +33,32 @@ class Learner:
         )
         self.ema = optim.Ema(self.network, config.ema_decay) if config.ema_decay else None
         self.strategy = spread(self.network, config, world, accumulates)
-        self.optimizer = optim.sgd(self.network, config)
-        bf16 = config.precision == "bf16"
-        self.autocast = torch.autocast(world.device.type, torch.bfloat16, enabled=bf16)
-        self._norms = [m for m in self.network.modules() if isinstance(m, nn.BatchNorm2d)]
+        self.optimizer = optim.optimizer_of(self.network, config)
+        device, half = world.device.type, config.precision in ("bf16", "fp16")
+        kind = torch.float16 if config.precision == "fp16" else torch.bfloat16
+        self.autocast = torch.autocast(device, kind, enabled=half)
+        self.scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16")
+        self.body = Body(self.network) if config.freeze_epochs else None
+        norms = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
+        self._norms = [(norm, norm.momentum) for norm in norms]
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the steps that follow."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1.0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the body rest in the first `freeze_epochs`, and learn in those after them."""
+        frozen = epoch < self.config.freeze_epochs
+        if self.body and self.body.frozen != frozen:
+            self.body.freeze(frozen)
+            self.strategy.exchange_anew()
+
+    def train(self) -> None:
+        """Put the network into training mode, but for what rests."""
+        self.network.train()
+        if self.body:
+            self.body.rest()
 
     def keep_statistics_of(self, number: int, count: int) -> None:
         """Let BatchNorm's running statistics follow the first of `count` micro-batches only.
@@ -47,14 +67,34 @@ class Learner:
         the world size, so they do not depend on it.
         """
         if count > 1 and number < 2:
-            for norm in self._norms:
-                norm.momentum = 0.1 if number == 0 else 0.0
+            for norm, momentum in self._norms:
+                norm.momentum = momentum if number == 0 else 0.0
+
+    def draw_anew(self, step: int, micro_batch: int) -> None:
+        """Let what a network draws, as in dropout, depend on the run's seed and the place alone.
+
+        `micro_batch` counts those of the step `step` over all ranks, so that neither a resume nor
+        the number of ranks changes it.
+        """
+        seed = ((self.config.seed * 1_000_003 + step) * 1_000_003 + micro_batch) % 2**63
+        torch.default_generator.manual_seed(seed)
+        if self.world.device.type != "cpu":
+            torch.get_device_module(self.world.device).manual_seed(seed)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients."""
+        torch.autograd.backward(self.scaler.scale(loss))
 
     def update(self, step: int) -> None:
-        """Change the weights by the gradients of step `step` (from 0), which are gone after it."""
+        """Change the weights by the gradients of step `step` (from 0), which are gone after it.
+
+        With fp16 gradients that overflow change nothing but their scale; nobody waits to know.
+        """
         if self.config.clip_norm:
+            self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.strategy.network.parameters(), self.config.clip_norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         if self.ema:
             self.ema.update(step)
@@ -75,6 +115,8 @@ class Learner:
         if self.ema:
             self.ema.copy_buffers(self.network)
         state["ema"] = self.ema.model.state_dict() if self.ema else None
+        if self.scaler.is_enabled():
+            state["scaler"] = self.scaler.state_dict()
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -85,3 +127,5 @@ class Learner:
             group.update(own)
         if self.ema:
             self.ema.model.load_state_dict(state["ema"] or state["model"])
+        if self.scaler.is_enabled() and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])

@@ -184,6 +184,12 @@ def head_of(network: nn.Module) -> str:
     return layers[-1]
 
 
+def logits(network: nn.Module, images: Tensor, test_time_flip: bool) -> Tensor:
+    """What an evaluated network says of normalised images, with their mirror images if asked."""
+    output: Tensor = network(images)
+    return (output + network(images.flip(-1))) / 2 if test_time_flip else output
+
+
 def normalise(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
     """Images uint8 [N, 3, H, W] as float32 with mean 0 and deviation 1 a channel."""
     scale, shift = (value.to(images.device).view(1, -1, 1, 1) for value in affine(mean, std))

@@ -1,7 +1,9 @@
 """What a run says of its steps: a line on the screen, and the metrics."""
 
 import gc
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from kfp_ddp.base.run_folder import RunFolder
@@ -30,13 +32,14 @@ class Report:
         self.meter = Meter(config, world, num_classes)
         self.first_step = 1
 
-    def begin(self, done: int) -> None:
-        """Tell of a run that goes on after `done` steps."""
+    def begin(self, done: int, exhausted: str, class_weights: Sequence[float]) -> None:
+        """Tell of a run that goes on after `done` steps, or why it does not."""
         self.metrics.write(
             "start",
             world_size=self.world.size,
             steps_total=self.steps_total,
             resumed_from_step=done,
+            **({"class_weights": class_weights} if class_weights else {}),
         )
         self.first_step = done + 1
         if done >= self.steps_total and self.world.first:
@@ -45,15 +48,21 @@ class Report:
                 f"end at step {self.steps_total}; raise epochs to go on",
                 flush=True,
             )
+        elif exhausted and self.world.first:
+            print(f"nothing to train: {exhausted}; raise early_stop_epochs to go on", flush=True)
 
     def is_due(self, step: int) -> bool:
         """Whether to tell of `step`: the first and the last one too, so a short run is seen."""
         ends = (self.first_step, self.steps_total)
         return step in ends or step % self.config.log_steps == 0
 
-    def step(self, step: int, loss: Tensor, rate: float, skipped: int) -> None:
+    def step(
+        self, step: int, loss: Tensor, rate: float, skipped: int, scaler: torch.amp.GradScaler
+    ) -> None:
         """Tell of `step`; ranks meet and the device is waited for, as nowhere else in a step."""
         figures = self.meter.report(step)
+        if scaler.is_enabled():
+            figures["loss_scale"] = float(scaler.get_scale())
         own = [0.0] * self.world.size
         own[self.world.rank] = figures.pop("own_seconds")
         sums = self.world.sum([float(loss), figures["data_wait_fraction"], skipped, *own])
@@ -93,5 +102,7 @@ class Report:
 
     def end(self, status: str, step: int, reason: str) -> None:
         """Tell how the run ended."""
+        if status == "done" and step < self.steps_total and self.world.first:
+            print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)
         self.metrics.write("end", status=status, step=step, reason=reason)
         self.metrics.close()

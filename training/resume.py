@@ -1,4 +1,4 @@
-"""What a run begins with: a checkpoint of its own, or the weights of another run."""
+"""What a run goes on from: a checkpoint of its own."""
 
 import itertools
 import os
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
+from kfp_ddp.training.optim import body_is_apart
 from kfp_ddp.training.strategies import FORMS, form_of
 
 
@@ -48,6 +47,8 @@ def choose(
         ("image_size", config.image_size, before["image_size"]),
         ("batch_size", config.batch_size, before["config"]["batch_size"]),
         ("seed", config.seed, before["config"]["seed"]),
+        ("optimizer", config.optimizer, before["config"].get("optimizer", "sgd")),
+        _groups(config, before["config"]),
         *_buffers(config, training, before["config"]),
         ("strategy", FORMS[form], FORMS.get(form_of(before))),
         ("the number of training images", len(training), before["samples"]),
@@ -79,6 +80,14 @@ def _buffers(
     if training.slices is None or "shuffle_buffer_mb" not in before:
         return []
     return [("shuffle_buffer_mb", config.shuffle_buffer_mb, before["shuffle_buffer_mb"])]
+
+
+def _groups(config: TrainConfig, before: Mapping[str, Any]) -> tuple[str, bool, bool]:
+    """What of the optimizer's state has which place."""
+    name = "whether the classifier learns apart (freeze_epochs, body_lr_factor)"
+    then = before.get("freeze_epochs", 0), before.get("body_lr_factor", 1.0)
+    now = config.freeze_epochs, config.body_lr_factor
+    return name, body_is_apart(*now), body_is_apart(*then)
 
 
 def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:
@@ -128,25 +137,3 @@ def earlier_config(config: TrainConfig) -> dict[str, Any] | None:
         return None
     found = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)
     return None if found is None else found.manifest["config"]
-
-
-def initialise(
-    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], say: bool
-) -> None:
-    """Take over the weights of `config.init_from`; the classifier too if the classes are the same.
-
-    Raises:
-        InputError: it does not verify, or holds another model.
-    """
-    source, info = checkpoint.load_model(Path(config.init_from))
-    if (info.model, info.blur_pool) != (config.model, config.blur_pool):
-        raise InputError(
-            f"init_from={config.init_from} holds a {info.model}, not a {config.model} of the same "
-            "form: set model and blur_pool as that run had them"
-        )
-    weights = source.state_dict()
-    if info.classes != classes:
-        weights = {name: value for name, value in weights.items() if not name.startswith("fc.")}
-        if say:
-            print(f"init_from: a new classifier for {len(classes)} classes", flush=True)
-    network.load_state_dict(weights, strict=False)

@@ -1,6 +1,8 @@
 """What a run saves and when, and how it goes on from what was saved."""
 
+import dataclasses
 import time
+from dataclasses import dataclass
 
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, resume
@@ -12,6 +14,17 @@ from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.prepared import Split
 
 
+@dataclass(frozen=True)
+class Best:
+    """The evaluation with the highest accuracy so far."""
+
+    step: int
+    epoch: int
+    accuracy: float
+    waited: int
+    """Epochs from it to the last evaluation."""
+
+
 class Saving:
     """The checkpoints of a run on `split`, its training images."""
 
@@ -21,8 +34,31 @@ class Saving:
         self.writer = checkpoint.Writer(folder, config.keep_checkpoints)
         self.latest: dict[str, float] = {}
         """What the last evaluation came to."""
+        self.best: Best | None = None
         self.saved_step = -1
         self.restart_clock()
+
+    def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
+        """Take note of an evaluation after an epoch; whether it is the best, as rank 0 has it."""
+        self.latest = figures
+        accuracy = self.world.from_first(lambda: figures["accuracy"])
+        better = self.best is None or accuracy > self.best.accuracy
+        if self.best is None or better:
+            self.best = Best(step, epoch, accuracy, 0)
+        else:
+            self.best = dataclasses.replace(self.best, waited=epoch - self.best.epoch)
+        return better
+
+    @property
+    def exhausted(self) -> str:
+        """Why the run ends before its last epoch, by early_stop_epochs; empty if it does not."""
+        patience = self.config.early_stop_epochs
+        if not patience or self.best is None or self.best.waited < patience:
+            return ""
+        return (
+            f"accuracy has not risen for {self.best.waited} epochs since epoch {self.best.epoch}, "
+            f"where it was {self.best.accuracy:.2%}"
+        )
 
     def restart_clock(self) -> None:
         """Count `checkpoint_minutes` from now on."""
@@ -56,8 +92,10 @@ class Saving:
             images=self.split.digest,
             metrics=self.latest,
             form=self.learner.strategy.form,
+            best=dataclasses.asdict(self.best) if self.best else None,
         )
-        self.writer.save(step, state, manifest)
+        spared = {self.best.step} if self.best and self.config.keep_best else set()
+        self.writer.save(step, state, manifest, spared)
         metrics.write(
             "checkpoint",
             step=step,
@@ -79,6 +117,8 @@ class Saving:
         self.learner.restore(found.state())
         self.saved_step = found.step
         self.latest = found.manifest["metrics"]
+        best = found.manifest.get("best")
+        self.best = Best(**best) if best else None
         if self.world.first:
             print(f"resumed from {found.path}", flush=True)
         return found.step

@@ -43,6 +43,9 @@ class Strategy:
         """A context in which gradients are accumulated; with `hold` they are not exchanged yet."""
         return contextlib.nullcontext()
 
+    def exchange_anew(self) -> None:
+        """Other weights than before require gradients from now on."""
+
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """The whole model and optimizer state, on rank 0 at least.
 
@@ -63,13 +66,23 @@ class Ddp(Strategy):
         self, network: nn.Module, config: TrainConfig, world: World, accumulates: bool
     ) -> None:
         super().__init__(network, config, world)
-        self._ddp = DistributedDataParallel(
-            _compiled(network, config),
-            device_ids=[world.device] if world.device.type == "cuda" else None,
+        self._static = not accumulates
+        self._ddp = self._wrapped(_compiled(network, config))
+        self.replicas = self._ddp
+
+    def _wrapped(self, network: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            network,
+            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
             forward_sync_buffers=False,  # training uses batch statistics; synchronised at need
             gradient_as_bucket_view=True,
-            static_graph=not accumulates,
+            static_graph=self._static,
         )
+
+    def exchange_anew(self) -> None:
+        """DDP knows only the weights that required gradients when it was made."""
+        self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        self._ddp = self._wrapped(self._ddp.module)
         self.replicas = self._ddp
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from kfp_ddp.base.run_folder import RunFolder
@@ -15,8 +14,10 @@ from kfp_ddp.training.data import Images, loader
 from kfp_ddp.training.distributed import Stop, World
 from kfp_ddp.training.divergence import Divergence
 from kfp_ddp.training.learner import Learner
+from kfp_ddp.training.loss import Loss
 from kfp_ddp.training.memory import no_garbage_collection
 from kfp_ddp.training.meter import profiler_of
+from kfp_ddp.training.mixing import mixed
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
 from kfp_ddp.training.prepared import Split
 from kfp_ddp.training.progress import Progress
@@ -53,6 +54,7 @@ class Trainer:
         classes = train_split.index.classes
         accumulates = self.sampler.per_step > world.size
         self.learner = Learner(config, world, classes, accumulates)
+        self.loss = Loss(config, train_split.index, world.device)
         self.divergence = Divergence(config, world, train_split.index)
         self.validation = Validation(config, world, val_split)
         self.saving = Saving(config, world, train_split, self.learner)
@@ -63,14 +65,15 @@ class Trainer:
     def fit(self) -> bool:
         """Train to the last epoch; False if the ranks agreed to stop before."""
         self.step = self.progress.step = self.saving.resume()
-        self.report.begin(self.step)
+        self.learner.begin_epoch(self.step // self.sampler.steps)
+        self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
         meter = self.report.meter
         batches = meter.waits(self.batches())
         profiling = profiler_of(self.config) if self.world.first else contextlib.nullcontext()
         with no_garbage_collection(), profiling as profiler:
             self.saving.restart_clock()
             meter.restart(self.step)
-            while self.step < self.steps_total:
+            while self.step < self.steps_total and not self.saving.exhausted:
                 if self.advance(batches):
                     return self._finish("preempted")
                 if profiler is not None:
@@ -86,7 +89,8 @@ class Trainer:
         self.progress.step = self.step
         if self.report.is_due(self.step):
             self.divergence.refuse(self.sampler.steps)
-            self.report.step(self.step, loss, rate, self.skipped + self.validation.skipped)
+            skipped = self.skipped + self.validation.skipped
+            self.report.step(self.step, loss, rate, skipped, self.learner.scaler)
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
         stop, save = self.stop.agreed()
@@ -113,7 +117,7 @@ class Trainer:
         """
         learner, mine, meter = self.learner, self.sampler.mine, self.report.meter
         learner.set_rate(rate)
-        weight = self.world.size / self.sampler.per_step
+        weight, epoch = self.world.size / self.sampler.per_step, self.step // self.sampler.steps
         total = torch.zeros((), device=self.world.device)
         indices = []
         meter.begin_step()
@@ -124,15 +128,15 @@ class Trainer:
             self.progress.phase = "step"
             self.skipped += batch.skipped
             indices.append(batch.indices)
+            images, own = mixed(batch.images, self.config, epoch, batch.indices[0])
+            learner.draw_anew(self.step, self.world.rank + number * self.world.size)
             with learner.strategy.hold_gradients(number < mine - 1):
                 with learner.autocast:
-                    output = learner.strategy.replicas(batch.images)
-                    loss = F.cross_entropy(
-                        output, batch.targets, label_smoothing=self.config.label_smoothing
-                    )
+                    output = learner.strategy.replicas(images)
+                    loss = self.loss(output, batch.targets, own)
                 if number == mine - 1:
                     meter.join_others()
-                torch.autograd.backward(loss * weight)
+                learner.backward(loss * weight)
             total += loss.detach()
         learner.update(self.step)
         total /= mine
@@ -140,19 +144,23 @@ class Trainer:
         return total
 
     def _end_epoch(self, epoch: int) -> None:
-        last = self.step == self.steps_total
+        last, better = self.step == self.steps_total, False
         if last or epoch % self.config.eval_epochs == 0:
             self.divergence.refuse(self.sampler.steps)
-            self._evaluate()
+            better = self._evaluate(epoch)
         every = self.config.checkpoint_epochs
-        if last or (every and epoch % every == 0):
+        due = last or (every and epoch % every == 0) or (better and self.config.keep_best)
+        if due or self.saving.exhausted:
             self._save()
+        self.learner.begin_epoch(epoch)
         self.report.meter.restart(self.step)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, epoch: int) -> bool:
+        """Measure the network at the end of an epoch; whether it is the best so far."""
         began, self.progress.phase = time.monotonic(), "evaluate"
-        self.saving.latest = self.validation.measure(self.learner)
-        self.report.evaluation(self.step, self.saving.latest, time.monotonic() - began)
+        figures = self.validation.measure(self.learner)
+        self.report.evaluation(self.step, figures, time.monotonic() - began)
+        return self.saving.judge(self.step, epoch, figures)
 
     def _save(self) -> None:
         self.saving.restart_clock()
@@ -168,5 +176,6 @@ class Trainer:
             self._save()
         self.progress.phase = "save"
         self.world.from_first(self.saving.writer.wait)
-        self.report.end(status, self.step, self.stop.reason)
+        reason = self.saving.exhausted if self.step < self.steps_total else ""
+        self.report.end(status, self.step, reason or self.stop.reason)
         return status == "done"

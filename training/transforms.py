@@ -1,7 +1,9 @@
 """From a decoded image to the square that the network sees, on uint8."""
 
+import functools
 import math
 import random
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -89,6 +91,8 @@ def finish(
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
         image = image.flip(-1)
+    if config.randaugment:
+        image = _randaugment(image, config.randaugment, draw)
     return image
 
 
@@ -145,3 +149,17 @@ def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
         :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
     ]
     return out
+
+
+def _randaugment(image: Tensor, magnitude: int, draw: random.Random) -> Tensor:
+    """Two operations of chance, which torchvision draws from torch's generator of this process."""
+    torch.default_generator.manual_seed(draw.getrandbits(63))
+    return _operations(magnitude)(image)
+
+
+@functools.cache
+def _operations(magnitude: int) -> Callable[[Tensor], Tensor]:
+    from torchvision.transforms import v2  # 1.5 s to import: only where it is needed
+
+    operations: Callable[[Tensor], Tensor] = v2.RandAugment(magnitude=magnitude)
+    return operations

@@ -10,6 +10,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, evaluation_keys, loader
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.learner import Learner
+from kfp_ddp.training.model import logits
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
 from kfp_ddp.training.prepared import Split
 
@@ -27,19 +28,21 @@ class Validation:
         """Loss, top-1 (accuracy) and top-5, the same on every rank."""
         network = learner.to_evaluate()
         network.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.world.device)
+        # An Apple GPU has no float64.
+        exact = torch.float32 if self.world.device.type == "mps" else torch.float64
+        sums = torch.zeros(3, dtype=exact, device=self.world.device)
         rounds = samples = 0
         for batch in self._batches():
             self.skipped += batch.skipped
             rounds, samples = rounds + 1, samples + len(batch.targets)
             with learner.autocast:
-                output = network(batch.images)
+                output = logits(network, batch.images, self.config.test_time_flip)
             top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
             loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
             sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
         if learner.strategy.collective_state:
             self._forward_with_the_others(network, rounds)
-        network.train(network is learner.network)
+        learner.train()
         loss_sum, first, five, count_all = self.world.sum([*sums.tolist(), samples])
         count_all = max(count_all, 1)
         return {
@@ -63,4 +66,4 @@ class Validation:
         size = self.config.image_size
         blank = torch.zeros(1, 3, size, size, device=self.world.device)
         for _ in range(max(self.world.gather(rounds)) - rounds):
-            network(blank)
+            logits(network, blank, self.config.test_time_flip)

@@ -19,7 +19,7 @@ def run(**fields: Any) -> TrainConfig:
 def test_groups_have_the_settings_of_the_configuration() -> None:
     network = model.build("cifar_resnet8", 3)
     fields = {"weight_decay": 0.25, "momentum": 0.5, "learning_rate": 0.75}
-    optimizer = optim.sgd(network, run(**fields))
+    optimizer = optim.optimizer_of(network, run(**fields))
     decayed, plain = optim.settings(optimizer)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
     for group in (decayed, plain):
@@ -28,11 +28,11 @@ def test_groups_have_the_settings_of_the_configuration() -> None:
         assert "params" not in group
     kinds = [{p.ndim for p in group["params"]} for group in optimizer.param_groups]
     assert kinds == [{2, 4}, {1}]
-    still = optim.settings(optim.sgd(network, run(momentum=0.0)))
+    still = optim.settings(optim.optimizer_of(network, run(momentum=0.0)))
     assert [(group["momentum"], group["nesterov"]) for group in still] == [(0.0, False)] * 2
-    slow = optim.settings(optim.sgd(network, run(momentum=0.01)))
+    slow = optim.settings(optim.optimizer_of(network, run(momentum=0.01)))
     assert [group["nesterov"] for group in slow] == [True, True]
-    sharded = optim.settings(optim.sgd(network, run(strategy="fsdp")))
+    sharded = optim.settings(optim.optimizer_of(network, run(strategy="fsdp")))
     assert [group["fused"] for group in sharded] == [None, None]
 
 
