@@ -1,4 +1,4 @@
-"""A place that results go to and come from: a folder, `file://` or `gs://bucket/prefix`.
+"""A place that results go to and come from: a folder, `file://`, `gs://`, `s3://` or `az://`.
 
 Writing is verified end to end, and a name that is there with the same content stays as it is.
 Reading ends at a limit, whatever size is told. Below a folder no link is followed.
@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.destination.azure import AzureBucket
 from kfp_ddp.components.shared.destination.folder import Folder
 from kfp_ddp.components.shared.destination.gcs import GcsBucket
 from kfp_ddp.components.shared.destination.place import Destination, sha256, sha256_of
@@ -27,13 +28,17 @@ def open_destination(uri: str) -> Destination:
         return GcsBucket(uri)
     if scheme == "s3":
         return S3Bucket(uri)
+    if scheme == "az":
+        return AzureBucket(uri)
     if scheme == "file":
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise InputError(f"{uri} is not a file URI; write file:///folder with three slashes")
         return Folder(Path(unquote(parts.path)), uri)
     if scheme:
-        raise InputError(f"{uri} cannot be used: give gs://bucket/prefix, file:///folder or a path")
+        raise InputError(
+            f"{uri} cannot be used: give gs://, s3:// or az://bucket/prefix, file:// or a path"
+        )
     if not rest.strip():
         raise InputError("an empty path names no place: give gs://bucket/prefix or a folder")
     return Folder(Path(uri), uri)

@@ -153,8 +153,7 @@ class S3Bucket(Bucket):
             while body := content.read(PART):
                 number = {"PartNumber": len(parts) + 1}
                 done = client.upload_part(**at, **number, Body=body, ContentMD5=_md5(body))
-                told = {k: v for k, v in done.items() if k == "ETag" or k.startswith("Checksum")}
-                parts.append(number | told)
+                parts.append({**number, "ETag": done["ETag"]})
             client.complete_multipart_upload(**at, **condition, MultipartUpload={"Parts": parts})
         except BaseException:
             with contextlib.suppress(Exception):
