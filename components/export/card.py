@@ -12,6 +12,7 @@ _FILES = {
     "model.pt2": "`torch.export` program, normalisation included",
     "model.onnx": "ONNX opset 18, IR 8, normalisation included",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
+    "network.py": "the file that `build`s the network; it is in `model.safetensors` too",
     "classes.json": "class names in the order of the logits",
     "signature.json": "names, shapes and types of input and output, preprocessing",
     "config.json": "configuration of training and export",
@@ -21,6 +22,25 @@ _FILES = {
     "latency.json": "milliseconds a call, where the bundle was made",
     "MANIFEST.sha256": "digests of all files: `sha256sum -c MANIFEST.sha256`",
 }
+_ONNX = "model.onnx"
+_ONNX_LOAD = """import json, numpy, onnxruntime
+from PIL import Image, ImageOps
+
+classes = json.load(open("classes.json"))
+session = onnxruntime.InferenceSession("model.onnx")"""
+_ONNX_CALL = 'logits = session.run(["logits"], {"images": images})[0]'
+_TORCH_LOAD = """import json, numpy, torch
+from PIL import Image, ImageOps
+
+classes = json.load(open("classes.json"))
+model = torch.export.load("model.pt2").module()"""
+_TORCH_ALONE = (
+    'With torch alone: `torch.export.load("model.pt2").module()(torch.from_numpy(images))`.'
+)
+_KSERVE = """\
+With KServe: an InferenceService with `modelFormat.name: onnx`, `protocolVersion: v2` and this
+bundle's `serving/` as `storageUri`."""
+_TORCH_CALL = "logits = model(torch.from_numpy(images)).detach().numpy()"
 
 
 def readme(
@@ -29,11 +49,16 @@ def readme(
     signature: Mapping[str, Any],
     parity: Mapping[str, Any],
     latency: Mapping[str, Any],
+    config: Mapping[str, Any],
 ) -> str:
     """The model card."""
+    left_out = parity.get("left_out", {})
+    own = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before = signature["preprocessing"]["before"]
-    files = "\n".join(f"| `{file}` | {what} |" for file, what in _FILES.items())
+    without = {*left_out, *(["serving/"] if _ONNX in left_out else [])}
+    without |= set() if own else {"network.py"}
+    files = "\n".join(f"| `{f}` | {what} |" for f, what in _FILES.items() if f not in without)
     table = "\n".join(figures(result))
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
     weak = ", ".join(f"{cell(c.name)} ({c.recall:.3f})" for c in worst)
@@ -55,24 +80,18 @@ Lowest recall: {weak}. Nothing is known beyond this split.
 Before the model: {"; ".join(before)}. Normalisation is in the graph.
 
 ```python
-import json, numpy, onnxruntime
-from PIL import Image, ImageOps
-
-classes = json.load(open("classes.json"))
-session = onnxruntime.InferenceSession("model.onnx")
+{_TORCH_LOAD if _ONNX in left_out else _ONNX_LOAD}
 image = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
 scale = {short} / min(image.size)
 image = image.resize([max({short}, round(side * scale)) for side in image.size], 2)  # bilinear
 left, top = ((side - {size}) // 2 for side in image.size)
 image = image.crop((left, top, left + {size}, top + {size}))
 images = numpy.asarray(image, dtype=numpy.uint8).transpose(2, 0, 1)[None]
-logits = session.run(["logits"], {{"images": images}})[0]
+{_TORCH_CALL if _ONNX in left_out else _ONNX_CALL}
 print(classes[logits[0].argmax()])
 ```
 
-With torch alone: `torch.export.load("model.pt2").module()(torch.from_numpy(images))`.
-With KServe: an InferenceService with `modelFormat.name: onnx`, `protocolVersion: v2` and this
-bundle's `serving/` as `storageUri`.
+{_other_ways(left_out)}
 
 ## Files
 
@@ -88,7 +107,7 @@ bundle's `serving/` as `storageUri`.
 | checkpoint sha256 | `{result.checkpoint_digest}` |
 | dataset digest | `{result.dataset_digest or "not recorded"}` |
 | samples digest | `{result.samples_digest}` |
-"""
+{f"| network.py sha256 | `{own}` |" if own else ""}"""
 
 
 def markdown(
@@ -112,10 +131,20 @@ def markdown(
 {_measured(parity, latency)}"""
 
 
+def _other_ways(left_out: Mapping[str, str]) -> str:
+    """How else the model is used."""
+    ways = {"model.pt2": _TORCH_ALONE, _ONNX: _KSERVE}
+    return "\n".join(way for needed, way in ways.items() if needed not in left_out)
+
+
 def _measured(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
     agree = "\n".join(
         f"| `{name}` | {found['max_abs_difference']:.2g} | {found['same_top1']:.0%} |"
         for name, found in parity["formats"].items()
+    )
+    missing = "".join(
+        f"\n\n`{name}` is left out, as the model cannot be written in it: {cell(why)}"
+        for name, why in parity.get("left_out", {}).items()
     )
     fast = "\n".join(
         f"| `{name}` | {found['batch_1']['median_ms']:.3g} | {found['batch_8']['median_ms']:.3g} |"
@@ -127,7 +156,7 @@ Logits against the checkpoint's, on {parity["samples"]} validation samples:
 
 | format | largest difference | same top 1 |
 |---|---|---|
-{agree}
+{agree}{missing}
 
 Milliseconds a call, median, {latency["machine"]}, {latency["threads"]} threads:
 

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kfp_ddp.components.export.formats import INPUT, MAX_BATCH, OUTPUT
+from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.transforms import short_side
 
@@ -44,8 +45,10 @@ def signature(info: ModelInfo) -> dict[str, Any]:
 
 def config(info: ModelInfo, ingredients: dict[str, Any], key: str) -> dict[str, Any]:
     """How the model was trained and exported."""
+    own = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
     return {
         "model": info.model,
+        **own,
         "image_size": info.image_size,
         "classes": len(info.classes),
         "step": info.step,

@@ -119,7 +119,7 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
     model, info = load_model(checkpoint)
     images = prove.real_samples(samples, info)
     with bundle.replacing(run_dir) as folder:
-        formats.write_all(model, info, folder)
+        left_out = formats.write_all(model, info, folder)
         reference = runtimes.from_checkpoint(checkpoint)
         loaded = runtimes.from_bundle(folder)
         parity = prove.parity(reference, loaded, images)
@@ -127,10 +127,13 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
         timed = {"eager": reference, **loaded}
         del timed[bundle.WEIGHTS]
         latency = prove.latency(timed, info.image_size)
-        serving.write(
-            folder / "serving", folder / formats.ONNX, model_name, info.classes, info.image_size
-        )
+        if formats.ONNX not in left_out:
+            serving.write(
+                folder / "serving", folder / formats.ONNX, model_name, info.classes, info.image_size
+            )
         signature = describe.signature(info)
+        if left_out:
+            parity["left_out"] = signature["left_out"] = left_out
         config = describe.config(info, ingredients, bundle.key(ingredients))
         bundle.write_json(folder / "classes.json", list(info.classes))
         bundle.write_json(folder / "signature.json", signature)
@@ -139,7 +142,7 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
         bundle.write_json(folder / "latency.json", latency)
         shutil.copyfile(evaluation, folder / "metrics.json")
         shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
-        text = card.readme(model_name, result, signature, parity, latency)
+        text = card.readme(model_name, result, signature, parity, latency, config)
         (folder / "README.md").write_text(text, encoding="utf-8")
     return target
 

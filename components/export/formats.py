@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import weights
 from kfp_ddp.components.shared.bundle import WEIGHTS
+from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.model import normalise
 
 PROGRAM, ONNX = "model.pt2", "model.onnx"
+CODE = "network.py"
+"""The file of a network of somebody's own, for people to read."""
 INPUT, OUTPUT = "images", "logits"
 MAX_BATCH = 1024
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
@@ -34,14 +38,55 @@ class Servable(nn.Module):
         return logits
 
 
-def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> None:
-    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them."""
+def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them.
+
+    Returns:
+        The formats that the model cannot be written in, each with why.
+
+    Raises:
+        InputError: no format is left that serves without Python; one line.
+    """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
     weights.write(model, info, folder / WEIGHTS)
-    program = trace(Servable(model, info).eval(), info.image_size)
-    torch.export.save(program, folder / PROGRAM)
-    write_onnx(program, info, folder / ONNX)
+    if info.model_code:
+        (folder / CODE).write_text(model_file.unpack(info.model_code), encoding="utf-8")
+    try:
+        program = trace(Servable(model, info).eval(), info.image_size)
+    except Exception as error:
+        raise _nothing_left(info, f"torch.export does not trace it: {_reason(error)}") from error
+    left_out: dict[str, str] = {}
+    for path, write in (
+        (folder / PROGRAM, lambda path: torch.export.save(program, path)),
+        (folder / ONNX, lambda path: write_onnx(program, info, path)),
+    ):
+        try:
+            write(path)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  an exporter fails in many ways
+            path.unlink(missing_ok=True)
+            left_out[path.name] = _reason(error)
+            print(f"warning: {path.name} is left out: {left_out[path.name]}", flush=True)
+    if len(left_out) == 2:
+        raise _nothing_left(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
+    return left_out
+
+
+def _nothing_left(info: ModelInfo, why: str) -> InputError:
+    return InputError(
+        f"{info.model} can be written neither as {PROGRAM} nor as {ONNX}: {why}; change the "
+        "network, as branches on values to torch.where"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """What an exporter says at the root, in a line: its own lines are advice to its authors."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first.strip()[:250]}"
 
 
 def trace(servable: Servable, image_size: int) -> Any:

@@ -21,11 +21,12 @@ def from_checkpoint(checkpoint: Path) -> Predict:
 
 def from_bundle(folder: Path) -> Mapping[str, Predict]:
     """A function for each file of weights in `folder`, by the file's name."""
-    return {
-        WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0))),
-        PROGRAM: eager(torch.export.load(folder / PROGRAM).module()),
-        ONNX: onnx(folder / ONNX),
-    }
+    found = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
+    if (folder / PROGRAM).exists():
+        found[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
+    if (folder / ONNX).exists():
+        found[ONNX] = onnx(folder / ONNX)
+    return found
 
 
 def eager(module: Callable[[Tensor], Tensor]) -> Predict:
