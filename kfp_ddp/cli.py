@@ -9,6 +9,8 @@ import click
 from kfp_ddp import __version__
 
 COMMANDS = {
+    "run": "Train on your own photographs: a folder or a bucket with a folder for each class.",
+    "predict": "Tell what pictures show, with the model of a bundle.",
     "compile": "Write compiled/*.yaml from the pipelines, or check that they are fresh.",
     "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
     "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
@@ -24,10 +26,18 @@ class LazyGroup(click.Group):
         """Names of the commands, in the order of the table."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module; None for a name that is not in the table."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import the command's module.
+
+        Raises:
+            UsageError: for a name that is not in the table, with one that is near.
+        """
         if cmd_name not in COMMANDS:
-            return None
+            from difflib import get_close_matches  # only an error needs it
+
+            near = get_close_matches(cmd_name, COMMANDS, n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command '{cmd_name}'. {hint}", ctx)
         module = importlib.import_module(f"kfp_ddp.commands.{cmd_name.replace('-', '_')}")
         command = module.command
         assert isinstance(command, click.Command)

@@ -1,6 +1,7 @@
 """`kfp-ddp demo`: the whole pipeline on this machine."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,32 +16,19 @@ import click
 )
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="DDP ranks.")
 @click.option("--epochs", type=int, default=None, help="Epochs instead of the demo's own number.")
-def command(output: Path, ranks: int, epochs: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the summary alone, as JSON.")
+def command(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     """Run bucket, sync, DDP training, evaluation, gate and export for real, without a cluster."""
+    from kfp_ddp.local.installed import require
+
+    require("demo")
     from kfp_ddp.demo.run import run
+    from kfp_ddp.local.session import conduct
 
-    click.echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine\n")
-    try:
-        summary = run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
-    except KeyboardInterrupt:
-        click.echo("\nstopped; no process is left, the synced data stays", err=True)
-        raise SystemExit(130) from None
-    lines = {
-        "accuracy": f"{summary['accuracy']:.1%} of the validation images",
-        "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
-        "speed": f"{summary['images_per_second']:,.0f} images/s on {ranks} ranks",
-        "bundle": _shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
-        "report": _shown(summary["report"]),
-        "loss curve": _shown(summary["loss_curve"]),
-    }
-    click.echo("")
-    for name, value in lines.items():
-        click.echo(f"  {name:<12}{value}")
-    click.echo(f"\n  {summary['seconds']:.0f} seconds; all of it lies in {_shown(output)}/")
+    def begin() -> dict[str, Any]:
+        click.echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine\n")
+        return run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
 
-
-def _shown(path: str | Path) -> str:
-    """The path as a person would type it from here."""
-    here = Path.cwd()
-    full = Path(path).resolve()
-    return str(full.relative_to(here) if full.is_relative_to(here) else full)
+    conduct(begin, output, as_json)
+    if not as_json:
+        click.echo("  your photographs, a folder for each class: kfp-ddp run ./photos --local")

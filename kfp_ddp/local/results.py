@@ -1,11 +1,16 @@
 """What is read back from a run: progress, a line for each step, the summary."""
 
+import csv
 import json
+import os
 import re
+import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.components.shared.launch.training_progress import TrainingProgress, clock
 from kfp_ddp.components.shared.pictures import read_events
 from kfp_ddp.local.screen import bar
 
@@ -13,16 +18,16 @@ EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def progress(output: Path) -> str:
-    """The training step's progress: bar, step of steps, loss and images/s."""
-    events = _events(output)
-    total = next((e["steps_total"] for e in events if e["event"] == "start"), 0)
-    steps = [e for e in events if e["event"] == "step"]
-    if not steps:
+    """The training step's progress: bar, step of steps, loss, images/s and the time left."""
+    told = TrainingProgress()
+    told.update(_events(output))
+    if told.last is None:
         return "starting the ranks"
-    last = steps[-1]
+    step, left = int(told.last["step"]), told.seconds_left()
     return (
-        f"{bar(last['step'], total)} step {last['step']}/{total}  "
-        f"loss {last['loss']:.3f}  {last['images_per_s']:,.0f} images/s"
+        f"{bar(step, told.total, width=10)} step {step}/{told.total}  "
+        f"loss {told.last['loss']:.3f}  {told.last['images_per_s']:,.0f} images/s"
+        f"{'' if left is None else f'  {clock(left)} left'}"
     )
 
 
@@ -77,6 +82,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         "accuracy": evaluated["accuracy"],
         "seconds": round(seconds, 1),
         "images_per_second": round(images_per_second(output), 1),
+        "ranks": next(e["world_size"] for e in _events(output) if e["event"] == "start"),
         "files": synced["files"],
         "files_copied": synced["downloaded"],
         "blessed": verdict["blessed"],
@@ -94,6 +100,35 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         summary["uploaded_to"] = exported["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def told(summary: Mapping[str, Any]) -> list[str]:
+    """The summary for people: a line for each of its figures and files."""
+    lines = {
+        "accuracy": f"{summary['accuracy']:.1%} of the validation images",
+        "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
+        "speed": f"{summary['images_per_second']:,.0f} images/s on {summary['ranks']} rank(s)",
+        "bundle": shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
+        "report": shown(summary["report"]),
+        "loss curve": shown(summary["loss_curve"]),
+    }
+    return [f"  {name:<12}{value}" for name, value in lines.items()]
+
+
+def shown(path: str | Path) -> str:
+    """The path as a person would type it from here."""
+    here = Path.cwd()
+    full = Path(os.path.abspath(path))
+    return str(full.relative_to(here) if full.is_relative_to(here) else full)
+
+
+def example(output: Path) -> str:
+    """One of the images that an exported model was evaluated on, as a person would type it."""
+    with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        name = next(csv.DictReader(file))["path"]
+    data = output / "data" / "current"
+    found = next((path for path in (data / name, *data.glob(f"*/{name}")) if path.is_file()), None)
+    return shlex.quote(shown(found)) if found else "picture.jpg"
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:

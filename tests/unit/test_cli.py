@@ -10,6 +10,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.commands.compile import REGISTRY
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.local import installed
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
 RARE = ("ctypes", "email", "importlib.metadata", "shutil", "tarfile", "tempfile", "urllib.request")
@@ -86,3 +87,33 @@ def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_
 )
 def test_a_registry_is_a_host_and_folders(registry: str) -> None:
     assert re.fullmatch(REGISTRY, registry)
+
+
+def test_a_command_that_is_misspelt_is_suggested() -> None:
+    answer = CliRunner().invoke(app, ["predic"])
+    assert answer.exit_code == 2
+    assert "No such command 'predic'. Did you mean 'predict'?" in answer.output
+
+
+def test_the_package_runs_as_a_module() -> None:
+    words = [sys.executable, "-m", "kfp_ddp", "--version"]
+    assert "kfp-ddp, version" in subprocess.run(words, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("words", [["demo"], ["run", "photos", "--local"]])
+def test_what_an_install_lacks_is_named_with_its_extra(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None if name == "psutil" else name)
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InputError)
+    assert "needs psutil, which is not installed: pip install 'kfp-ddp[" in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_a_cluster_says_what_can_be_done_instead() -> None:
+    result = CliRunner().invoke(app, ["run", "gs://bucket/flowers"])
+    assert isinstance(result.exception, InputError)
+    assert "give --local to run here, or upload" in str(result.exception)
+    assert (Path(str(result.exception).split("upload ")[1].split(" (")[0])).is_file()

@@ -1,0 +1,85 @@
+"""What a source of photographs holds, before anything is copied."""
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync.listing import Filter
+from kfp_ddp.components.data_sync.sources import open_source
+from kfp_ddp.components.preflight.places import check_place
+from kfp_ddp.local.choice import Photographs
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.labels import Labels
+from kfp_ddp.training.layout import lay_out
+
+_LOOKED_AT = 25
+
+
+def located(source: str) -> str:
+    """The source as the pipeline takes it: of a local folder the whole path.
+
+    Raises:
+        InputError: a mistyped address, or a folder that is not there.
+    """
+    check_place("source", source)
+    if "://" in source and not source.startswith("file:"):
+        return source
+    folder = Path(open_source(source).root).expanduser().absolute()  # type: ignore[attr-defined]
+    if not folder.is_dir():
+        what = "is no folder: give the one" if folder.exists() else "does not exist; give a folder"
+        raise InputError(f"source {folder} {what} with a folder of photographs for each class")
+    return str(folder)
+
+
+def look(source: str, given: Mapping[str, Any]) -> Photographs:
+    """Count the images of a source, as the pipeline will take them.
+
+    Args:
+        source: As `located` returned it.
+        given: Arguments of the pipeline.
+
+    Raises:
+        KfpDdpError: the source cannot be read, or what it holds cannot be trained on.
+    """
+    folder = None if "://" in source else Path(source)
+    training, sync = given.get("training", {}), given.get("sync", {})
+    wanted = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
+    everything = _names(folder) if folder else open_source(source).listing().names
+    names = filter(wanted.takes, everything)
+    table = training.get("labels") or TrainConfig.model_fields["labels"].default
+    labels = None
+    if table and folder:
+        try:
+            labels = Labels.parse(table, (folder / table).read_bytes())
+        except OSError as error:
+            raise InputError(
+                f"labels={table} cannot be read in {source}: {error.strerror}; name a file in it"
+            ) from None
+    fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
+    found = lay_out(names, val_fraction=fraction, labels=labels)
+    side = _short_side([folder / name for name in found.train.names]) if folder else 0
+    return Photographs(len(found.train), len(found.val), len(found.classes), side)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Names of all files below a folder."""
+    for at, _, files in os.walk(folder):
+        below = Path(at).relative_to(folder)
+        yield from ((below / name).as_posix() for name in files)
+
+
+def _short_side(paths: list[Path]) -> int:
+    """The shorter side of a usual image, in pixels; 0 where none of those looked at tells."""
+    from PIL import Image, UnidentifiedImageError
+
+    sides = []
+    for path in paths[:: max(1, len(paths) // _LOOKED_AT)]:
+        try:
+            with Image.open(path) as image:
+                sides.append(min(image.size))
+        except (OSError, UnidentifiedImageError, ValueError):
+            continue  # the training tells of it
+    return int(statistics.median(sides)) if sides else 0

@@ -1,0 +1,138 @@
+"""The model of a bundle, in ONNX Runtime where that is installed, else in torch."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.preflight.places import check_place
+from kfp_ddp.components.shared.bundle import MANIFEST, NAME, SUCCESS, listed_in
+from kfp_ddp.components.shared.champion import CHAMPION
+from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.predict.picture import square
+
+Floats = NDArray[np.float32]
+Logits = Callable[[NDArray[np.uint8]], Floats]
+_LARGEST = 1 << 20
+_LARGEST_MODEL = 16 << 30
+
+
+@dataclass(frozen=True)
+class Model:
+    """Called with paths of pictures it returns probabilities, float64 [pictures, classes]."""
+
+    classes: tuple[str, ...]
+    short_side: int
+    """Pixels that the shorter side of a picture is resized to."""
+    size: int
+    """Pixels of the square that is cut out of its centre."""
+    runtime: str
+    """What computes: onnxruntime or torch."""
+    logits: Logits
+    """Of uint8 images [N, 3, size, size] in RGB."""
+
+    def __call__(self, pictures: Sequence[str | Path]) -> NDArray[np.float64]:
+        """The probability of each class for each picture.
+
+        Raises:
+            InputError: a picture cannot be read.
+        """
+        squares = [square(Path(picture), self.short_side, self.size) for picture in pictures]
+        logits = self.logits(np.stack(squares)).astype(np.float64)
+        powers = np.exp(logits - logits.max(1, keepdims=True))
+        probabilities: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+        return probabilities
+
+
+def load(bundle: str) -> Model:
+    """The model of a bundle, each of whose files that is read is what its manifest lists.
+
+    Args:
+        bundle: Folder or address of a bundle, of a run's results, or of a model's exports, which
+            stands for the champion.
+
+    Raises:
+        InputError: there is no whole bundle, or nothing here can compute it.
+    """
+    where, folder = _found(bundle)
+    listed = listed_in((where.read(folder + MANIFEST, _LARGEST) or b"").decode())
+
+    def read(name: str, limit: int) -> bytes:
+        content = where.read(folder + name, limit)
+        if content is None or hashlib.sha256(content).hexdigest() != listed.get(name):
+            raise InputError(f"{bundle} is damaged: {name} is not what export wrote; export again")
+        return content
+
+    classes = json.loads(read("classes.json", _LARGEST))
+    signature: dict[str, Any] = json.loads(read("signature.json", _LARGEST))
+    loaders = {"model.onnx": ("onnxruntime", _onnx), "model.pt2": ("torch", _program)}
+    usable = {name: loader for name, loader in loaders.items() if name in listed}
+    for name, (runtime, loader) in usable.items():
+        if find_spec(runtime):
+            short, size = (
+                signature["preprocessing"]["short_side"],
+                signature["inputs"][0]["shape"][2],
+            )
+            logits = loader(read(name, _LARGEST_MODEL))
+            return Model(tuple(classes), short, size, runtime, logits)
+    raise InputError(
+        f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"
+        if usable
+        else f"{bundle} has neither {' nor '.join(loaders)}, so it cannot be computed here"
+    )
+
+
+def _found(bundle: str) -> tuple[Destination, str]:
+    """Where the bundle lies, and the folder there with a slash at its end, or ''."""
+    check_place("bundle", bundle)
+    where = open_destination(bundle)
+    champion = (where.read(CHAMPION, _LARGEST) or b"").decode(errors="replace").strip()
+    for folder in ("", f"{NAME}/", *([f"{champion}/"] if champion.isalnum() else [])):
+        success = where.read(folder + SUCCESS, _LARGEST)
+        manifest = where.read(folder + MANIFEST, _LARGEST)
+        if success is None or manifest is None:
+            continue
+        if success.decode(errors="replace").strip() == hashlib.sha256(manifest).hexdigest():
+            return where, folder
+        raise InputError(
+            f"{bundle} is damaged: its manifest is not what export wrote; export again"
+        )
+    raise InputError(
+        f"there is no bundle at {bundle}: give the folder that a run names as its bundle, "
+        f"with {SUCCESS} and {MANIFEST} in it"
+    )
+
+
+def _onnx(content: bytes) -> Logits:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def logits(images: NDArray[np.uint8]) -> Floats:
+        found: Floats = session.run(["logits"], {"images": images})[0]
+        return found
+
+    return logits
+
+
+def _program(content: bytes) -> Logits:
+    import torch
+
+    module = torch.export.load(io.BytesIO(content)).module()
+
+    def logits(images: NDArray[np.uint8]) -> Floats:
+        with torch.inference_mode():
+            found: Floats = module(torch.from_numpy(images)).numpy()
+        return found
+
+    return logits

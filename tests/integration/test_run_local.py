@@ -1,0 +1,167 @@
+"""`kfp-ddp run --local` and `kfp-ddp predict` on photographs in class folders, without a split."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.cli import app
+from kfp_ddp.predict import load, model
+from kfp_ddp.training import images, transforms
+from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.model import normalise
+from tests import photographs
+
+SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photographs.write(tmp_path_factory.mktemp("home") / "my photos", each=24)
+
+
+@pytest.fixture(scope="module")
+def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
+    """The command, given a folder relative to where it was called, on one rank."""
+    program = [sys.executable, "-m", "kfp_ddp", "run", photos.name, "--local"]
+    options = ["--ranks", "1", "--output", "result", "--json"]
+    settings = [word for one in SMALL for word in ("--set", one)]
+    return subprocess.run(
+        [*program, *options, *settings], cwd=photos.parent, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def summary(ran: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_a_folder_becomes_a_report_and_a_bundle(
+    ran: "subprocess.CompletedProcess[str]", summary: dict[str, Any], photos: Path
+) -> None:
+    assert json.loads((photos.parent / "result" / "summary.json").read_text()) == summary
+    assert (summary["files"], summary["files_copied"], summary["ranks"]) == (72, 72, 1)
+    assert 0 <= summary["accuracy"] <= 1
+    assert "<svg" in Path(summary["report"]).read_text()
+    assert (Path(summary["bundle"]) / "_SUCCESS").is_file()
+    assert "72 images in 3 classes; " in ran.stderr, "what was found and chosen is said first"
+    assert "cifar_resnet8 at 16 px, 1 epochs" in ran.stderr
+
+
+def test_predictions_are_those_of_the_checkpoint(summary: dict[str, Any], photos: Path) -> None:
+    pictures = sorted(photos.rglob("*.jpg"))[:12]
+    told = load(summary["bundle"])(pictures)
+    checkpoint = next((photos.parent / "result").glob("work/*/*/checkpoints/step-*"))
+    network, info = load_model(checkpoint)
+    seen = torch.stack([transforms.evaluate(images.read(str(one)), 16) for one in pictures])
+    with torch.inference_mode():
+        expected = network(normalise(seen)).double().softmax(1)
+    assert info.classes == load(summary["bundle"]).classes
+    assert torch.from_numpy(told).allclose(expected, atol=1e-5)
+
+
+def test_predictions_are_those_of_the_evaluation(summary: dict[str, Any], photos: Path) -> None:
+    with (Path(summary["bundle"]) / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    network = load(summary["bundle"])
+    for row, told in zip(rows, network([photos / row["path"] for row in rows]), strict=True):
+        assert network.classes[told.argmax()] == row["predicted"]
+        assert told.max() == pytest.approx(float(row["confidence"]), abs=1e-5)
+
+
+def test_torch_says_the_same_where_onnx_runtime_is_missing(
+    summary: dict[str, Any], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = sorted(photos.rglob("*.jpg"))[:3]
+    first = load(summary["bundle"])
+    monkeypatch.setattr(model, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    second = load(summary["bundle"])
+    assert (first.runtime, second.runtime) == ("onnxruntime", "torch")
+    assert second(pictures) == pytest.approx(first(pictures), abs=1e-5)
+
+
+def predict(*words: str) -> Any:
+    return CliRunner().invoke(app, ["predict", *words])
+
+
+def test_a_folder_and_a_file_are_told_and_what_cannot_be_read_is_a_line(
+    summary: dict[str, Any], photos: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.jpg"
+    text.write_text("hello")
+    result = predict(summary["bundle"], str(photos / "bark"), str(text), "--top", "2", "--json")
+    told = json.loads(result.stdout)["pictures"]
+    assert len(told) == 25
+    assert all(len(one["classes"]) == 2 for one in told[:24])
+    assert told[24] == {
+        "picture": str(text),
+        "error": f"cannot read {text} (it is no picture): give a picture, such as a JPEG or a PNG",
+    }
+    assert str(result.exception) == "1 of 25 pictures cannot be read"
+
+
+def test_a_table_names_picture_and_classes(summary: dict[str, Any], photos: Path) -> None:
+    output = Path(summary["bundle"]).parent
+    result = predict(str(output), str(photos / "bark" / "img 0.jpg"))
+    assert result.exit_code == 0
+    assert "img 0.jpg  " in result.output
+    assert all(name in result.output for name in photographs.CLASSES)
+
+
+def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    for name in ("_SUCCESS", "MANIFEST.sha256", "classes.json", "signature.json", "model.onnx"):
+        (tmp_path / name).write_bytes((Path(summary["bundle"]) / name).read_bytes())
+    picture = str(photos / "bark" / "img 0.jpg")
+    assert predict(str(tmp_path), picture).exit_code == 0
+    with (tmp_path / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    refused = predict(str(tmp_path), picture).exception
+    assert (
+        str(refused) == f"{tmp_path} is damaged: model.onnx is not what export wrote; export again"
+    )
+    (tmp_path / "_SUCCESS").unlink()
+    assert "there is no bundle at" in str(predict(str(tmp_path), picture).exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("gs:/bucket/x",), "write gs://bucket/x"),
+        (("my-bucket/flowers",), "for a bucket write gs://my-bucket/flowers"),
+        (("./nowhere",), "nowhere does not exist; give a folder"),
+        (("{photos}/bark/img 0.jpg",), "is no folder: give the one"),
+        (("{photos}/bark",), "lie in no class folder"),
+        (("{photos}", "--set", "epoch=3"), "there is no setting 'epoch'; did you mean 'epochs'?"),
+        (("{photos}", "--set", "backend=local"), "backend cannot be set: it is local with --local"),
+        (("{photos}", "--output", "{photos}/out"), "lie in each other"),
+        (("{photos}", "--ranks", "2", "--set", "nproc_per_node=2"), "are one setting"),
+        (("{photos}", "--output", "{photos}/.."), "lie in each other"),
+        (("{photos}", "-f", "nowhere.yaml"), "nowhere.yaml cannot be read"),
+        (("{photos}", "--output", "{other}"), "holds files that are not of a run"),
+    ],
+)
+def test_what_users_get_wrong_is_one_line_before_anything_is_copied(
+    words: tuple[str, ...],
+    line: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    (other / "work").mkdir(parents=True)
+    filled = [word.format(photos=photos, other=other) for word in words]
+    result = CliRunner().invoke(app, ["run", *filled, "--local"])
+    assert isinstance(result.exception, InputError), result.output
+    assert line in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert list(tmp_path.rglob("*")) == [other, other / "work"]
