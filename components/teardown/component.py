@@ -16,7 +16,7 @@ def teardown(
         run_id: Id of the pipeline run.
         backend: As given to train; local looks for processes alone, any other for jobs too.
         job: As given to train; its keep_runs is how many folders of runs stay.
-        work_dir: Folder that holds the folder of the run, as given to train.
+        work_dir: Folder, or bucket's prefix, that holds the folder of the run, as given to train.
 
     Returns:
         One line that says what was ended.

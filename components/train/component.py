@@ -52,11 +52,11 @@ def train(
         job: Settings of the job by name, such as {"nodes": 2, "gpus_per_node": 8}; the README
             of the component job lists them. Also heartbeat_minutes and keep_runs.
         image: Image of the workers, where job names none.
-        work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics; empty
-            for KFP_DDP_WORK_DIR or /work.
+        work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics, or a
+            bucket's prefix such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
 
     Returns:
-        The folder of the newest checkpoint, and the folder of the task.
+        The folder of the newest checkpoint, and the folder of the task, or their addresses.
     """
     inputs = dict(locals())
     from kfp_ddp.components.train.engine import run

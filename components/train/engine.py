@@ -96,7 +96,7 @@ def run(
             checked = LaunchSpec.create(**fields, command=["true"])
             ranks = checked.nproc_per_node or _local_gpus()
             data = held.enter_context(at_hand(dataset_path, run_id))
-            with carried(place, config.keep_checkpoints) as run_dir:
+            with carried(config) as run_dir:
                 here = moved(config, data, run_dir)
                 record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
         else:

@@ -88,7 +88,7 @@ def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
     with contextlib.ExitStack() as held:
         data = held.enter_context(at_hand(config.data, run_id))
         held.enter_context(using(run_id or "train", config.output_dir, data))
-        run_dir = held.enter_context(carried(config.output_dir, config.keep_checkpoints))
+        run_dir = held.enter_context(carried(config))
         here = moved(config, data, run_dir)
         code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *here.to_argv()])
         if code == PREEMPTED:

@@ -41,14 +41,14 @@ def where(address: str) -> Destination:
     return open_destination(address)
 
 
-def save(run_dir: Path, step: int, content: str = "") -> Path:
+def save(run_dir: Path, step: int, content: str = "", best: int = 0) -> Path:
     """A whole checkpoint of a step, in place at once as a training saves it."""
     place = step_dir(run_dir / "checkpoints", step)
     folder = place.with_suffix(".tmp")
     folder.mkdir(parents=True)
     (folder / STATE).write_text(content or f"state {step}")
     about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
-    fields = {"step": step, "files": {STATE: about}}
+    fields = {"step": step, "files": {STATE: about}, "best": {"step": best} if best else None}
     (folder / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest_of(fields)}))
     return folder.rename(place)
 
@@ -153,6 +153,19 @@ def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -
         save(second.path, 40)
         second.finish()
     assert len(names(there / "checkpoints")) == 2 * KEEP
+
+
+def test_the_best_checkpoint_stays_and_comes_along(address: str, there: Path) -> None:
+    with Carried(address, KEEP, keep_best=True, every=60.0) as first:
+        save(first.path, 10, best=10)
+        for step in (20, 30, 40):
+            save(first.path, step, best=10)
+            first.finish()
+    kept = {name.split("/")[0] for name in names(there / "checkpoints")}
+    assert kept == {"step-00000010", "step-00000030", "step-00000040"}
+    with Carried(address, KEEP, keep_best=True, every=60.0) as second:
+        brought = sorted(path.name for path in (second.path / "checkpoints").iterdir())
+        assert brought == ["step-00000010", "step-00000040"]
 
 
 def test_a_checkpoint_is_on_its_way_before_the_training_ends(address: str, there: Path) -> None:

@@ -16,6 +16,7 @@ from kfp_ddp.components.shared.workspace import checkpoints, files
 from kfp_ddp.components.shared.workspace.address import is_address, local_folder
 from kfp_ddp.components.shared.workspace.files import Changes
 from kfp_ddp.components.shared.workspace.turns import Turns
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
 
 EVERY_SECONDS = 10.0
@@ -41,9 +42,18 @@ class Carried:
     the pods of a job each puts what its own ranks write.
     """
 
-    def __init__(self, address: str, keep: int, every: float = EVERY_SECONDS) -> None:
-        """`keep` checkpoints stay there; `every` so many seconds it is looked what changed."""
-        self.address, self.keep = address.rstrip("/"), keep
+    def __init__(
+        self, address: str, keep: int, keep_best: bool = False, every: float = EVERY_SECONDS
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            address: Of the folder.
+            keep: How many of the newest checkpoints stay there.
+            keep_best: Whether the best one does, too.
+            every: Seconds after which it is looked what changed.
+        """
+        self.address, self.keep, self.keep_best = address.rstrip("/"), keep, keep_best
         self.path = local_folder(address)
         self.resumed = ""
         """The checkpoint that was fetched, by its name; '' for none."""
@@ -69,6 +79,9 @@ class Carried:
             ) from None
         if self.resumed:
             self._there.add(self.resumed)
+            best = checkpoints.best_of(self.path / self.resumed) if self.keep_best else ""
+            if best not in ("", self.resumed) and checkpoints.fetch(where, best, self.path):
+                self._there.add(best)
             print(f"{self.resumed} of {self.address} is where the training goes on", flush=True)
         self._changes.note()
         for each in self._rounds:
@@ -107,17 +120,23 @@ class Carried:
                 time.sleep(2)
 
     def _put_checkpoints(self, where: Destination) -> None:
-        """Put the newest checkpoint of each folder that holds some, unless it is there."""
-        for folder in sorted({path.parent for path in self.path.glob("*/step-*")}):
-            found = [path for path in folder.glob("step-*[0-9]") if (path / MANIFEST).exists()]
-            newest = max(found, key=lambda path: checkpoints.step_of(path.name), default=None)
-            if newest is None or f"{folder.name}/{newest.name}" in self._there:
-                continue
-            self._put_checkpoint(where, newest)
-            checkpoints.prune(where, folder.name, self.keep if folder.name == CHECKPOINTS else 1)
+        """Put the newest checkpoint unless it is there, and the best where that is to stay."""
+        found = [path for path in self.path.glob(f"{CHECKPOINTS}/step-*[0-9]") if _whole(path)]
+        newest = max(found, key=lambda path: checkpoints.step_of(path.name), default=None)
+        if newest is None:
+            return
+        best = ""
+        with contextlib.suppress(OSError, ValueError):  # removed meanwhile
+            best = checkpoints.best_of(newest) if self.keep_best else ""
+        wanted = [each for each in found if each == newest or self._name(each) == best]
+        missing = [each for each in wanted if self._name(each) not in self._there]
+        for each in sorted(missing, key=lambda path: path != newest):
+            self._put_checkpoint(where, each)
+        if missing:
+            checkpoints.prune(where, CHECKPOINTS, self.keep, best)
 
     def _put_checkpoint(self, where: Destination, checkpoint: Path) -> None:
-        name = f"{checkpoint.parent.name}/{checkpoint.name}"
+        name = self._name(checkpoint)
         held = self.path / files.OUTGOING / checkpoint.name
         shutil.rmtree(held, ignore_errors=True)
         held.mkdir(parents=True)
@@ -134,11 +153,18 @@ class Carried:
         self._there.add(name)
         print(f"{name} is at {self.address} ({time.monotonic() - began:.1f} s)", flush=True)
 
+    def _name(self, checkpoint: Path) -> str:
+        return checkpoint.relative_to(self.path).as_posix()
+
     def _put_files(self, where: Destination) -> None:
         self._changes.put(where)
 
     def _fetch_heartbeat(self, where: Destination) -> None:
         files.fetch(where, (HEARTBEAT,), self.path)
+
+
+def _whole(checkpoint: Path) -> bool:
+    return (checkpoint / MANIFEST).exists()
 
 
 def _is_of_ranks(name: str) -> bool:
@@ -151,20 +177,20 @@ def _is_ours(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def carried(place: str, keep: int) -> Iterator[Path]:
+def carried(config: TrainConfig) -> Iterator[Path]:
     """The folder that a training works in: that at a path itself, or one that is carried.
 
     Args:
-        place: A path, or an address.
-        keep: How many checkpoints stay at an address.
+        config: Its output_dir is the path, or the address.
 
     Raises:
         KfpDdpError: a bucket that cannot be read, or did not take what the training left.
     """
+    place = config.output_dir
     if not is_address(place):
         yield Path(place)
         return
-    with Carried(place, keep) as found:
+    with Carried(place, config.keep_checkpoints, config.keep_best) as found:
         try:
             yield found.path
         except BaseException:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.shared.destination import Destination, sha256
-from kfp_ddp.training.manifest import MANIFEST, read_manifest
+from kfp_ddp.training.manifest import MANIFEST, read_manifest, step_dir
 
 _PLACE = re.compile(r"(.+)/(step-\d{8,})")
 _LARGEST = 1 << 40
@@ -56,8 +56,20 @@ def upload(where: Destination, name: str, checkpoint: Path) -> bool:
     return True
 
 
-def prune(where: Destination, folder: str, keep: int) -> None:
+def best_of(checkpoint: Path) -> str:
+    """The best checkpoint of a run so far, by the manifest of its newest one; '' for none.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    best = read_manifest(checkpoint).fields.get("best")
+    return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
+
+
+def prune(where: Destination, folder: str, keep: int, spared: str = "") -> None:
     """Remove all but the newest `keep` complete checkpoints of a folder, and what is torn.
+
+    `spared` is one that stays, by its name in the run's folder.
 
     Raises:
         KfpDdpError: they cannot be listed or removed.
@@ -68,7 +80,7 @@ def prune(where: Destination, folder: str, keep: int) -> None:
             parts[name.rpartition("/")[0]].append(name)
     whole = [each for each, names in parts.items() if f"{each}/{MANIFEST}" in names]
     kept = sorted(whole, key=step_of, reverse=True)[:keep]
-    for each in parts.keys() - set(kept):
+    for each in parts.keys() - {*kept, spared}:
         for name in sorted(parts[each], key=lambda name: not name.endswith(f"/{MANIFEST}")):
             where.delete(name)
 
