@@ -1,6 +1,7 @@
 """The committed YAML, run for real through kfp.local: the demo, and what users get wrong."""
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import pytest
 from PIL import Image
 
 from kfp_ddp.demo.run import run
+from kfp_ddp.training.layout import lay_out
+from tests.gcs_server import Bucket
 
 pytestmark = pytest.mark.slow
 
@@ -125,21 +128,36 @@ def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedPr
     )
 
 
-def test_epochs_alone_and_a_small_dataset_need_nothing_else(tiny: Path, tmp_path: Path) -> None:
-    """Warm-up and batch were set by nobody, so they yield."""
+def test_a_small_bucket_without_a_split_needs_epochs_and_nothing_else(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    """Warm-up and batch were set by nobody, so they yield; images to validate go by name."""
+    for label in ("cat", "dog"):
+        for number in range(16):
+            picture = io.BytesIO()
+            shade = 15 * number + (9 if label == "cat" else 0)
+            Image.new("RGB", (9, 8), (shade, 80, 80)).save(picture, "PNG")
+            bucket.put(f"photos/{label}/{number}.png", picture.getvalue())
     arguments = {
-        "source": f"file://{tiny}",
+        "source": "gs://bucket/photos",
         "model": "cifar_resnet8",
         "epochs": 2,
-        "training": {"image_size": 8, "workers": 0},
+        "training": {"image_size": 8, "workers": 0, "val_fraction": 0.25},
         "backend": "local",
         "gate": {},
     }
     done = pipeline(arguments, tmp_path)
     assert done.returncode == 0, done.stdout
-    config = json.loads(next(tmp_path.glob("work/*/*/config.json")).read_text())
-    assert (config["epochs"], config["batch_size"]) == (2, 8)
+    names = [name.removeprefix("photos/") for name in bucket.objects]
+    sides = lay_out(names, val_fraction=0.25)
+    assert f"2 classes, {len(sides.train)} to train on, {len(sides.val)} to validate" in done.stdout
+    (run_dir,) = tmp_path.glob("work/*/*/")
+    config = json.loads((run_dir / "config.json").read_text())
+    assert (config["epochs"], config["batch_size"]) == (2, len(sides.train))
     assert 0 < config["warmup_epochs"] < 2
+    predictions = (run_dir / "evaluation" / "predictions.csv").read_text().splitlines()[1:]
+    assert {row.partition(",")[0] for row in predictions} == {name for name, _ in sides.val}
+    assert (run_dir / "bundle" / "_SUCCESS").is_file()
 
 
 @pytest.mark.parametrize(
