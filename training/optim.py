@@ -7,12 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.training import model
+from kfp_ddp.training import model, own_model
 from kfp_ddp.training.config import TrainConfig
 
 
 def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run, fused where it can be: SGD with Nesterov momentum, or AdamW."""
+    """The optimizer of a run, fused where it can be: SGD with Nesterov momentum, or AdamW.
+
+    The function `optimizer` of a model's own file comes first; its rates keep their proportions.
+    """
+    own = own_model.of(config)
+    if own and own.optimizer:
+        return own.scheduled(network, config, peak(config))
     groups = _groups(network, config)
     fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":

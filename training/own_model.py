@@ -36,10 +36,64 @@ the same images.
 class OwnModel:
     """What a file defines; None for what it leaves to the configuration."""
 
+    file: str
     build: Callable[[int], nn.Module]
     optimizer: Optimizer | None
     loss: Loss | None
     transforms: Transforms | None
+
+    def scheduled(
+        self, network: nn.Module, config: TrainConfig, peak: float
+    ) -> torch.optim.Optimizer:
+        """The file's optimizer; its groups follow the schedule as their rates are to `peak`.
+
+        Raises:
+            InputError: the function raises, or returns none; one line.
+        """
+        assert self.optimizer is not None
+        made: object = self._called("optimizer", self.optimizer, network, config)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise self._returns("optimizer", made, "a torch.optim.Optimizer")
+        for group in made.param_groups:
+            group.setdefault("lr_scale", float(group["lr"]) / peak)
+        return made
+
+    def transformed(self, image: Tensor, size: int, draw: random.Random) -> Tensor:
+        """A training image as the file's function has it.
+
+        Raises:
+            InputError: the function raises, or returns no image of that size; one line.
+        """
+        made: object = self._called("transforms", self.transforms, image, size, draw)
+        if not isinstance(made, Tensor) or (made.dtype, made.shape) != (
+            torch.uint8,
+            (3, size, size),
+        ):
+            raise self._returns("transforms", made, f"an image uint8 [3, {size}, {size}]")
+        return made
+
+    def lost(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a micro-batch as the file's function has it.
+
+        Raises:
+            InputError: the function raises, or returns no number to learn from; one line.
+        """
+        made: object = self._called("loss", self.loss, logits, targets)
+        if not isinstance(made, Tensor) or made.shape != () or not made.requires_grad:
+            raise self._returns("loss", made, "one number that depends on the logits")
+        return made
+
+    def _called(self, name: str, function: Any, *arguments: object) -> object:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise InputError(f"{name} in {self.file} {raised(self.file, error)}") from error
+
+    def _returns(self, name: str, made: object, wanted: str) -> InputError:
+        what = type(made).__name__
+        if isinstance(made, Tensor):
+            what = f"{made.dtype} {list(made.shape)}"
+        return InputError(f"{name} in {self.file} returns {what}, not {wanted}: correct the file")
 
 
 def of(config: TrainConfig) -> OwnModel | None:
@@ -77,7 +131,8 @@ def load(model: str, code: str) -> OwnModel:
         if not (callable(value) or (value is None and name != function)):
             raise InputError(f"{name} in the model's file {file} is no function: rename or mend it")
         found[name] = value
-    return OwnModel(found[function], found["optimizer"], found["loss"], found["transforms"])
+    rest = (found[name] for name in ("optimizer", "loss", "transforms"))
+    return OwnModel(file, found[function], *rest)
 
 
 def network(model: str, code: str, num_classes: int) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from kfp_ddp.training import own_model
 from kfp_ddp.training.config import TrainConfig
 
 
@@ -43,7 +44,9 @@ def generator(seed: int, epoch: int, index: int) -> random.Random:
 def _whole(config: TrainConfig, for_training: bool) -> bool:
     """Whether every epoch begins with the same square of an image."""
     fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
-    return not for_training or (fixed and not augmentation(config).startswith("crop"))
+    own = own_model.of(config)
+    parts = augmentation(config).startswith("crop") or (own and own.transforms)
+    return not for_training or (fixed and not parts)
 
 
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
@@ -83,6 +86,9 @@ def finish(
     size = size_of_epoch(config, epoch)
     augment = augmentation(config)
     draw = generator(config.seed, epoch, position)
+    own = own_model.of(config)
+    if own and own.transforms:
+        return own.transformed(image, size, draw)
     if augment.startswith("crop"):
         image = _resized_crop(image, size, config.crop_min_area, draw)
     elif not (prepared and _whole(config, for_training)):

@@ -1,5 +1,7 @@
 """The network of a run on two blank images, before time is spent on the real ones."""
 
+import random
+
 import torch
 from torch import Tensor, nn
 
@@ -24,9 +26,17 @@ def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
             _logits(network, config, len(classes), size)
-    if config.model_code:
+    own = own_model.of(config)
+    if own:
         network.train()
-        _refuse_unused(network, _logits(network, config, len(classes), max(training)))
+        logits = _logits(network, config, len(classes), max(training))
+        loss = own.lost(logits, torch.zeros(2, dtype=torch.int64)) if own.loss else logits.sum()
+        _refuse_unused(network, loss)
+        if own.optimizer:
+            own.scheduled(network, config, config.learning_rate)
+        if own.transforms:
+            image = torch.zeros(3, max(training), 2 * max(training), dtype=torch.uint8)
+            own.transformed(image, max(training), random.Random(0))
 
 
 def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) -> Tensor:
@@ -48,9 +58,9 @@ def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) ->
     return found
 
 
-def _refuse_unused(network: nn.Module, logits: Tensor) -> None:
+def _refuse_unused(network: nn.Module, loss: Tensor) -> None:
     """A weight without a gradient would let the ranks wait for each other."""
-    torch.autograd.backward(logits.sum())
+    torch.autograd.backward(loss)
     named = network.named_parameters()
     unused = [name for name, p in named if p.requires_grad and p.grad is None]
     if unused:

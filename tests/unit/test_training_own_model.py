@@ -170,3 +170,68 @@ def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
         TrainConfig.create(data="/d", output_dir="/o", model="resnet18", model_code="x")
     with pytest.raises(InputError, match="is no packed Python file"):
         TrainConfig.create(data="/d", output_dir="/o", model="a.py:b", model_code="data:x")
+
+
+BESIDE = """
+import torch
+import torch.nn.functional as F
+
+def optimizer(network, config):
+    head, body = list(network[6].parameters()), list(network[:6].parameters())
+    groups = {"params": head, "lr": config.learning_rate}, {"params": body, "lr": 0.005}
+    return torch.optim.Adam(groups, betas=(0.5, 0.9))
+
+def loss(logits, targets):
+    return F.multi_margin_loss(logits, targets)
+
+def transforms(image, size, draw):
+    return image[:, :size, :size] if draw.random() < 0.5 else torch.zeros_like(image)
+"""
+
+
+def test_optimizer_loss_and_transforms_of_the_file_are_used_and_resume_to_the_bit(
+    data: Path, tmp_path: Path
+) -> None:
+    text = OWN.replace("from torchvision import transforms", "") + BESIDE
+    stopped = trainer(own(data, tmp_path / "resumed", text))
+    stopped.stop.ask("a test")
+    assert not stopped.fit()
+    resumed = trainer(own(data, tmp_path / "resumed", text))
+    assert resumed.fit()
+    optimizer = resumed.learner.optimizer
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.5, 0.9)] * 2
+    resumed.learner.set_rate(0.05)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.005])
+    logits, targets = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0])
+    assert float(resumed.loss(logits, targets)) == pytest.approx(2 / 3)
+    seen = [batch.images.std() for batch in trainer(own(data, tmp_path / "x", text)).batches()]
+    assert len(seen) == 6
+    assert trainer(own(data, tmp_path / "whole", text)).fit()
+    whole = weights(tmp_path / "whole")
+    assert all(torch.equal(value, whole[n]) for n, value in weights(tmp_path / "resumed").items())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def optimizer(n, c): return 3", r"optimizer in mine\.py returns int, not a torch\.optim"),
+        ("def optimizer(n): ...", r"optimizer in mine\.py raises TypeError: optimizer\(\) takes 1"),
+        (
+            "def loss(a, b): return a",
+            r"loss in mine\.py returns torch\.float32 \[2, 3\], not",
+        ),
+        ("def loss(a, b): return a[5, 5]", r"loss in mine\.py raises IndexError in line 9"),
+        (
+            "def transforms(i, s, d): return i",
+            r"in mine\.py returns torch\.uint8 \[3, 8",
+        ),
+    ],
+)
+def test_what_stands_beside_the_network_is_tried_before_training(
+    data: Path, tmp_path: Path, text: str, line: str
+) -> None:
+    own_text = OWN.replace("from torchvision import transforms", "") + text
+    with pytest.raises(InputError, match=line) as caught:
+        prepare(own(data, tmp_path / "run", own_text), ALONE)
+    assert "\n" not in str(caught.value)
