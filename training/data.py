@@ -1,7 +1,6 @@
 """Image folders: what is in them, and their images in batches."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from kfp_ddp.training.images import read
 from kfp_ddp.training.read_ahead import ReadAhead, in_store_order, pieces
 from kfp_ddp.training.sampler import Key, Keys
 from kfp_ddp.training.shards import Slices, Where
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+from kfp_ddp.training.sides import SUFFIXES, is_image
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     """
     if not split.is_dir():
         raise InputError(
-            f"there is no folder {split}: put the images there as {split.name}/<class>/*.jpg"
+            f"there is no folder {split}: put images into the dataset's {split.name}/<class>/"
         )
     folders = sorted(
         entry.name for entry in os.scandir(split) if entry.is_dir() and entry.name[0] != "."
@@ -99,21 +97,10 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     return Index(split, names, tuple(paths), tuple(targets))
 
 
-def count(split: Path, most: int) -> int:
-    """Number of images in a split, counted no further than `most`: cheap on any claim.
-
-    Raises:
-        InputError: no such folder.
-    """
-    if not split.is_dir():
-        scan(split)
-    return sum(1 for _ in itertools.islice(_images(split), most))
-
-
 def _images(folder: Path) -> Iterator[str]:
     for directory, _, files in os.walk(folder):
         for name in files:
-            if name.lower().endswith(SUFFIXES) and name[0] != ".":
+            if is_image(name):
                 yield os.path.join(directory, name)
 
 

@@ -40,7 +40,7 @@ def train(
         task_name: Name of this task in the pipeline; names its folder in that of the run.
         task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
             pipeline.
-        dataset_path: Folder with train/<class>/ and val/<class>/ of images.
+        dataset_path: Folder of the dataset version, or of images as training/README.md has them.
         trained_model: The newest checkpoint: its path, digest, step and metrics.
         metrics: Final loss, accuracy, speed and step.
         loss_curve: Loss and accuracy over the steps, as a picture.
