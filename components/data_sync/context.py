@@ -1,6 +1,6 @@
 """What all steps of one sync share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from kfp_ddp.components.data_sync.meter import Meter
@@ -24,6 +24,8 @@ class Context(NamedTuple):
     """Id of the pipeline run that gets the version; '' for none."""
     rule: Rule | None = None
     """How its images are laid out; None where nothing is asked of it."""
+    only: Collection[str] = ()
+    """The names to take, where what the source gained since is to be left out; none for all."""
 
     def phase(self, name: str) -> None:
         """Tell that a phase starts that counts nothing."""

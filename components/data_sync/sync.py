@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
@@ -33,6 +34,7 @@ def sync(
     retry: Retry | None = None,
     run_id: str = "",
     rule: Rule | None = None,
+    only: Collection[str] = (),
 ) -> Result:
     """Bring the target to what the source holds.
 
@@ -44,6 +46,7 @@ def sync(
         retry: How stubbornly to ask; a default without a value.
         run_id: The pipeline run that gets the version, which stays for as long as the run lives.
         rule: How the images of a version are laid out, which is then checked on the listing.
+        only: The names to take, as an earlier listing had them; none for all that are there.
 
     Raises:
         InputError: what was given cannot be used, before a byte is written.
@@ -60,7 +63,7 @@ def sync(
     )
     checks.check_apart(source_url, target, options.mirror)
     dataset = dataset_name(options.dataset, source_url)
-    context = Context(source, options, retry or Retry(), watch, run_id, rule)
+    context = Context(source, options, retry or Retry(), watch, run_id, rule, only)
     if source.exposed:
         where = f"{source.url} comes over plain http://"
         context.phase(f"{where}, so anybody on the way can read and change it")
@@ -132,6 +135,9 @@ def _listed(context: Context, target: Path) -> names.Names:
     checks.check_sizes(listing, options, source.url)
     folds = names.folds_names(target, probe=not options.dry_run)
     judged = names.apply(listing, options.hostile_names, folds)
+    if context.only:
+        found = enumerate(judged.listing.names)
+        judged.listing = judged.listing.take([i for i, name in found if name in context.only])
     judged.skipped[:0] = markers
     return judged
 

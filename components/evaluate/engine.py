@@ -46,7 +46,10 @@ def run(
     summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
-    with at_hand(dataset_path) as data, opened(run_dir, "evaluate") as folder:
+    with (
+        opened(run_dir, "evaluate") as folder,
+        at_hand(dataset_path, folder.path) as data,
+    ):
         with using("evaluate", run_dir, data):
             found = evaluate(
                 folder.here(checkpoint), folder.path, data, split, batch_size, worst, champion

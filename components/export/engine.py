@@ -50,8 +50,8 @@ def run(
         expected = compared_with(champion, champion_version, target, model_name)
     uri = stays = ""
     with (
-        at_hand(dataset_path) as data,
         opened(run_dir, "export") as task,
+        at_hand(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
         made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))

@@ -12,7 +12,9 @@ from typing import Any, Self
 
 from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync import report
+from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.data_sync import manifest, report
 from kfp_ddp.components.data_sync.progress import Progress
 from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sync import sync
@@ -68,11 +70,13 @@ def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def at_hand(dataset: str, run_id: str = "") -> Iterator[Path]:
+def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
     """The folder of a dataset; one that is to be brought is, below `folders.scratch_dir()`.
 
     Args:
         dataset: A folder, or an address of `EachNode`.
+        run_dir: The task's folder, where the first who brings it leaves what the version holds:
+            what the source gains while a run goes on is left out by all who follow.
         run_id: Who keeps the version from being collected where nodes share a folder.
 
     Raises:
@@ -82,11 +86,14 @@ def at_hand(dataset: str, run_id: str = "") -> Iterator[Path]:
     if not is_brought(dataset):
         yield Path(dataset)
         return
-    wanted = EachNode.parse(dataset)
-    target = Path(folders.scratch_dir(), "data")
+    wanted, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
+    target, options = (
+        Path(folders.scratch_dir(), "data"),
+        options_of(wanted.dataset, wanted.options),
+    )
+    only = {row.name for row in manifest.rows(listed)}
     with Progress() as progress:
-        options = options_of(wanted.dataset, wanted.options)
-        found = sync(wanted.source, target, options, progress.watch, run_id=run_id)
+        found = sync(wanted.source, target, options, progress.watch, run_id=run_id, only=only)
     print(report.line(found), flush=True)
     if found.digest != wanted.digest:
         raise StorageError(
@@ -94,4 +101,7 @@ def at_hand(dataset: str, run_id: str = "") -> Iterator[Path]:
             f"{wanted.digest[:12]}: start a new run, or sync to a claim where the source changes "
             "while runs go on"
         )
+    if not listed.exists():
+        with atomic_write(listed) as file:
+            file.write((found.path / manifest.NAME).read_bytes())
     yield found.path

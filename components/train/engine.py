@@ -36,7 +36,7 @@ from kfp_ddp.components.shared.workspace import (
     leases,
     run_address,
 )
-from kfp_ddp.components.train.on_node import moved
+from kfp_ddp.components.train.on_node import begun, moved
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.config import TrainConfig
@@ -95,12 +95,12 @@ def run(
         if backend == "local":
             checked = LaunchSpec.create(**fields, command=["true"])
             ranks = checked.nproc_per_node or _local_gpus()
-            data = held.enter_context(at_hand(dataset_path, run_id))
-            with carried(config) as run_dir:
+            with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
                 here = moved(config, data, run_dir)
                 record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
         else:
             ids = (run_id, task_name, task_id)
+            config = config if is_address(place) else begun(config, Path(place))
             fields["kind"] = backend
             given = overlaid(task_config, fields)
             stall = supervision.stall_minutes

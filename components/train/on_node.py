@@ -16,6 +16,7 @@ from types import FrameType
 from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.base.failure import Failure, report
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared import initial_weights
 from kfp_ddp.components.shared.each_node import at_hand, is_brought
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import adopt_secrets
@@ -86,9 +87,9 @@ def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
         limits = f"timeout={MEETING_SECONDS},join_timeout={MEETING_SECONDS}"
         os.environ.setdefault("PET_RDZV_CONF", limits)
     with contextlib.ExitStack() as held:
-        data = held.enter_context(at_hand(config.data, run_id))
-        held.enter_context(using(run_id or "train", config.output_dir, data))
         run_dir = held.enter_context(carried(config))
+        data = held.enter_context(at_hand(config.data, run_dir, run_id))
+        held.enter_context(using(run_id or "train", config.output_dir, data))
         here = moved(config, data, run_dir)
         code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *here.to_argv()])
         if code == PREEMPTED:
@@ -102,7 +103,19 @@ def moved(config: TrainConfig, data: Path, run_dir: Path) -> TrainConfig:
     folders = {"data": str(data), "output_dir": str(run_dir)}
     if config.stop_when_stale:
         folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)
-    return TrainConfig.create(**{**config.given(), **folders})
+    return begun(TrainConfig.create(**{**config.given(), **folders}), run_dir)
+
+
+def begun(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """The configuration with the weights to begin with at hand, brought to the run's folder.
+
+    Raises:
+        KfpDdpError: they cannot be brought.
+    """
+    if not initial_weights.is_address(config.init_from):
+        return config
+    found = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
+    return TrainConfig.create(**{**config.given(), "init_from": str(found)})
 
 
 if __name__ == "__main__":

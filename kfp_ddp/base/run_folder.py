@@ -21,6 +21,8 @@ class RunFolder:
         """The configuration of the training, with its automatic values filled in."""
         self.metrics = self.path / "metrics.jsonl"
         """One event of the training a line; a folder with it is a run's."""
+        self.dataset = self.path / "dataset.jsonl"
+        """What the version of the dataset holds, where each reader brings it."""
         self.checkpoints = self.path / "checkpoints"
         self.begun_by = self.path / "begun-by"
         """Who began there under resume=never."""
@@ -36,6 +38,8 @@ class RunFolder:
         """A file for each rank that says how far it is."""
         self.leases = self.path / ".leases"
         """Who uses the folder now; see `kfp_ddp.base.lease`."""
+        self.initial_weights = self.path / "launcher.initial-weights"
+        """A folder for what a training begins with, where that was brought from an address."""
         self.bundle = self.path / "bundle"
 
     def log_positions(self, job: str) -> Path:

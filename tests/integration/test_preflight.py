@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.cloud import storage
 
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.preflight.parameters import MODELS
@@ -121,6 +122,28 @@ def test_the_last_champion_is_that_of_the_destination(
             {"batch_size": 100, "job": {"nproc_per_node": 8}},
             "batch_size=100 cannot be divided evenly among 8 ranks; use a multiple of 8",
         ),
+        ({"work": "gs://absent/x"}, "the bucket gs://absent is not there"),
+        ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is no address: write gs://bucket/x"),
+        (
+            {"work": "gs://bucket/x", "job": {"elastic": "1:2"}},
+            "job sets elastic='1:2', where pods come anew while others go on, and work in a bucket",
+        ),
+        (
+            {"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}},
+            "job sets restart_policy='OnFailure', where pods come anew",
+        ),
+        (
+            {"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0},
+            "work='file:///runs' is no bucket, which each pod could reach: give gs://, s3://",
+        ),
+        (
+            {"publish": "each-node", "sync": {"publish": "clone"}},
+            "sync sets publish='clone', but this pipeline mounts no claim for data: leave it out",
+        ),
+        (
+            {"sync": {"publish": "each-node", "delete": False}},
+            "sync sets delete=false, which keeps what a folder had before",
+        ),
         ({"job": {"evaluate_cpu": ""}}, "evaluate_cpu='' cannot be used: it should be a quantity"),
         ({"job": {"sync_memory": "4GB"}}, "sync_memory='4GB' cannot be used"),
         ({"job": {"evaluate_gpu": 1}}, "job has no setting 'evaluate_gpu'; did you mean"),
@@ -154,6 +177,15 @@ def test_a_champion_that_this_run_may_export_first_need_not_be_there(
     plan = check(summary, destination="gs://bucket/models", champion=champion)
     assert plan.champion == "gs://bucket/models/resnet"
     assert plan.gate == {}
+
+
+def test_without_claims_the_sync_lists_and_leaves_the_rest_to_who_reads(
+    emulator: storage.Client, summary: SimpleNamespace
+) -> None:
+    plan = check(summary, publish="each-node", work="gs://models/runs", sync={"exclude": ["*.md"]})
+    assert plan.publish == "each-node"
+    assert plan.sync == {"exclude": ["*.md"], "dry_run": True}
+    assert list(emulator.list_blobs("models")) == [], "what was tried with is gone"
 
 
 def test_what_steps_take_is_text_as_kfp_takes_it(summary: SimpleNamespace) -> None:

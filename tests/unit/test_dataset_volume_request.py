@@ -6,6 +6,7 @@ import pytest
 
 from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.components.dataset_volume.request import Options, Request
+from kfp_ddp.components.shared.each_node import EachNode
 
 INPUTS = {"dataset": "digits", "digest": "5" * 64, "path": "/data/versions/5", "claim": "data"}
 
@@ -35,9 +36,20 @@ def test_none_changes_nothing(tmp_path: Path) -> None:
     assert "nothing was published" in (tmp_path / "report.md").read_text()
 
 
+def test_on_each_node_there_is_an_address_of_what_to_bring(tmp_path: Path) -> None:
+    sync = {"exclude": ["*.md"], "dry_run": True, "max_delete": 0.1}
+    claim, path = step(tmp_path, publish="each-node", source="gs://bucket/ds", sync=sync)
+    assert claim == "data"
+    found = EachNode.parse(path)
+    assert (found.source, found.dataset, found.digest) == ("gs://bucket/ds", "digits", "5" * 64)
+    assert found.options == {"exclude": ["*.md"], "max_delete": 1.0}
+    assert "brings version 555555555555 of gs://bucket/ds" in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("inputs", "why"),
     [
+        ({"publish": "each-node"}, "publish=each-node needs the source"),
         ({"dataset": ""}, "dataset='' cannot be used: it should be at most 40 lower-case letters"),
         ({"dataset": "A_b"}, "dataset='A_b' cannot be used: it should be at most 40 lower-case"),
         ({"digest": "5" * 63}, "cannot be used: it should be the digest that data_sync returned"),

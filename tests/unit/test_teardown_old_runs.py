@@ -130,3 +130,35 @@ def test_a_job_that_train_refuses_keeps_nothing_from_being_ended(tmp_path: Path)
         folder(tmp_path, name, days)
     said = run("own", "local", {"no_such_setting": 1, "keep_runs": 1}, str(tmp_path))
     assert said == "deleted 1 older run(s)"
+
+
+def begun(work: Path, name: str, days: float, held_by: str = "") -> None:
+    """A run below an address, begun so many days ago."""
+    task = work / name / "train"
+    for file in (f".begun/{time.time() - days * DAY:.0f}", "checkpoints/step-00000001/state.pt"):
+        (task / file).parent.mkdir(parents=True)
+        (task / file).touch()
+    if held_by:
+        (task / ".leases").mkdir()
+        (task / ".leases" / held_by).touch()
+
+
+def test_in_a_bucket_too_runs_before_the_newest_are_deleted_if_nobody_uses_them(
+    tmp_path: Path,
+) -> None:
+    lasting = f"evaluate.ab.{time.time():.0f}"
+    over = f"evaluate.cd.{time.time() - DAY:.0f}"
+    begun(tmp_path, "own", 9.0)
+    for name, days, held_by in (
+        *(("newer", 2.0, ""), ("older", 3.0, over)),
+        *(("used", 400.0, lasting), ("oldest", 500.0, "")),
+    ):
+        begun(tmp_path, name, days, held_by)
+    foreign = tmp_path / "models/x/model.onnx"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    work = f"file://{tmp_path}"
+    assert run("own", "local", {"keep_runs": 2}, work) == "deleted 2 older run(s)"
+    left = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"own", "newer", "used", "models"}
+    assert run("own", "local", {"keep_runs": 2}, work) == "nothing was left to end"
