@@ -85,7 +85,10 @@ class Settings(BaseModel):
         message = problem["msg"].removeprefix("Value error, ")
         if not name:
             return message
-        reason = re.sub(r"^(Input|String|Value) ", "it ", message)
+        reason = re.sub(r"^(Input|String|Value) ", "it ", message).partition(", unable to")[0]
+        if problem["type"] == "tuple_type":
+            told = isinstance(value, str) and name not in cls.secret
+            reason = "it should be a list" + (f" such as {value.split()}" if told else "")
         if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
             reason = f"it should be {words}"
         shown = "" if name in cls.secret else f"={value!r}"
@@ -136,5 +139,6 @@ def hint(name: str, known: typing.Sequence[str]) -> str:
     """What was meant by an unknown name, to follow it in a message; '' where nothing is near."""
     import difflib  # only an error needs it
 
-    near = difflib.get_close_matches(name, known, n=1)
+    near = [each for each in known if len(name) > 2 and each.startswith(name)]
+    near = near or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

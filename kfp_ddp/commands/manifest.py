@@ -1,5 +1,7 @@
 """`kfp-ddp manifest`: the job that a launch would create, as YAML, without creating it."""
 
+from pathlib import Path
+
 import click
 import yaml
 
@@ -45,27 +47,47 @@ def command(
     kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
     command='[python3, train.py]' claims='{/data: images:ro}'
 
-    With script="$(cat train.py)" the ConfigMap that brings the file is printed too.
+    With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap that brings
+    them is printed too.
     """
     from kfp_ddp.base.settings import check_given
+    from kfp_ddp.components.job.bring import bring
     from kfp_ddp.components.shared.launch.identity import identify, metadata
     from kfp_ddp.components.shared.launch.jobs import script_map
+    from kfp_ddp.components.shared.launch.manifests import carried
     from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
+    from kfp_ddp.components.shared.launch.specification.code import archive_of, as_data_url
     from kfp_ddp.components.shared.launch.specification.script import unpacked
 
     fields = dict(_setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
     fields["script"] = unpacked(str(fields.get("script", "")))
-    spec = LaunchSpec.create(**fields, kind=kind)
+    if Path(folder := str(fields.get("code", ""))).is_dir() and folder:
+        fields["code"] = as_data_url(archive_of(folder))
+    spec = bring(LaunchSpec.create(**fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
     printed, map_name = [], ""
-    if spec.script:
+    if carried.files(spec):
         printed.append(script_map(spec, identity, None))
         map_name = printed[0]["metadata"]["name"]
         printed[0]["metadata"]["namespace"] = namespace
     meta = metadata(spec, identity, namespace, 0, None)
     printed.append(job_manifest(spec, meta, map_name))
-    click.echo(yaml.safe_dump_all(printed, sort_keys=False, allow_unicode=True), nl=False)
+    text = yaml.dump_all(printed, Dumper=_Readable, sort_keys=False, allow_unicode=True)
+    click.echo(text, nl=False)
+
+
+class _Readable(yaml.SafeDumper):
+    """Shows a text of several lines as lines."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """The text, as a block where YAML can have it as one."""
+        plain = all(each == "\n" or each.isprintable() for each in data)
+        style = ("|" if "\n" in data else None) if plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Readable.add_representer(str, _Readable.represent_str)
 
 
 def _setting(text: str) -> tuple[str, object]:

@@ -63,6 +63,31 @@ def test_a_value_out_of_range_tells_what_the_setting_means() -> None:
     assert Engine.choices("speed") == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"command": "python3 train.py"}, "it should be a list such as ['python3', 'train.py'] ("),
+        ({"command": 1}, "command=1 cannot be used: it should be a list (Command of each worker"),
+        ({"nodes": "two"}, "nodes='two' cannot be used: it should be a valid integer (Number of"),
+        ({"gpus": 2}, "there is no setting 'gpus'; did you mean 'gpus_per_node'?"),
+        ({"gpu": 2}, "there is no setting 'gpu'; did you mean 'gpus_per_node'?"),
+        ({"xyz": 2}, "there is no setting 'xyz'"),
+        ({"": 2}, "there is no setting ''"),
+        (
+            {"pip_index_urls": "https://me:5150@e.com"},
+            "pip_index_urls cannot be used: it should be",
+        ),
+    ],
+)
+def test_what_a_person_types_first_is_told_how_to_write(
+    given: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        LaunchSpec.create(**{"image": "i", "command": ["c"], **given})
+    assert says in str(raised.value)
+    assert "5150" not in str(raised.value)
+
+
 @pytest.mark.parametrize("given", [{"env": {"TOKEN": 5150}}, {"env_vars": [5150]}])
 def test_a_value_that_may_be_secret_is_not_told(given: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"^env.* cannot be used: ") as raised:

@@ -121,7 +121,7 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
         ({"delete": 0.0}, "delete=0.0 cannot be used: it should be true or false"),
         ({"verify": None}, "verify=None is unknown: it is one of list, quick, full"),
         ({"verify": "ful"}, "verify='ful' is unknown: .*; did you mean 'full'?"),
-        ({"exclude": 1}, "exclude=1 cannot be used: it should be a valid tuple"),
+        ({"exclude": 1}, "exclude=1 cannot be used: it should be a list"),
         ({"bandwidth_mb": -1.0}, "bandwidth_mb=-1.0 cannot be used: it should be greater than"),
         ({"concurrency": 0}, "concurrency=0 cannot be used: it should be greater than or equal"),
         ({"hostile_names": "x"}, "hostile_names='x' is unknown: it is one of error, skip, enc"),
