@@ -71,6 +71,17 @@ def test_the_curve_goes_through_points_of_the_exact_one() -> None:
         assert tpr == pytest.approx(float(told[targets == 1].double().mean()), abs=2e-3)
 
 
+def test_the_curve_has_as_many_points_as_can_be_told() -> None:
+    """99 levels of the scores of each side, and the origin."""
+    logits, targets = torch.zeros(1960, 2), torch.arange(1960) % 2
+    logits[:, 1] = torch.linspace(-3, 3, 1960)
+    tally = Tally(2)
+    tally.update(logits, targets)
+    roc = tally.roc()
+    assert roc is not None
+    assert len(roc.threshold) == len(roc.true_positive_rate) == 199
+
+
 def test_more_scores_than_are_kept_give_no_roc_and_hold_no_more_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
