@@ -39,7 +39,7 @@ def _decoded(path: Path) -> Bytes:
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(file)
+            image: Image.Image = Image.open(file)
             if math.prod(image.size) > MAX_PIXELS:
                 raise ValueError(f"it has more than {MAX_PIXELS:,} pixels")
             if getattr(image, "is_animated", False):

@@ -117,3 +117,23 @@ def test_a_run_on_a_cluster_says_what_can_be_done_instead() -> None:
     assert isinstance(result.exception, InputError)
     assert "give --local to run here, or upload" in str(result.exception)
     assert (Path(str(result.exception).split("upload ")[1].split(" (")[0])).is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (
+            "gs:/bucket/flowers",
+            "source='gs:/bucket/flowers' is no address: write gs://bucket/flowers",
+        ),
+        ("bucket/flowers", "for a bucket write gs://bucket/flowers, for a folder its whole path"),
+    ],
+)
+def test_a_bucket_without_its_scheme_is_no_folder_to_sync(
+    source: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["sync", source, "target"])
+    assert isinstance(result.exception, InputError)
+    assert line in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
