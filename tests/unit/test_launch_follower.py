@@ -81,6 +81,15 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
     assert one.run(Limits()).pods == [gone]
 
 
+def test_a_pod_in_whose_place_another_is_explains_what_no_other_does(ending: Ends) -> None:
+    one = follower(ending, with_condition("Failed"))
+    gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
+    anew: Object = {"metadata": {"name": "a", "uid": "b"}, "status": {"phase": "Running"}}
+    one.pods = Pods.of(JOB).look(JOB, {"a": gone}, {}, 1)
+    one.watches.pods.objects = {"b": anew}
+    assert one.run(Limits()).pods == [anew, gone]
+
+
 def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> None:
     one = follower(ending, with_condition("Running"))
     crash: Object = {

@@ -20,7 +20,7 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
 )
 from kfp_ddp.components.shared.launch.follow.logs import PodLogs
 from kfp_ddp.components.shared.launch.follow.narrator import Narrator
-from kfp_ddp.components.shared.launch.follow.pods import Pods, waits, writes_no_more
+from kfp_ddp.components.shared.launch.follow.pods import Pods, has_failed, waits, writes_no_more
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, read
 from kfp_ddp.components.shared.launch.follow.standing import oldest
@@ -219,10 +219,14 @@ class Follower:
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
+        pods = [*self.pods.own, *(found.reasons or self.pods.ended_for_good)]
+        if found.state.phase == "failed" and not any(map(has_failed, pods)):
+            # The operator counts a pod that it has made anew by now, where the others still save.
+            pods += list(filter(has_failed, self.pods.ended))[-1:]
         return Outcome(
             state=found.state,
             job=self.job,
-            pods=[*self.pods.own, *(found.reasons or self.pods.ended_for_good)],
+            pods=pods,
             last_lines=self.printer.last_lines(),
             lost=self.pods.lost,
             preempted=preempted,
