@@ -8,6 +8,8 @@ import torch
 
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.components.evaluate.engine import evaluate
+from kfp_ddp.components.export.prove import real_samples
 from kfp_ddp.training import checkpoint
 from tests.training_ranks import Ranks, config, dataset, state_hash, train
 
@@ -69,3 +71,21 @@ def test_a_run_on_windows_of_archives_goes_on_exactly_and_on_other_ranks(
     unlike = Ranks(whole.model_copy(update={"shuffle_buffer_mb": 0.02}), 1)
     assert unlike.wait() == [2]
     assert "shuffle_buffer_mb was 0.01 and is now 0.02" in unlike.output()
+
+
+def test_evaluation_and_proof_see_in_archives_what_they_see_in_folders(
+    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
+) -> None:
+    packed = sync(str(trained_dataset), tmp_path / "claim", Options(pack="tar")).path
+    (packed / "_SUCCESS").write_text((trained_dataset / "_SUCCESS").read_text())
+    told, samples = [], []
+    _, info = checkpoint.load_model(trained_checkpoint)
+    for data in (trained_dataset, packed):
+        record, _, document, _ = evaluate(trained_checkpoint, trained_run, data, "val", 7, 8)
+        rows = (trained_run / "evaluation" / "predictions.csv").read_text().splitlines()
+        predictions = [row.split(",")[:3] for row in rows]
+        digests = (record.samples_digest, record.dataset_digest, record.accuracy)
+        told.append((digests, predictions, document.count("data:image/webp;base64,")))
+        samples.append(real_samples(data / "val", info))
+    assert told[0] == told[1]
+    assert torch.equal(*samples)
