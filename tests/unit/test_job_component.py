@@ -2,12 +2,14 @@
 
 import inspect
 import re
+import runpy
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
+import yaml
+from kfp import compiler, dsl
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.job import engine
@@ -124,6 +126,21 @@ def test_all_inputs_of_the_component_reach_its_engine(monkeypatch: pytest.Monkey
     job.python_func(**given)
     assert reached == given
     assert given.keys() - named == INPUTS.keys()
+
+
+@pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_the_examples_of_the_readme_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    (tmp_path / "example.py").write_text(example)
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "src/train.py"):
+        (tmp_path / name).write_text("print()")
+    (tmp_path / "requirements.lock").write_text(f"timm==1.0.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.chdir(tmp_path)
+    found = runpy.run_path(str(tmp_path / "example.py"))["example"]
+    compiler.Compiler().compile(found, str(tmp_path / "example.yaml"))
+    assert "job" in yaml.safe_load((tmp_path / "example.yaml").read_text())["root"]["dag"]["tasks"]
 
 
 def test_the_readme_has_a_line_for_each_input() -> None:
