@@ -93,6 +93,11 @@ class ModelInfo:
         """Above how many pixels an image could not be read in the run."""
         return int(self.config.get("max_pixels", MAX_PIXELS))
 
+    @property
+    def test_time_flip(self) -> bool:
+        """Whether its logits are the mean of those of an image and its mirror image."""
+        return bool(self.config.get("test_time_flip"))
+
     def network(self) -> nn.Module:
         """The network without its weights; the file of a network of one's own is run."""
         return models.build(

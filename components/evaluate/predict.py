@@ -19,7 +19,7 @@ from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import MAX_PIXELS
 from kfp_ddp.training.memory import keep_freed
-from kfp_ddp.training.model import normalise
+from kfp_ddp.training.model import logits, normalise
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ def predict(
             index, info.image_size, batch_size, on_bad_image, max_pixels
         ):
             pixels = normalise(images.to(device), info.mean, info.std)
-            logits = model(pixels).float()
-            finite = logits.isfinite().all(1)
+            said = logits(model, pixels, info.test_time_flip).float()
+            finite = said.isfinite().all(1)
             if not finite.all():
                 at = int(positions[int((~finite).nonzero()[0])])
                 raise InputError(
                     f"the checkpoint gives NaN or infinity for {index.paths[at]}: training "
                     "diverged; train again with a lower learning_rate"
                 )
-            batch = tally.update(logits, targets.to(device))
+            batch = tally.update(said, targets.to(device))
             predicted[positions] = batch.predicted.cpu()
             confidence[positions] = batch.confidence.cpu()
             loss[positions] = batch.loss.cpu()

@@ -13,7 +13,7 @@ from kfp_ddp.components.shared import weights
 from kfp_ddp.components.shared.bundle import WEIGHTS
 from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.model import normalise
+from kfp_ddp.training.model import logits, normalise
 
 PROGRAM, ONNX = "model.pt2", "model.onnx"
 CODE = "network.py"
@@ -31,11 +31,11 @@ class Servable(nn.Module):
         super().__init__()
         self.model = model
         self.mean, self.std = info.mean, info.std
+        self.test_time_flip = info.test_time_flip
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of `images`."""
-        logits: Tensor = self.model(normalise(images, self.mean, self.std))
-        return logits
+        return logits(self.model, normalise(images, self.mean, self.std), self.test_time_flip)
 
 
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
         "model": info.model,
         "blur_pool": json.dumps(info.blur_pool),
         "model_code": info.model_code,
+        "test_time_flip": json.dumps(info.test_time_flip),
         "classes": json.dumps(list(info.classes)),
         "image_size": str(info.image_size),
         "mean": json.dumps(list(info.mean)),
@@ -59,6 +60,7 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
             config={
                 "blur_pool": json.loads(said.get("blur_pool", "false")),
                 "model_code": said.get("model_code", ""),
+                "test_time_flip": json.loads(said.get("test_time_flip", "false")),
             },
         )
         _check(info)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.base.errors import JobError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared import pictures
-from kfp_ddp.training.manifest import read_manifest
+from kfp_ddp.training.manifest import read_manifest, step_dir
 
 
 class Newest(NamedTuple):
@@ -36,6 +36,22 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     return None
 
 
+def chosen_checkpoint(run_dir: Path) -> Newest | None:
+    """What the run hands on: the best checkpoint where it was kept (keep_best), else the newest."""
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return None
+    best = newest.manifest.get("best")
+    if not best or not newest.manifest["config"]["keep_best"]:
+        return newest
+    path = step_dir(newest.path.parent, int(best["step"]))
+    try:
+        manifest = read_manifest(path)
+    except (OSError, ValueError):
+        return newest
+    return Newest(path, manifest.step, manifest.digest, manifest.fields)
+
+
 def write_outputs(
     run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
 ) -> Newest:
@@ -47,7 +63,7 @@ def write_outputs(
     Raises:
         JobError: when training left no checkpoint.
     """
-    newest = newest_checkpoint(run_dir)
+    newest = chosen_checkpoint(run_dir)
     if newest is None:
         raise JobError(
             f"training ended without a checkpoint in {RunFolder(run_dir).checkpoints}; "
@@ -72,10 +88,12 @@ def write_outputs(
 
 
 def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
-    """Finite numbers worth a table: last loss, accuracy, speed, and the step they belong to."""
+    """Finite numbers worth a table: last loss, speed, the accuracy of the checkpoint, its step."""
     events = pictures.read_events(RunFolder(run_dir).metrics)
     last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
     last.update({str(event.get("event")): event for event in events})
+    evaluations = [event for event in events if event.get("event") == "eval"]
+    last["eval"] = next((e for e in evaluations if e.get("step") == newest.step), last["eval"])
     found = {
         "step": newest.step,
         "loss": last["step"].get("loss"),

@@ -1,5 +1,6 @@
 """What a recipe is made of: each piece resumes to the bit, and does what its source says."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.train.outputs import chosen_checkpoint
 from kfp_ddp.training import checkpoint, transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
@@ -17,6 +19,7 @@ from kfp_ddp.training.distributed import World
 from kfp_ddp.training.loss import Loss, balanced
 from kfp_ddp.training.mixing import mixed
 from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.recipes import configured
 from kfp_ddp.training.trainer import Trainer
 from kfp_ddp.training.validation import Validation
 from tests.training_ranks import config, dataset, state_hash
@@ -147,6 +150,40 @@ def test_the_best_checkpoint_stays_beside_the_newest(
     assert kept == [12, 9, 4]
     best = checkpoint.verify(tmp_path / "run" / "checkpoints" / "step-00000004")
     assert best.manifest["metrics"]["accuracy"] == 0.9
+    assert _handed_on(tmp_path / "run") == 4
+    shutil.rmtree(best.path)
+    assert _handed_on(tmp_path / "run") == 12
+
+
+def test_the_newest_checkpoint_is_handed_on_where_the_best_was_not_kept(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _accuracies(monkeypatch, 0.9, 0.5)
+    assert trainer(run(data, tmp_path / "run", epochs=2)).fit()
+    assert _handed_on(tmp_path / "run") == 4
+
+
+def _handed_on(run_dir: Path) -> int:
+    chosen = chosen_checkpoint(run_dir)
+    assert chosen is not None
+    return chosen.step
+
+
+def test_weights_to_begin_with_are_fine_tuned_unless_another_recipe_is_given() -> None:
+    begun = {"data": "d", "output_dir": "o", "init_from": "w"}
+    tuned = configured("none", begun)
+    assert (tuned.freeze_epochs, tuned.body_lr_factor, tuned.keep_best) == (1, 0.1, True)
+    assert tuned == configured("finetune", begun)
+    assert configured("cifar", begun).freeze_epochs == 0
+    assert configured("none", {"data": "d", "output_dir": "o"}).freeze_epochs == 0
+
+
+def test_another_optimizer_does_not_take_the_rates_of_a_recipe() -> None:
+    folders = {"data": "d", "output_dir": "o"}
+    adamw = configured("imagenet-90", {**folders, "optimizer": "adamw", "weight_decay": 0.05})
+    assert (adamw.learning_rate, adamw.lr_reference_batch, adamw.weight_decay) == (1e-3, 0, 0.05)
+    assert adamw.warmup_epochs == 8
+    assert configured("imagenet-90", {**folders, "optimizer": "sgd"}).learning_rate == 0.256
 
 
 def _accuracies(patch: pytest.MonkeyPatch, *accuracies: float) -> None:

@@ -77,28 +77,34 @@ RECIPES: dict[str, Recipe] = {
         "crop_min_area": 0.25,
         "workers": 12,
     },
-    # From the checkpoint of another run, `init_from`; its classifier is kept if the classes are.
+    # From the weights of `init_from`, for hundreds to some ten thousands of images: an epoch for the
+    # classifier alone, as in fastai's fine_tune, then all of it, the body at a tenth of the rate.
     "finetune": {
-        "model": "resnet50",
-        "image_size": 224,
-        "epochs": 10,
+        "epochs": 15,
         "batch_size": 64,
-        "learning_rate": 0.01,
+        "learning_rate": 0.04,
+        "lr_reference_batch": 64,
+        "body_lr_factor": 0.1,
+        "freeze_epochs": 1,
         "weight_decay": 1e-4,
         "warmup_epochs": 0.5,
         "label_smoothing": 0.1,
-        "ema_decay": 0.99,
-        "augment": "crop-flip",
         "crop_min_area": 0.35,
+        "keep_best": True,
         "cache_gb": 4.0,
     },
 }
 
 
+OF_AN_OPTIMIZER = ("learning_rate", "lr_reference_batch", "momentum", "weight_decay")
+"""Settings of a recipe that another optimizer than its own takes no good of."""
+
+
 def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a recipe with what was given (data and output_dir at least) over it.
 
-    A recipe's warm-up that leaves nothing of the epochs given yields to them.
+    Weights to begin with make finetune of none. A recipe's warm-up that leaves nothing of the
+    epochs given yields to them, and its rates to an optimizer that is not its own.
 
     Raises:
         InputError: no such recipe, a field that does not fit, or finetune without init_from.
@@ -106,8 +112,12 @@ def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
     if name not in RECIPES:
         raise InputError(f"there is no recipe {name!r}: it is one of {', '.join(RECIPES)}")
     if name == "finetune" and not given.get("init_from"):
-        raise InputError("the recipe finetune needs init_from: the step directory of another run")
+        raise InputError("the recipe finetune needs init_from: weights to begin with")
+    if name == "none" and given.get("init_from"):
+        name = "finetune"
     recipe, epochs = dict(RECIPES[name]), given.get("epochs")
+    if given.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):
+        recipe = {key: value for key, value in recipe.items() if key not in OF_AN_OPTIMIZER}
     if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
         recipe.pop("warmup_epochs", None)
     return TrainConfig.create(**{**recipe, **given})
