@@ -27,6 +27,7 @@ from kfp_ddp.components.preflight.parameters import (
 )
 from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared import initial_weights
 from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.destination import open_destination
@@ -156,7 +157,9 @@ def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
     given = {**filled_in(inputs, TrainConfig), **training, **folders}
-    return configured(parameters.recipe, given)
+    config = configured(parameters.recipe, given)
+    initial_weights.check(config.init_from)
+    return config
 
 
 def _job(

@@ -185,7 +185,7 @@ def loss(logits, targets):
     return F.multi_margin_loss(logits, targets)
 
 def transforms(image, size, draw):
-    return image[:, :size, :size] if draw.random() < 0.5 else torch.zeros_like(image)
+    return image[:, :size, :size] if draw.random() < 0.5 else torch.zeros(3, size, size, dtype=torch.uint8)
 """
 
 

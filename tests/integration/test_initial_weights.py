@@ -1,0 +1,93 @@
+"""Weights to begin with that lie at an address."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from google.cloud import storage
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.shared import bundle, champion, initial_weights, weights
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.train.on_node import begun
+from kfp_ddp.training import checkpoint, weights_file
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.model import build
+
+
+def config(init_from: str, output: Path) -> TrainConfig:
+    return TrainConfig.create(
+        data="/d", output_dir=str(output), init_from=init_from, model="cifar_resnet8"
+    )
+
+
+def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
+    found = weights_file.read(path).tensors
+    return all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_a_file_below_a_prefix_is_brought_once_to_the_runs_folder(
+    emulator: storage.Client, tmp_path: Path
+) -> None:
+    state = build("cifar_resnet8", 2).state_dict()
+    torch.save(state, tmp_path / "theirs.pth")
+    blob = emulator.bucket("models").blob("pretrained/theirs.pth")
+    blob.upload_from_filename(tmp_path / "theirs.pth")
+    address = "gs://models/pretrained/theirs.pth"
+    initial_weights.check(address)
+    run = begun(config(address, tmp_path / "run"), tmp_path / "run")
+    found = Path(run.init_from)
+    assert found == RunFolder(tmp_path / "run").initial_weights / "theirs.pth"
+    assert agrees(found, state)
+    blob.delete()
+    assert begun(config(address, tmp_path / "run"), tmp_path / "run") == run
+    for missing in (address, "gs://models/nothing"):
+        with pytest.raises(InputError, match="is not there: correct the address"):
+            initial_weights.check(missing)
+    with pytest.raises(InputError, match="is not there: correct the address"):
+        begun(config(address, tmp_path / "other"), tmp_path / "other")
+    with pytest.raises(InputError, match="holds neither a bundle nor a checkpoint: give the addr"):
+        begun(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
+
+
+def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    network, info = checkpoint.load_model(trained_checkpoint)
+    where = open_destination((tmp_path / "models").as_uri())
+    made = tmp_path / "bundle"
+    made.mkdir()
+    weights.write(network, info, made / bundle.WEIGHTS)
+    from kfp_ddp.components.evaluate.engine import evaluate
+
+    evaluate(trained_checkpoint, tmp_path / "run", trained_dataset, "val", 64, 4)
+    evaluation = tmp_path / "run" / "evaluation" / "evaluation.json"
+    (made / "metrics.json").write_bytes(evaluation.read_bytes())
+    bundle.seal(made)
+    uri = bundle.upload(made, "squares", where)
+    champion.move(where, "squares", bundle.version(made), "")
+    for number, address in enumerate(
+        (uri, f"{where.uri}/squares", trained_checkpoint.as_uri(), f"{uri}/model.safetensors")
+    ):
+        run_dir = tmp_path / f"begun-{number}"
+        initial_weights.check(address)
+        found = Path(begun(config(address, run_dir), run_dir).init_from)
+        assert agrees(found, network.state_dict()), address
+        assert weights_file.read(found).classes == info.classes
+    target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
+    target.write_bytes(target.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"damaged: model\.safetensors is not what MANIFEST"):
+        begun(config(uri, tmp_path / "x"), tmp_path / "x")
+    assert not list(RunFolder(tmp_path / "x").initial_weights.glob("[!.]*"))
+
+
+def test_an_address_that_cannot_be_reached_or_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"^cannot fetch init_from=https://127\.0\.0\.1:9/x"):
+        begun(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot bring init_from=file:///nowhere/x\.pth to"):
+        begun(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
+    plain: Any = config("/a/path.pth", tmp_path)
+    assert begun(plain, tmp_path) is plain
