@@ -11,6 +11,9 @@ from kfp_ddp.base.settings import Settings
 Backend = Literal["pytorchjob", "trainjob", "local"]
 JOB_OWN = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "metrics_port"), "the step sets itself"
+) | dict.fromkeys(
+    ("packages_to_install", "pip_index_urls"),
+    "evaluate and export would lack: build an image with them",
 )
 """Fields of LaunchSpec that the step sets, with why they cannot be given."""
 

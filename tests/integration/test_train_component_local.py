@@ -130,6 +130,11 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
         ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
         ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
         ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
+        ({"job": {"entry": "x.py"}}, "job sets entry, which the step sets itself"),
+        (
+            {"job": {"packages_to_install": ["timm==1.0.0"]}},
+            "job sets packages_to_install, which evaluate and export would lack: build an image",
+        ),
         ({"job": {"keep_runs": -1}}, "keep_runs=-1"),
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
         ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
