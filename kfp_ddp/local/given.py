@@ -11,6 +11,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings, hint
 from kfp_ddp.components.preflight.parameters import MODELS, SUBJECTS
 from kfp_ddp.local.pipeline import COMPILED
+from kfp_ddp.training import model_file
 
 Key = tuple[str, str]
 """A parameter of the pipeline, and the setting in it where it is a mapping, else ''."""
@@ -43,7 +44,17 @@ def read(file: Path | None, words: Iterable[str]) -> dict[str, Any]:
                 _put(arguments, _key(f"{name}.{inner}"), each)
         else:
             _put(arguments, _key(name), value)
-    return arguments
+    return _with_files(arguments)
+
+
+def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
+    """With the text of a model's file, and the whole path of weights to begin with."""
+    training = arguments.get("training", {})
+    found = model_file.with_code({"model": arguments.get("model", ""), **training})
+    more = {"model_code": found["model_code"]} if "model_code" in found else {}
+    if training.get("init_from") and Path(training["init_from"]).exists():
+        more["init_from"] = str(Path(training["init_from"]).resolve())
+    return {**arguments, "training": {**training, **more}} if more else arguments
 
 
 def _of_file(file: Path) -> list[tuple[str, Any]]:
