@@ -25,10 +25,13 @@ from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.pipelines import pods
 
-# Keys of the bucket's secret that become environment variables: S3 and what speaks like it.
+# Keys of the bucket's secret that become environment variables.
 SECRET_ENV = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+    *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
+    *("AZURE_CLIENT_SECRET", "HF_TOKEN", "HF_ENDPOINT"),
 )
 
 

@@ -5,9 +5,14 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
 
-SCHEMES = "gs|s3|https?|file"
+SCHEMES = "gs|s3|az|hf|https?|file"
 # What both Google and S3 ask of a name, S3 alone without '_'.
 BUCKET = r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+CONTAINER = r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*"
+DATASET = r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?"
+ALIASES = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "azure": "az"}
+"""What other programs call our schemes."""
+AZURE = r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
 
 
 def check_place(name: str, value: str) -> None:
@@ -22,6 +27,14 @@ def check_place(name: str, value: str) -> None:
             relative path that is not there.
     """
     scheme, slashes, rest = value.partition("://")
+    if scheme in ALIASES and slashes:
+        raise InputError(f"{name}={value!r} is written {ALIASES[scheme]}://{rest} here")
+    if not value.endswith(".jsonl") and (azure := re.fullmatch(AZURE, value)):
+        container, account = azure[1] or azure[5], azure[2] or azure[4]
+        raise InputError(
+            f"{name}={value!r} is written az://{container}{azure[3] or azure[6] or ''} here, with "
+            f"AZURE_STORAGE_ACCOUNT={account} in the secret of the bucket"
+        )
     if not slashes:
         if mistyped := re.match(rf"({SCHEMES})(:/?|;//|//)(?=[^/])", value, re.IGNORECASE):
             meant = f"{mistyped[1].lower()}://{'/' * (mistyped[1] == 'file')}"
@@ -38,9 +51,19 @@ def check_place(name: str, value: str) -> None:
                 "for a folder its whole path"
             )
     elif scheme in ("gs", "s3"):
-        bucket = rest.partition("/")[0]
-        if bucket and not re.fullmatch(BUCKET, bucket):
-            raise InputError(
-                f"{name}={value!r}: no bucket can be called {bucket!r}; its name is of small "
-                "letters, digits, '-', '_' and '.', with a letter or digit at both ends"
-            )
+        _check_bucket(name, value, BUCKET, "digits, '-', '_' and '.'")
+    elif scheme == "az":
+        _check_bucket(name, value, CONTAINER, "digits and single '-'")
+    elif scheme == "hf" and not re.fullmatch(DATASET, rest):
+        raise InputError(
+            f"{name}={value!r} is no dataset of the Hugging Face Hub: write hf://datasets/owner/name"
+        )
+
+
+def _check_bucket(name: str, value: str, pattern: str, of: str) -> None:
+    bucket = value.partition("://")[2].partition("/")[0]
+    if bucket and not re.fullmatch(pattern, bucket):
+        raise InputError(
+            f"{name}={value!r}: no bucket can be called {bucket!r}; its name is of small letters, "
+            f"{of}, with a letter or digit at both ends"
+        )

@@ -9,6 +9,8 @@ from kfp_ddp.doctor.finding import ASK_ADMIN, Asked, Finding
 
 GOOGLE, WEB = "key.json", "netrc"
 AMAZON = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+AZURE = ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING")
+FACE = "HF_TOKEN"
 
 
 def secret(api: Api, asked: Asked) -> Finding:
@@ -35,8 +37,9 @@ def secret(api: Api, asked: Asked) -> Finding:
 def _trouble(data: Object) -> str:
     """What is wrong with the values of a secret, which are base64; '' for nothing."""
     given = [key for key in AMAZON if data.get(key)]
-    if GOOGLE not in data and not given and WEB not in data:
-        return f"has {', '.join(sorted(data)) or 'nothing'}, and neither {GOOGLE} nor {AMAZON[0]}"
+    if not given and not any(key in data for key in (GOOGLE, WEB, FACE, *AZURE)):
+        known = f"neither {GOOGLE} nor {AMAZON[0]} nor {AZURE[0]}"
+        return f"has {', '.join(sorted(data)) or 'nothing'}, and {known}"
     if len(given) == 1:
         (missing,) = set(AMAZON) - set(given)
         return f"has {given[0]} without {missing}"

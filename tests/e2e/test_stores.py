@@ -1,13 +1,26 @@
 """Stores as they run elsewhere, without a cluster: as source, destination and champion."""
 
+import hashlib
+import json
+import os
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.storage.blob import BlobServiceClient, ContentSettings
 
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.options import Options
+from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from tests.destinations import Conditional, OfBuckets
 from tests.stores import azurite, versitygw
+from tests.sync_runs import RETRY, content
+
+QUICK = Options(concurrency=4, timeout=5)
+sync = partial(sync_stubbornly, retry=RETRY)
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -48,8 +61,6 @@ def azure_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def azure(azure_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A client of Azurite, and an empty container `bucket`."""
-    from azure.storage.blob import BlobServiceClient
-
     connection = (
         f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
         f"BlobEndpoint={azure_url}/{ACCOUNT};"
@@ -71,3 +82,80 @@ class TestAzure(OfBuckets, Conditional):
     @pytest.fixture
     def where(self, azure: Any) -> Destination:
         return open_destination("az://bucket/results/of/")
+
+
+def test_azure_with_checked_unchecked_and_folder_blobs(azure: Any, tmp_path: Path) -> None:
+    objects = {"a/x.png": b"x" * 3000, "a/sum.png": b"y" * 300, "large": os.urandom(5 << 20)}
+    container = azure.get_container_client("bucket")
+    container.upload_blob("ds/a/x.png", objects["a/x.png"])
+    summed = ContentSettings(content_md5=bytearray(hashlib.md5(objects["a/sum.png"]).digest()))
+    container.upload_blob("ds/a/sum.png", objects["a/sum.png"], content_settings=summed)
+    container.upload_blob("ds/a", b"", metadata={"hdi_isfolder": "true"})
+    (tmp_path / "large").write_bytes(objects["large"])
+    open_destination("az://bucket/ds").put(tmp_path / "large", "large")
+    target = tmp_path / "target"
+    first = sync("az://bucket/ds", target, QUICK)
+    assert content(first.path) == objects
+    assert sync("az://bucket/ds", target, QUICK).unchanged
+    container.upload_blob("ds/a/x.png", b"z" * 3000, overwrite=True)
+    second = sync("az://bucket/ds", target, QUICK)
+    assert (second.downloaded, second.linked) == (1, 2)
+    assert content(second.path) == objects | {"a/x.png": b"z" * 3000}
+
+
+@pytest.mark.parametrize("found_by", ["SHA256", "MD5"])
+def test_azure_blob_that_is_not_what_its_digest_says_is_refused(
+    azure: Any, tmp_path: Path, found_by: str
+) -> None:
+    blob = azure.get_blob_client("bucket", "ds/x")
+    blob.upload_blob(b"x" * 3000)
+    if found_by == "SHA256":
+        blob.set_blob_metadata({"sha256": hashlib.sha256(b"y").hexdigest()})
+    else:
+        blob.set_http_headers(ContentSettings(content_md5=bytearray(16)))
+    with pytest.raises(StorageError, match=f"cannot read 'x' of az://bucket/ds: {found_by}"):
+        sync("az://bucket/ds", tmp_path, QUICK)
+    assert not (tmp_path / "current").exists()
+
+
+def test_what_azure_refuses_is_one_line(
+    azure_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"BlobEndpoint={azure_url}/{ACCOUNT};AccountName={ACCOUNT};AccountKey=d3Jvbmc=;"
+    for connection, says in (
+        (wrong, "may not be .*Storage Blob Data Contributor"),
+        ("nonsense", "correct AZURE_STORAGE_CONNECTION_STRING"),
+        ("", "names no account: set AZURE_STORAGE_ACCOUNT"),
+    ):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+        for ask in (
+            lambda: sync("az://bucket/ds", tmp_path, QUICK),
+            open_destination("az://bucket/ds").prepare,
+        ):
+            with pytest.raises(InputError, match=says) as told:
+                ask()
+            assert "\n" not in str(told.value)
+
+
+def test_s3_that_everybody_may_read_is_read_whoever_asks(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x")
+    everybody = {
+        "Effect": "Allow",
+        "Principal": "*",
+        "Action": ["s3:ListBucket", "s3:GetObject"],
+        "Resource": ["arn:aws:s3:::bucket", "arn:aws:s3:::bucket/*"],
+    }
+    s3.put_bucket_policy(Bucket="bucket", Policy=json.dumps({"Statement": [everybody]}))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of another store")
+    assert content(sync("s3://bucket/ds", tmp_path / "refused", QUICK).path) == {"x": b"x"}
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    assert content(sync("s3://bucket/ds", tmp_path / "nobody", QUICK).path) == {"x": b"x"}
+    with pytest.raises(InputError, match="may not be written as anonymous"):
+        open_destination("s3://bucket/ds").prepare()
+    s3.delete_bucket_policy(Bucket="bucket")
+    with pytest.raises(InputError, match="no right to list s3://bucket/ds as anonymous"):
+        sync("s3://bucket/ds", tmp_path / "private", QUICK)

@@ -112,8 +112,11 @@ class Handler(BaseHTTPRequestHandler):
             super().finish()
 
     def do_POST(self) -> None:
-        """Give a token."""
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        """Take a small object, or give a token."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path.startswith("/upload/"):
+            self.upload(body)
+            return
         if self.bucket.token_faults:
             fault = self.bucket.token_faults.popleft()
             if fault == "reset0":
@@ -127,6 +130,23 @@ class Handler(BaseHTTPRequestHandler):
         self.bucket.tokens_given += 1
         self.bucket.token = f"token-{self.bucket.tokens_given}"
         self.answer(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
+
+    def upload(self, body: bytes) -> None:
+        """Store what comes with its name in one body of parts."""
+        if not self.path.startswith("/upload/storage/v1/b/bucket/o"):
+            self.error(HTTPStatus.NOT_FOUND)
+            return
+        _, about, content, _ = body.split(body.partition(b"\r\n")[0])
+        name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
+        self.bucket.put(name, content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
+        stored = self.bucket.objects[name]
+        told = {"name": name, "size": len(stored.data), "crc32c": stored.crc}
+        self.answer(HTTPStatus.OK, told | {"generation": str(stored.generation)})
+
+    def do_DELETE(self) -> None:
+        """Drop an object."""
+        self.bucket.objects.pop(unquote(urlsplit(self.path).path.partition("/o/")[2]), None)
+        self.answer(HTTPStatus.OK, {})
 
     def do_GET(self) -> None:
         """List or download."""

@@ -179,6 +179,9 @@ def test_a_secret_has_what_steps_read_or_is_refused(seed: int) -> None:
         "AWS_ACCESS_KEY_ID": "a",
         "AWS_SECRET_ACCESS_KEY": "b",
         "netrc": "",
+        "AZURE_STORAGE_ACCOUNT": "a",
+        "AZURE_STORAGE_CONNECTION_STRING": "b",
+        "HF_TOKEN": "c",
     }
     chosen = {name: given[name] for name in given if dice.random() < 0.5}
     data = {k: base64.b64encode(text.encode("latin-1")).decode() for k, text in chosen.items()}

@@ -160,6 +160,36 @@ def test_a_bucket_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
         check_place("source", f"gs://{bucket}/x")
 
 
+@pytest.mark.parametrize("bucket", ["My-Container", "ab", "a--b", "a_b", "-ab", "x" * 64])
+def test_a_container_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
+    with pytest.raises(InputError, match="no bucket can be called"):
+        check_place("source", f"az://{bucket}/x")
+    check_place("source", "az://a-b-1/x")
+    check_place("source", "az://$web/x")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("gcs://bucket/x", "gs://bucket/x"),
+        ("s3a://bucket/x", "s3://bucket/x"),
+        ("azure://box/x", "az://box/x"),
+        ("abfss://box@acc.dfs.core.windows.net/x/y", "az://box/x/y here, with .*ACCOUNT=acc"),
+        ("https://acc.blob.core.windows.net/box/x", "az://box/x here, with .*ACCOUNT=acc"),
+        ("az:/box/x", "az://box/x"),
+        ("hf:datasets/owner/name", "hf://datasets/owner/name"),
+        ("hf://owner/name", "hf://datasets/owner/name"),
+    ],
+)
+def test_a_place_as_other_programs_write_it_is_told_as_it_is_written_here(
+    value: str, written: str
+) -> None:
+    with pytest.raises(InputError, match=written):
+        check_place("source", value)
+    check_place("source", "https://acc.blob.core.windows.net/box/_MANIFEST.jsonl")
+    check_place("source", "hf://datasets/owner/name@v1/folder")
+
+
 @pytest.mark.parametrize(("nodes", "ends"), [(2, "refused"), (None, "told"), (1, "")])
 def test_a_claim_for_one_node_is_refused_where_there_are_several_and_told_where_nobody_knows(
     nodes: int | None, ends: str

@@ -97,7 +97,8 @@ def open_source(
 ) -> Source:
     """The source that a URL names.
 
-    gs:// or s3://bucket/prefix, file:///folder, a path, or a manifest's https:// address.
+    gs://, s3:// or az://bucket/prefix, hf://datasets/owner/name, file:///folder, a path, or a
+    manifest's https:// address.
     `timeout` is the longest silence of a peer in seconds, `ahead` how many connections to open
     while the listing runs, for a transfer that is sure to follow. Of a folder only what is
     `wanted` is looked at.
@@ -122,6 +123,14 @@ def open_source(
         from kfp_ddp.components.data_sync.sources.s3 import S3Source
 
         return S3Source(url, *bucket_and_prefix(url), timeout=timeout)
+    if scheme == "az":
+        from kfp_ddp.components.data_sync.sources.azure import AzureSource
+
+        return AzureSource(url, *bucket_and_prefix(url), timeout=timeout)
+    if scheme == "hf":
+        from kfp_ddp.components.data_sync.sources.huggingface import HuggingFaceSource
+
+        return HuggingFaceSource(url, timeout)
     if scheme in ("http", "https"):
         from kfp_ddp.components.data_sync.sources.web import WebSource
 
@@ -133,7 +142,8 @@ def open_source(
             raise InputError("source is empty; give gs://bucket/prefix or a folder")
         return FolderSource(url, symlinks, wanted)
     raise InputError(
-        f"source {display(url)!r} has the unknown scheme {scheme}://; use gs://, s3://, https:// or file://"
+        f"source {display(url)!r} has the unknown scheme {scheme}://; use "
+        "gs://, s3://, az://, hf://, https:// or file://"
     )
 
 

@@ -21,11 +21,10 @@ from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient, check_end
 from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
 from kfp_ddp.components.shared.destination.s3 import (
-    FORBIDDEN,
-    REFUSED,
     as_nobody,
     code_of,
     expected,
+    forbidden,
     line,
     s3_client,
 )
@@ -65,7 +64,7 @@ class S3Source:
         try:
             found = self._list_as_anybody()
         except ClientError as error:
-            raise self._refused(code_of(error)) from error
+            raise self._refused(error) from error
         except BotoCoreError as error:
             raise InputError(
                 f"cannot list {self.url}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the network"
@@ -85,7 +84,7 @@ class S3Source:
         try:
             return self._list()
         except ClientError as error:
-            if code_of(error) not in FORBIDDEN | REFUSED or as_nobody(signed):
+            if not forbidden(error) or as_nobody(signed):
                 raise
             self._client = s3_client(self.url, anonymous=True, **self._settings)
             try:
@@ -111,12 +110,13 @@ class S3Source:
         """A reader; all share the client's pool of connections."""
         return BlockingReader(self._open, threads)
 
-    def _refused(self, code: str) -> InputError:
+    def _refused(self, error: Any) -> InputError:
+        code = code_of(error)
         if code == "NoSuchBucket":
             return InputError(
                 f"bucket {self._bucket!r} of {self.url} does not exist; check its name"
             )
-        if code in FORBIDDEN | REFUSED:
+        if forbidden(error):
             return InputError(
                 f"no right to list {self.url}{as_nobody(self._client)} ({code}); correct the "
                 "credentials or grant s3:ListBucket"
@@ -143,7 +143,7 @@ class S3Source:
                     f"{entry.name!r} of {self.url} lies in an archive (Glacier): restore it first, "
                     "or exclude it"
                 ) from error
-            if code in FORBIDDEN | REFUSED:
+            if forbidden(error):
                 raise InputError(
                     f"cannot read {entry.name!r} of {self.url} ({code}); grant s3:GetObject"
                 ) from error

@@ -17,9 +17,8 @@ _Given = dict[str, Any]
 PART = 64 << 20
 """Bytes of a part; what is longer is sent in several. 10,000 of them are the most."""
 _CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two answers
-FORBIDDEN = frozenset({"AccessDenied", "403", "AllAccessDisabled", "AccountProblem"})
-REFUSED = frozenset(
-    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "401"}
+_WRONG_CREDENTIALS = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
 _MD5 = re.compile("[0-9a-f]{32}")
 _ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -195,15 +194,15 @@ class S3Bucket(Bucket):
         code = code_of(error)
         if code == "NoSuchBucket":
             return f"the bucket {self.root} is not there: make it or correct its name"
-        if code in FORBIDDEN:
-            return (
-                f"{self.uri} may not be {what}{as_nobody(client)}: {code}; give the step's account "
-                "s3:ListBucket on the bucket, s3:GetObject, s3:PutObject and s3:DeleteObject below"
-            )
-        if code in REFUSED:
+        if code in _WRONG_CREDENTIALS:
             return (
                 f"the credentials for {self.uri} are refused: {code}; correct AWS_ACCESS_KEY_ID "
                 "and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where they need one"
+            )
+        if forbidden(error):
+            return (
+                f"{self.uri} may not be {what}{as_nobody(client)}: {code}; give the step's account "
+                "s3:ListBucket on the bucket, s3:GetObject, s3:PutObject and s3:DeleteObject below"
             )
         if code == "NotImplemented":
             return (
@@ -276,6 +275,11 @@ def _copy(answer: dict[str, Any], into: Bounded) -> None:
 
 def _md5(body: bytes) -> str:
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def forbidden(error: Any) -> bool:
+    """Whether who asked may not, or is not known."""
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (401, 403)
 
 
 def code_of(error: Any) -> str:
