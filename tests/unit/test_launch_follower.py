@@ -81,13 +81,32 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
     assert one.run(Limits()).pods == [gone]
 
 
-def test_a_pod_in_whose_place_another_is_explains_what_no_other_does(ending: Ends) -> None:
+def test_a_pod_that_is_being_stopped_is_heard_out_where_none_says_why(
+    ending: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may save for as long as its time of grace, and only then says that it was stopped."""
     one = follower(ending, with_condition("Failed"))
-    gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
-    anew: Object = {"metadata": {"name": "a", "uid": "b"}, "status": {"phase": "Running"}}
-    one.pods = Pods.of(JOB).look(JOB, {"a": gone}, {}, 1)
-    one.watches.pods.objects = {"b": anew}
-    assert one.run(Limits()).pods == [anew, gone]
+    saves: Object = {
+        "metadata": {"name": "a", "uid": "a", "deletionTimestamp": MADE},
+        "spec": {"terminationGracePeriodSeconds": 120},
+        "status": {"phase": "Running"},
+    }
+    stopped: Object = {**saves, "status": {"phase": "Failed"}}
+    looks = iter([saves, saves, saves, stopped])
+    monkeypatch.setattr(
+        one.changed, "wait", lambda timeout: one.watches.pods.objects.update(a=next(looks))
+    )
+    assert one.run(Limits()).pods == [stopped]
+    assert next(looks, None) is None
+
+
+def test_nothing_is_waited_for_that_is_not_being_stopped(
+    ending: Ends,
+) -> None:
+    one = follower(ending, with_condition("Failed"))
+    runs: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Running"}}
+    one.watches.pods.objects = {"a": runs}
+    assert one.run(Limits()).pods == [runs]
 
 
 def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> None:

@@ -20,7 +20,13 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
 )
 from kfp_ddp.components.shared.launch.follow.logs import PodLogs
 from kfp_ddp.components.shared.launch.follow.narrator import Narrator
-from kfp_ddp.components.shared.launch.follow.pods import Pods, has_failed, waits, writes_no_more
+from kfp_ddp.components.shared.launch.follow.pods import (
+    Pods,
+    has_failed,
+    seconds_to_stop,
+    waits,
+    writes_no_more,
+)
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, read
 from kfp_ddp.components.shared.launch.follow.standing import oldest
@@ -219,20 +225,33 @@ class Follower:
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
-        pods = [*self.pods.own, *(found.reasons or self.pods.ended_for_good)]
-        if found.state.phase == "failed" and not any(map(has_failed, pods)):
-            # The operator counts a pod that it has made anew by now, where the others still save.
-            pods += list(filter(has_failed, self.pods.ended))[-1:]
+        if found.state.phase == "failed" and not found.reasons:
+            self._hear_out()
         return Outcome(
             state=found.state,
             job=self.job,
-            pods=pods,
+            pods=[*self.pods.own, *(found.reasons or self.pods.ended_for_good)],
             last_lines=self.printer.last_lines(),
             lost=self.pods.lost,
             preempted=preempted,
             given_up=found.given_up,
             never_started=str(oldest(self.narrator.standing.values()) or ""),
         )
+
+    def _hear_out(self) -> None:
+        """Wait for what pods that are being stopped will say, where none has said why yet.
+
+        The Training Operator calls a job failed as soon as a pod of it is deleted, which then still
+        saves, and sends what it saved.
+        """
+        began = time.monotonic()
+        while not any(map(has_failed, (*self.pods.own, *self.pods.ended))):
+            grace = max(map(seconds_to_stop, self.pods.own), default=0)
+            if time.monotonic() - began >= grace:
+                break
+            self.changed.wait(timeout=TURN_SECONDS)
+            self.changed.clear()
+            self._look_at_pods(time.monotonic())
 
     def _drain(self) -> None:
         """Let the logs come to their end; the job is over, so they do in a moment."""

@@ -130,6 +130,13 @@ def created(pod: Object) -> float:
     return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
 
 
+def seconds_to_stop(pod: Object) -> float:
+    """How long a pod that is being deleted may still run; 0 for another one."""
+    if "deletionTimestamp" not in pod["metadata"] or writes_no_more(pod):
+        return 0
+    return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
+
+
 def has_failed(pod: Object) -> bool:
     """Whether the pod, or a container of it, ended badly."""
     return _phase(pod) == "Failed" or any(_exit_codes(pod))
