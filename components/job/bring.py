@@ -1,5 +1,6 @@
 """A folder of code on its way from where it lies to the workers of a job."""
 
+import os
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError, full
@@ -35,7 +36,7 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
         return spec
     if spec.code.startswith("/"):
         _check_mounted(spec, spec.code)
-        if Path(spec.code).exists():  # not where the claim is mounted in the workers alone
+        if os.path.exists(spec.code):  # not where the claim is mounted in the workers alone
             _fetched(spec)
         return spec
     archive = _fetched(spec)

@@ -1,5 +1,7 @@
 """A folder of code as a job: packed the same each time, and the same in the worker, or refused."""
 
+import ast
+import gzip
 import hashlib
 import io
 import json
@@ -23,7 +25,7 @@ from kfp_ddp.components.shared.launch.specification import code
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from tests import workers
 
-CASES = 25
+CASES = [25, pytest.param(250, marks=pytest.mark.soak)]
 ODD = [
     "a b",
     "$HOME",
@@ -78,9 +80,12 @@ def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[An
     return found
 
 
-def test_folders_made_by_chance_run_in_a_worker_as_they_were_packed(tmp_path: Path) -> None:
-    chance = random.Random(14)
-    for number in range(CASES):
+@pytest.mark.parametrize("cases", CASES)
+def test_folders_made_by_chance_run_in_a_worker_as_they_were_packed(
+    tmp_path: Path, cases: int
+) -> None:
+    chance = random.Random(cases)
+    for number in range(cases):
         folder = tmp_path / f"code-{number}"
         entry, file = chance.choice(
             [
@@ -230,12 +235,30 @@ def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
     }
 
 
+def test_what_runs_first_runs_where_nothing_of_ours_is_installed() -> None:
+    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 8))
+    nodes = list(ast.walk(tree))
+    assert not [each for each in nodes if isinstance(each, ast.Match | ast.TryStar)]
+    names = {alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names}
+    names |= {str(each.module) for each in nodes if isinstance(each, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names
+
+
 def test_an_archive_of_more_than_workers_can_hold_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(code, "MOST_UNPACKED", 1 << 20)
+    large = archive([("train.py", FILE, bytes(1 << 21))])
     with pytest.raises(InputError, match="it unpacks to more than 1 MiB"):
-        code.check(archive([("train.py", FILE, bytes(1 << 21))]), "train.py")
+        code.check(large, "train.py")
+    with pytest.raises(InputError, match="it unpacks to more than 1 MiB"):
+        code.check(gzip.compress(bytes(1 << 22)), "")
+    (tmp_path / "data.bin").write_bytes(bytes(1 << 21))
+    with pytest.raises(InputError, match="has more than 1 MiB: name the folder that holds the"):
+        code.archive_of(tmp_path)
+    monkeypatch.setattr(code, "MOST_PACKED", 1000)
+    with pytest.raises(InputError, match=r"^the folder of code is packed into 0 MiB, and 0 MiB tra"):
+        code.check(large, "train.py")
 
 
 def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ HARD = [
     "∑模型",
     "#",
 ]
-CASES = 40
+CASES = [40, pytest.param(400, marks=pytest.mark.soak)]
 
 
 def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
@@ -113,9 +113,12 @@ def source(chance: random.Random) -> tuple[bytes, str]:
     return (mark + whole).encode(), f"{held}\n not indented as the code is\n\n"
 
 
-def test_functions_made_by_chance_run_in_a_worker_as_they_were_written(tmp_path: Path) -> None:
-    chance = random.Random(14)
-    for number in range(CASES):
+@pytest.mark.parametrize("cases", CASES)
+def test_functions_made_by_chance_run_in_a_worker_as_they_were_written(
+    tmp_path: Path, cases: int
+) -> None:
+    chance = random.Random(cases)
+    for number in range(cases):
         written, held = source(chance)
         given = value(chance)
         inputs = as_function(imported(tmp_path, written).make(), {"given": given})

@@ -24,7 +24,7 @@ def specification(packages: list[str], url: str, **more: Any) -> LaunchSpec:
 
 def test_pins_come_with_what_they_need_and_the_image_lacks(tmp_path: Path) -> None:
     spec = specification(["kfpddp-one==1.0"], index(tmp_path))
-    done = workers.run(spec, tmp_path / "worker", by_map=False)
+    done = workers.run(spec, tmp_path / "worker", by_map=False, PIP_USER="1")
     first, last = done.stdout.decode().splitlines()
     pins = first.removeprefix("installing ").replace("_", "-").split(", ")
     assert sorted(pins) == ["kfpddp-one==1.0", "kfpddp-two==2.0"]

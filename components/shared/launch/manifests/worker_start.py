@@ -168,6 +168,7 @@ def pip(*arguments: str) -> None:
     """Run pip, which tells its cause after the first ERROR."""
     done = subprocess.run(
         [sys.executable, *PIP, *arguments],
+        env={**os.environ, "PIP_USER": "0"},  # which some images set, and --target excludes
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

@@ -38,10 +38,16 @@ def archive_of(folder: str | Path) -> bytes:
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root} is no folder: give the one that holds the code")
-    packed = io.BytesIO()
+    packed, total = io.BytesIO(), 0
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, path in sorted(_files(root)):
             content = _content(path)
+            total += len(content)
+            if total > MOST_UNPACKED:
+                raise InputError(
+                    f"{root} has more than {MOST_UNPACKED >> 20} MiB: name the folder that holds "
+                    "the code alone, and bring data by a claim"
+                )
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = 0o755 if os.access(path, os.X_OK) else 0o644
@@ -122,6 +128,11 @@ def check(archive: bytes, entry: str) -> None:
     Raises:
         InputError: what is wrong with it, in one line.
     """
+    if len(archive) > MOST_PACKED:
+        raise InputError(
+            f"the folder of code is packed into {len(archive) >> 20} MiB, and {MOST_PACKED >> 20} "
+            "MiB travel: bring data by a claim"
+        )
     names = _names(archive)
     if not entry:
         return
