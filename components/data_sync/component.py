@@ -24,8 +24,9 @@ def data_sync(
     Args:
         version: Facts of the version: dataset, digest, path, files, bytes.
         report: What was added, changed, removed, linked and downloaded, and how fast.
-        source: gs://bucket/prefix, s3://bucket/prefix, file:///folder, the path of a
-            folder, or the https:// address of a _MANIFEST.jsonl with its files beside it.
+        source: gs://bucket/prefix, s3://bucket/prefix, az://container/prefix,
+            hf://datasets/owner/name, file:///folder, the path of a folder, or the https:// address
+            of a _MANIFEST.jsonl with its files beside it.
         data_dir: Folder of the claim that holds the versions, where it is mounted; empty for
             the environment variable KFP_DDP_DATA_DIR, or /data.
         dataset: Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for

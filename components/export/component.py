@@ -30,7 +30,7 @@ def export(
         summary: Sizes, parity and latency.
         model_name: Name of the model in the bundle, its serving layout and the destination.
         destination: Where to upload to, as <destination>/<model_name>/<digest>/: gs://bucket/prefix,
-            file:///folder or a folder; empty for nowhere but the run.
+            s3:// or az://, file:///folder or a folder; empty for nowhere but the run.
         split: Folder of the dataset that the samples are from.
         champion: The gate's, if it has one. Where it is this model's, CHAMPION moves only if it
             still names what the gate compared with; else if it names what it did when the step

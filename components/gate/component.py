@@ -21,7 +21,8 @@ def gate(
         evaluation: Path of evaluation.json, from evaluate; most rules need it.
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.
         champion: Model to beat: <destination>/<model_name> of an export for the last one there,
-            a bundle, or an evaluation.json; as path, file:// or gs://; empty for none. While
+            a bundle, or an evaluation.json; as path, file://, gs://,
+            s3:// or az://; empty for none. While
             nothing is there yet, every challenger passes, unless champion_must_exist is set.
             Better in a bucket: one on the work claim may go with the runs that keep_runs deletes.
 

@@ -58,8 +58,9 @@ def preflight(
 
     Args:
         summary: What will run, and warnings.
-        source: Where the images are: gs://bucket/prefix or s3://, or the https:// address of a
-            manifest, with <class>/ below it, or train/<class>/ and val/<class>/.
+        source: Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name,
+            or the https:// address of a manifest, with <class>/ below it, or train/<class>/ and
+            val/<class>/.
         recipe: Settings of a training that is worth repeating, under those that you give; none for
             the defaults: a ResNet-50 in 90 epochs.
         model: Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20
@@ -82,7 +83,8 @@ def preflight(
             folder or address of a bundle; empty for none.
         model_name: Name of the exported model.
         destination: Where the bundle is uploaded to, as <destination>/<model_name>/<digest>:
-            gs://bucket/prefix or a folder; empty for nowhere but the run's own folder.
+            gs://bucket/prefix, s3://, az:// or a folder; empty for nowhere but the run's own
+            folder.
         work_claim: Claim that holds checkpoints, evaluations and bundles.
         image: Image of the workers, where job names none.
         work: Prefix of a bucket for the runs' folders, in place of work_claim; empty for that.

@@ -31,8 +31,8 @@ class Parameters(Settings):
     """What belongs to the run as a whole."""
 
     source: str
-    """Where the images are: gs://bucket/prefix or s3://, or the https:// address of a manifest,
-    with <class>/ below it, or train/<class>/ and val/<class>/."""
+    """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
+    https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/."""
     recipe: RecipeName = "none"
     """Settings of a training that is worth repeating, under those that you give; none for the
     defaults: a ResNet-50 in 90 epochs."""
@@ -43,8 +43,8 @@ class Parameters(Settings):
     """Model to beat: last for the one that was exported last to this destination, or the folder or
     address of a bundle; empty for none."""
     destination: str = ""
-    """Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: gs://bucket/prefix
-    or a folder; empty for nowhere but the run's own folder."""
+    """Where the bundle is uploaded to, as <destination>/<model_name>/<digest>: gs://bucket/prefix,
+    s3://, az:// or a folder; empty for nowhere but the run's own folder."""
     model_name: str = "resnet"
     """Name of the exported model."""
     work_claim: str = "kfp-ddp-work"
@@ -54,8 +54,8 @@ class Parameters(Settings):
     gs://bucket/runs: no claim is needed for them."""
     bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
-    service account, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. It need not be there, but the
-    name must not be empty."""
+    service account, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AZURE_STORAGE_ACCOUNT and
+    AZURE_STORAGE_KEY. It need not be there, but the name must not be empty."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the training by name, such as {"precision": "bf16"}."""
     job: dict[str, Any] = Field(default_factory=dict)
