@@ -8,13 +8,19 @@ help: ## what can be made
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+ifdef CPU
+	$(PYTHON) images/without_cuda.py requirements.lock > $(VENV)/requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/requirements.lock
+	$(VENV)/bin/python images/without_cuda.py
+else
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+endif
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# The checkout is also found relative to the environment: a pod may see both at another path.
 	echo ../../../.. > $$($(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/kfp_ddp_checkout.pth
 	touch $@
 
-install: $(INSTALLED) ## the locked environment in .venv
+install: $(INSTALLED) ## the locked environment in .venv; CPU=1: without what only a GPU needs
 
 demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 	$(VENV)/bin/kfp-ddp demo
