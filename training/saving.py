@@ -1,6 +1,7 @@
 """What a run saves and when, and how it goes on from what was saved."""
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 
@@ -114,6 +115,8 @@ class Saving:
         if path is None:
             return 0
         found = checkpoint.verify(path)
+        # What did not learn in the last step has no state that could be restored.
+        self.learner.begin_epoch(math.ceil(found.manifest["epoch"]) - 1)
         self.learner.restore(found.state())
         self.saved_step = found.step
         self.latest = found.manifest["metrics"]

@@ -65,7 +65,6 @@ class Trainer:
     def fit(self) -> bool:
         """Train to the last epoch; False if the ranks agreed to stop before."""
         self.step = self.progress.step = self.saving.resume()
-        self.learner.begin_epoch(self.step // self.sampler.steps)
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
         meter = self.report.meter
         batches = meter.waits(self.batches())
@@ -83,6 +82,8 @@ class Trainer:
     def advance(self, batches: Iterator[DeviceBatch]) -> bool:
         """One step and what falls due after it; True if the ranks agreed to stop here."""
         self.stop.post(save=self.saving.minutes_are_over())
+        if self.step % self.sampler.steps == 0:
+            self.learner.begin_epoch(self.step // self.sampler.steps)
         rate = optim.learning_rate(self.config, self.step, self.sampler.steps)
         loss = self._train_step(batches, rate)
         self.step += 1
@@ -152,7 +153,6 @@ class Trainer:
         due = last or (every and epoch % every == 0) or (better and self.config.keep_best)
         if due or self.saving.exhausted:
             self._save()
-        self.learner.begin_epoch(epoch)
         self.report.meter.restart(self.step)
 
     def _evaluate(self, epoch: int) -> bool:

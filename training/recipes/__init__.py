@@ -77,7 +77,7 @@ RECIPES: dict[str, Recipe] = {
         "crop_min_area": 0.25,
         "workers": 12,
     },
-    # From the weights of `init_from`, for hundreds to some ten thousands of images: an epoch for the
+    # From the weights of `init_from`, for hundreds to some ten thousand images: an epoch for the
     # classifier alone, as in fastai's fine_tune, then all of it, the body at a tenth of the rate.
     "finetune": {
         "epochs": 15,

@@ -1,0 +1,65 @@
+"""What a recipe is made of, on several ranks: exact resume, and the same whatever their number."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.training import checkpoint
+from tests.training_ranks import Ranks, config, dataset, state_hash, train
+
+ALL: dict[str, Any] = {
+    "epochs": 2,
+    "optimizer": "adamw",
+    "class_weights": "balanced",
+    "mixup": 0.4,
+    "cutmix": 1.0,
+    "randaugment": 9,
+    "freeze_epochs": 1,
+    "body_lr_factor": 0.5,
+    "keep_best": True,
+    "early_stop_epochs": 2,
+    "test_time_flip": True,
+    "learning_rate": 0.002,
+    "checkpoint_steps": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of 8 images an epoch."""
+    return dataset(tmp_path_factory.mktemp("recipes") / "data", train=32, val=8)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_in_a_save_and_resumed_it_ends_with_the_same_bits(
+    data: Path, tmp_path: Path, strategy: str
+) -> None:
+    """While the body rests, so that it begins to learn once in one start, and once in each."""
+    fields = {**ALL, "strategy": strategy, "ema_decay": 0.0 if strategy == "fsdp" else 0.9}
+    whole = config(data, tmp_path / "whole", **fields)
+    first = Ranks(whole, 2)
+    assert first.wait() == [0, 0], first.output()
+    parts = config(data, tmp_path / "parts", **fields)
+    assert train(parts, 2, die_at="torch.save")[0] == -signal.SIGKILL
+    again = Ranks(parts, 2)
+    assert again.wait() == [0, 0], again.output()
+    assert "resumed from" in again.output()
+    assert state_hash(parts) == state_hash(whole)
+
+
+def test_one_rank_and_two_differ_by_the_order_of_float_sums(data: Path, tmp_path: Path) -> None:
+    ends = []
+    for world in (1, 2):
+        fields = {**ALL, "micro_batch_size": 4, "optimizer": "sgd", "learning_rate": 0.05}
+        run = config(data, tmp_path / str(world), **fields)
+        ranks = Ranks(run, world)
+        assert ranks.wait() == [0] * world, ranks.output()
+        newest = checkpoint.newest_valid(tmp_path / str(world) / "checkpoints")
+        assert newest is not None
+        assert newest.step == 8
+        ends.append(newest.state())
+    for name, value in ends[0]["model"].items():
+        torch.testing.assert_close(ends[1]["model"][name], value, rtol=1e-3, atol=1e-4, msg=name)
