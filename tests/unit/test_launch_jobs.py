@@ -72,6 +72,30 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     assert len(name) <= 63
 
 
+class Closed(Store):
+    """A namespace in which no ConfigMap may be made."""
+
+    def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Object:
+        if "configmaps" in path:
+            raise ApiError(403, "Forbidden", "pipeline-runner cannot create configmaps")
+        return super().call(method, path, body, query)
+
+
+@pytest.mark.parametrize("script", ["x" * 130_001, "∑" * 50_000])
+def test_what_fits_no_variable_needs_a_config_map(script: str) -> None:
+    make(Store(), script)
+    with pytest.raises(InputError, match="no ConfigMap may be made for them") as error:
+        make(Closed(), script)
+    assert "\n" not in str(error.value)
+    job = make(Closed(), "x" * 129_000)
+    assert "volumes" not in str(job) or "configMap" not in str(job)
+
+
+def test_what_fits_no_config_map_is_told_before_one_is_made() -> None:
+    with pytest.raises(InputError, match=r"have 1,000,001 bytes, and a ConfigMap holds 1,000,000"):
+        make(Store(), "x" * 1_000_001)
+
+
 LONG = "t" * 40
 PAIRS = [(LONG, f"{LONG}-2"), (LONG, f"{LONG}.2"), ("a" * 63, "a" * 62 + "b"), ("a", "a.7")]
 
