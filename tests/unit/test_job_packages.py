@@ -120,12 +120,22 @@ def test_a_requirements_file_becomes_a_lock(tmp_path: Path) -> None:
     assert list(spec.packages_to_install) == found
 
 
+def test_a_lock_of_our_own_is_one() -> None:
+    repository = Path(__file__).parents[2]
+    packages = locked(repository / "images" / "launcher" / "requirements.lock")
+    spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=packages)
+    assert len(spec.packages_to_install) > 20
+    with pytest.raises(InputError, match="bytes, and a pipeline carries 120,000: lock what the"):
+        locked(repository / "requirements.lock")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("-r other.txt", "'-r other.txt' is no pin such as name==1.0: write one a line"),
         ("timm", "'timm' is no pin"),
         ("timm>=1", "'timm>=1' is no pin"),
+        ("timm==1 ; python_version>'3' --index-url=x", "is no pin"),
         ("timm @ https://e.com/timm.whl", "is no pin"),
         (f"a==1 --hash=sha256:{'a' * 64}\nb==2", "'b==2' has no hash and others have"),
     ],

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.launch.specification.script import MOST_BYTES
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_MARKER = r"""(?:\s*;[\w\s.,<>=!~()'"|-]+?)?"""
+_MARKER = r"""(?:\s*;(?:[\w\s.,<>=!~()'"|*+/]|-[\w.])+?)?"""
 PACKAGE = (
     rf"^{_NAME}(?:\[[\w\s,.-]+\])?==[A-Za-z0-9][A-Za-z0-9.!+_-]*{_MARKER}"
     r"(?:\s+--hash=sha256:[0-9a-f]{64})*$"
@@ -20,7 +21,7 @@ def locked(path: str | Path) -> list[str]:
     """The packages that a requirements file pins, as uv or pip-tools write one, with their hashes.
 
     Raises:
-        InputError: a line that is no pin, or no file.
+        InputError: a line that is no pin, no file, or more than a pipeline carries.
     """
     try:
         text = Path(path).read_text()
@@ -33,6 +34,12 @@ def locked(path: str | Path) -> list[str]:
         if not re.fullmatch(PACKAGE, line):
             raise InputError(f"{path}: {line[:80]!r} is no pin such as name==1.0: write one a line")
     check(found)
+    size = sum(map(len, found))
+    if size > MOST_BYTES:
+        raise InputError(
+            f"{path} pins {size:,} bytes, and a pipeline carries {MOST_BYTES:,}: "
+            "lock what the image lacks alone, or build an image with all of it"
+        )
     return found
 
 
