@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from azure.storage.blob import BlobServiceClient, ContentSettings
+from PIL import Image
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
+from kfp_ddp.components.shared.champion import find
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from tests.destinations import Conditional, OfBuckets
+from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw
 from tests.sync_runs import RETRY, content
 
@@ -159,3 +162,44 @@ def test_s3_that_everybody_may_read_is_read_whoever_asks(
     s3.delete_bucket_policy(Bucket="bucket")
     with pytest.raises(InputError, match="no right to list s3://bucket/ds as anonymous"):
         sync("s3://bucket/ds", tmp_path / "private", QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["s3", "azure"])
+def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
+    request: pytest.FixtureRequest, store: str, tmp_path: Path
+) -> None:
+    """The second run finds what the first one exported, is compared with it and takes its place."""
+    request.getfixturevalue(store)
+    root = {"s3": "s3://bucket", "azure": "az://bucket"}[store]
+    images, given = open_destination(f"{root}/photos"), tmp_path / "given.png"
+    for label, tint in (("cat", 20), ("dog", 200)):
+        for number in range(16):
+            Image.new("RGB", (9, 8), (15 * number, tint, 80)).save(given)
+            images.put(given, f"{label}/{number}.png")
+    versions = []
+    for seed in (1, 2):
+        done = pipeline(
+            {
+                "source": f"{root}/photos",
+                "destination": f"{root}/models",
+                "champion": "last",
+                "model": "cifar_resnet8",
+                "epochs": 2,
+                "training": {"image_size": 8, "workers": 0, "seed": seed},
+                "backend": "local",
+                "gate": {"min_improvement": -1},
+            },
+            tmp_path / str(seed),
+        )
+        assert done.returncode == 0, done.stdout
+        found = find(f"{root}/models/resnet")
+        assert found is not None
+        versions.append(found.version)
+    assert len(set(versions)) == 2
+    models = open_destination(f"{root}/models/resnet")
+    names = [name for name, _ in models.list("")]
+    assert {name.partition("/")[0] for name in names} == {"CHAMPION", *versions}
+    assert all(f"{version}/_SUCCESS" in names for version in versions)
+    assert models.read("CHAMPION", 99) == f"{versions[1]}\n".encode()
+    assert versions[0] in done.stdout, "the gate says what it compared with"

@@ -18,6 +18,7 @@ from PIL import Image
 from kfp_ddp.demo.run import run
 from kfp_ddp.training.layout import lay_out
 from tests.gcs_server import Bucket
+from tests.local_pipeline import pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -83,9 +84,11 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    program = [sys.executable, "-m", "kfp_ddp.cli", "demo", "--output", str(tmp_path)]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as demo:
-        while not list(tmp_path.glob("work/*/*/metrics.jsonl")):
+    (tmp_path / "tmp").mkdir()
+    program = [sys.executable, "-m", "kfp_ddp.cli", "demo", "--output", str(tmp_path / "output")]
+    inside = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=inside) as demo:
+        while not list(tmp_path.glob("output/work/*/*/metrics.jsonl")):
             assert demo.poll() is None
             time.sleep(0.1)
         assert len(processes_of(tmp_path)) > 3, "demo, pipeline, step and ranks are at work"
@@ -94,6 +97,7 @@ def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) 
     assert demo.returncode == 130
     assert "no process is left" in said
     assert processes_of(tmp_path) == []
+    assert not list(tmp_path.rglob("kfp-ddp-cache-*")), "decoded images are gone too"
 
 
 @pytest.fixture(scope="module")
@@ -107,25 +111,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 shade = 40 * number + (20 if label == "cat" else 0)
                 Image.new("RGB", (8, 8), (shade, 80, 80)).save(folder / f"{number}.png")
     return root
-
-
-def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The committed YAML through kfp.local, with its folders below `folder`."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "kfp_ddp.local.pipeline"),
-            *(json.dumps(arguments), str(folder / "artifacts")),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ
-        | {
-            "OMP_NUM_THREADS": "1",
-            "KFP_DDP_DATA_DIR": str(folder / "data"),
-            "KFP_DDP_WORK_DIR": str(folder / "work"),
-        },
-    )
 
 
 def test_a_small_bucket_without_a_split_needs_epochs_and_nothing_else(

@@ -1,0 +1,27 @@
+"""The committed pipeline, run here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The committed YAML through kfp.local, with its folders below `folder`."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "kfp_ddp.local.pipeline"),
+            *(json.dumps(arguments), str(folder / "artifacts")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "KFP_DDP_DATA_DIR": str(folder / "data"),
+            "KFP_DDP_WORK_DIR": str(folder / "work"),
+        },
+    )
