@@ -15,6 +15,9 @@ from kfp_ddp.components.data_sync.settings import options_of, rule_of
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.step import step
 
+SHOWN = 40
+"""Lines of what a dry run would do, of which a large dataset has millions."""
+
 
 class Artifact(Protocol):
     """What is used of a KFP output artifact."""
@@ -58,7 +61,9 @@ def run(
         target = Path(folder_of_data(data_dir))
         result = sync(source, target, checked, progress.watch, run_id=run_id, rule=rule)
     if result.planned:
-        print("\n".join(reports.table(result)))
+        *lines, total = reports.table(result)
+        more = [f"… {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+        print("\n".join([*lines[:SHOWN], *more, total]))
     print(reports.line(result), flush=True)
     facts = {
         "dataset": result.dataset,

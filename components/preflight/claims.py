@@ -26,14 +26,14 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
 
 
 def check_modes(
-    api: Api, claims: Iterable[str], data: str, nodes: int | None, pods: int
+    api: Api, claims: Iterable[str], instead: Mapping[str, str], nodes: int | None, pods: int
 ) -> list[str]:
     """Refuse claims that would keep the pods of a run waiting for each other for ever.
 
     Args:
         api: Asks the cluster; a claim that may not be read is passed over.
         claims: What `mounted_at_once` has found.
-        data: The one among them that a copy could stand for.
+        instead: What else can be done than to make a claim for many nodes, by its name.
         nodes: Nodes of the cluster; None where they cannot be seen.
         pods: Pods of the job.
 
@@ -52,16 +52,16 @@ def check_modes(
         except ApiError:
             continue
         if trouble := held_together(found, nodes):
-            copy = ', or set sync={"publish": "clone"}' if name == data else ""
+            other = f", or {instead[name]}" if name in instead else ""
             said = (
                 f"claim {name} is {trouble}, and the step that launches the training and its "
                 f"{pods} pod(s) mount it at once"
             )
             if nodes is not None or trouble != "ReadWriteOnce":
-                raise InputError(f"{said}: make it ReadWriteMany{copy}")
+                raise InputError(f"{said}: make it ReadWriteMany{other}")
             warnings.append(
                 f"{said}, which works on one node only; how many there are cannot be seen here "
-                f"(deploy/rbac/nodes): if several, make it ReadWriteMany{copy}"
+                f"(deploy/rbac/nodes): if several, make it ReadWriteMany{other}"
             )
     return warnings
 

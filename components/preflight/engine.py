@@ -238,7 +238,11 @@ def _on_cluster(
     warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
     shared = mounted_at_once(spec, work_claim, data_claim, dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
-    warnings += check_modes(api, shared, dataset.claim, number, spec.pods())
+    instead = {
+        work_claim: "keep the runs in a bucket, by the pipeline train_resnet_bucket",
+        dataset.claim: 'set sync={"publish": "clone"}',
+    }
+    warnings += check_modes(api, shared, instead, number, spec.pods())
     if not spec.gpus():
         warnings.append(unused(nodes, spec.gpu_resource))
     return spec, warnings + no_room(nodes, steps.by_step(spec.gpu_resource))

@@ -197,8 +197,10 @@ def test_a_claim_for_one_node_is_refused_where_there_are_several_and_told_where_
     api = Api(None, "space")
     api.call = lambda *_, **__: claim("ReadWriteOnce")  # type: ignore[method-assign]
     if ends == "refused":
-        with pytest.raises(InputError, match=r"^claim work is ReadWriteOnce.* make it ReadWriteMa"):
-            check_modes(api, ["work"], "data", nodes, 2)
+        with pytest.raises(
+            InputError, match=r"^claim work is ReadWriteOnce.* ReadWriteMany, or sit$"
+        ):
+            check_modes(api, ["work"], {"work": "sit"}, nodes, 2)
         return
-    told = check_modes(api, ["work"], "data", nodes, 2)
+    told = check_modes(api, ["work"], {}, nodes, 2)
     assert [each.partition(",")[0] for each in told] == ["claim work is ReadWriteOnce"] * bool(ends)
