@@ -61,5 +61,7 @@ def test_one_rank_and_two_differ_by_the_order_of_float_sums(data: Path, tmp_path
         assert newest is not None
         assert newest.step == 8
         ends.append(newest.state())
-    for name, value in ends[0]["model"].items():
+    counted = [name for name in ends[0]["model"] if not name.endswith("num_batches_tracked")]
+    for name in counted:
+        value = ends[0]["model"][name]
         torch.testing.assert_close(ends[1]["model"][name], value, rtol=1e-3, atol=1e-4, msg=name)

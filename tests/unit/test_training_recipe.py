@@ -17,6 +17,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.loss import Loss, balanced
+from kfp_ddp.training.manifest import step_of
 from kfp_ddp.training.mixing import mixed
 from kfp_ddp.training.prepare import prepare
 from kfp_ddp.training.recipes import configured
@@ -146,7 +147,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(
     keeps = run(data, tmp_path / "run", epochs=6, keep_best=True, checkpoint_epochs=0)
     stopped_after(keeps, 9, monkeypatch)
     assert trainer(keeps).fit()
-    kept = [checkpoint.step_of(path) for path in checkpoint.steps(tmp_path / "run" / "checkpoints")]
+    kept = [step_of(path) for path in checkpoint.steps(tmp_path / "run" / "checkpoints")]
     assert kept == [12, 9, 4]
     best = checkpoint.verify(tmp_path / "run" / "checkpoints" / "step-00000004")
     assert best.manifest["metrics"]["accuracy"] == 0.9
