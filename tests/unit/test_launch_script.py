@@ -24,3 +24,24 @@ def test_what_is_no_packed_file_is_one_line(bad: str) -> None:
     with pytest.raises(InputError, match="not a packed Python file") as error:
         unpacked(bad)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be packed: .*No such file or directory.*; give a Python file in UTF-8"),
+        (b"# \xe9", "cannot be packed: .*can't decode byte 0xe9.*; give a Python file in UTF-8"),
+        (b"print(0)\0", "holds a NUL, which no Python file may: remove it"),
+        (b"#" * 100_000, "is packed into 133,362 bytes, and a pipeline carries 120,000: as_folder"),
+    ],
+    ids=["missing", "latin-1", "NUL", "large"],
+)
+def test_a_file_that_cannot_travel_is_one_line(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "train.py"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=says) as error:
+        packed(file)
+    assert "\n" not in str(error.value)
