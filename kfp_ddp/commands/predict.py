@@ -22,8 +22,8 @@ TOGETHER = 8
 def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> None:
     """Tell what each PICTURE shows, a file or a folder of them, and how probable that is.
 
-    BUNDLE is a folder or an address (gs://, s3://): a bundle, the output of a run, or the folder of
-    a model's exports, of which it is the champion's.
+    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
+    folder of a model's exports, of which it is the champion's.
 
     kfp-ddp predict run-output/bundle picture.jpg ./more-pictures
     """

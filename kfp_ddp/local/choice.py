@@ -50,6 +50,8 @@ class Photographs:
     classes: int
     short_side: int
     """Of a usual image, in pixels; 0 where it is not known."""
+    notes: tuple[str, ...] = ()
+    """What is odd about them."""
 
     def __str__(self) -> str:
         return f"{self.train + self.val:,} images in {self.classes} classes"

@@ -71,17 +71,23 @@ def run(
         JobError: if the pipeline failed; the line names the step, its error and the log.
     """
     folders = {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
+    cache = output / "cache"
+    training = {"cache_dir": str(cache), **arguments.get("training", {})}
+    given = json.dumps({**arguments, "training": training})
     module = [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline"]
-    with _stopped_at_the_end(
-        subprocess.Popen(
-            [*module, json.dumps(arguments), str(output / "artifacts")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **folders, **environment},
-        )
-    ) as child:
-        failed = _follow(child, output)
+    try:
+        with _stopped_at_the_end(
+            subprocess.Popen(
+                [*module, given, str(output / "artifacts")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **folders, **environment},
+            )
+        ) as child:
+            failed = _follow(child, output)
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
     if failed or child.returncode != 0:
         reason = results.last_error(output / LOG) or f"exit code {child.returncode}"
         raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}")

@@ -49,7 +49,8 @@ def train(
     computer = machine.here()
     choice = choose(found, computer, arguments, ranks)
     engine.prepare(output)
-    click.echo(f"{found}; {computer}: {_in_words(choice)}\n")
+    click.echo(f"{found}; {computer}: {_in_words(choice)}")
+    click.echo("".join(f"note: {note}\n" for note in found.notes))
     everything = {"model_name": _name_of(source), **choice.arguments}
     everything |= {"source": source, "backend": "local"}
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}

@@ -61,7 +61,8 @@ def look(source: str, given: Mapping[str, Any]) -> Photographs:
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     found = lay_out(names, val_fraction=fraction, labels=labels)
     side = _short_side([folder / name for name in found.train.names]) if folder else 0
-    return Photographs(len(found.train), len(found.val), len(found.classes), side)
+    counts = (len(found.train), len(found.val), len(found.classes))
+    return Photographs(*counts, side, found.notes)
 
 
 def _names(folder: Path) -> Iterator[str]:
