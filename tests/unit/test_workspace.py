@@ -155,6 +155,23 @@ def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -
     assert len(names(there / "checkpoints")) == 2 * KEEP
 
 
+def test_a_pod_puts_what_it_wrote_and_not_what_it_fetched(
+    address: str, there: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.mkdir(parents=True)
+    (there / "metrics.jsonl").write_text("1\n")
+    first = Carried(address, KEEP, every=60.0)
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-another-pod")
+    with first, Carried(address, KEEP, every=60.0) as second:
+        (first.path / "metrics.jsonl").write_text("1\n2\n")
+        (second.path / "ranks").mkdir()
+        (second.path / "ranks/1.json").write_text("{}")
+        first.finish()
+        second.finish()
+    assert (there / "metrics.jsonl").read_text() == "1\n2\n"
+    assert (there / "ranks/1.json").exists()
+
+
 def test_the_best_checkpoint_stays_and_comes_along(address: str, there: Path) -> None:
     with Carried(address, KEEP, keep_best=True, every=60.0) as first:
         save(first.path, 10, best=10)

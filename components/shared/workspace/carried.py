@@ -58,7 +58,8 @@ class Carried:
         self.resumed = ""
         """The checkpoint that was fetched, by its name; '' for none."""
         self._there: set[str] = set()
-        self._changes = Changes(self.path, _is_ours)
+        self._changes = Changes(self.path, self._is_ours)
+        self._over = False
         self._rounds = (
             Turns(self.address, self._put_checkpoints, every / 10),
             Turns(self.address, self._put_files, every),
@@ -106,7 +107,7 @@ class Carried:
         for each in self._rounds:
             each.stop()
         where, deadline = open_destination(self.address), time.monotonic() + seconds
-        self._changes = Changes(self.path, _is_of_ranks)
+        self._over = True
         while True:
             try:
                 self._put_checkpoints(where)
@@ -156,6 +157,12 @@ class Carried:
     def _name(self, checkpoint: Path) -> str:
         return checkpoint.relative_to(self.path).as_posix()
 
+    def _is_ours(self, name: str) -> bool:
+        """What the ranks write; their output, which the job's log has, at the end alone."""
+        if name.startswith("launcher.") or name == _PLACES.process.name:
+            return False
+        return self._over or not name.startswith(f"{LOGS}/")
+
     def _put_files(self, where: Destination) -> None:
         self._changes.put(where)
 
@@ -165,15 +172,6 @@ class Carried:
 
 def _whole(checkpoint: Path) -> bool:
     return (checkpoint / MANIFEST).exists()
-
-
-def _is_of_ranks(name: str) -> bool:
-    return not name.startswith("launcher.") and name != _PLACES.process.name
-
-
-def _is_ours(name: str) -> bool:
-    """What is put while the training runs: not the ranks' output, which the job's log has."""
-    return _is_of_ranks(name) and not name.startswith(f"{LOGS}/")
 
 
 @contextlib.contextmanager
