@@ -1,12 +1,14 @@
 """A worker without claims: real ranks, the dataset brought, its folder kept at an address."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,17 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.each_node import EachNode, options_on_nodes
 from kfp_ddp.components.train.engine import node_command
 from kfp_ddp.training.config import TrainConfig
+
+LOOP: dict[str, Any] = {
+    "model": "cifar_resnet8",
+    "image_size": 16,
+    "batch_size": 32,
+    "workers": 0,
+    "log_steps": 1,
+    "checkpoint_minutes": 0.0,
+    "device": "cpu",
+}
+STEPS = 4  # of an epoch of 123 images
 
 
 @pytest.fixture
@@ -41,14 +54,8 @@ class Worker:
             data=data,
             output_dir=f"file://{work}",
             run_id="run-1/train",
-            model="cifar_resnet8",
-            image_size=16,
-            batch_size=32,
             epochs=epochs,
-            workers=0,
-            log_steps=1,
-            checkpoint_minutes=0.0,
-            device="cpu",
+            **LOOP,
         )
         _, *command = node_command(config)
         with (self.folder / "log").open("w") as log:
@@ -94,7 +101,41 @@ def until(condition: Callable[[], bool], worker: Worker) -> None:
         time.sleep(0.1)
 
 
-def test_a_preempted_worker_leaves_its_last_checkpoint_in_the_bucket(
+STEP = """
+import json, sys
+from types import SimpleNamespace
+from kfp_ddp.components.train.engine import run
+names = ("trained_model", "metrics", "loss_curve", "job_object")
+left = {name: SimpleNamespace(path=f"{sys.argv[1]}/{name}", metadata={}) for name in names}
+left["metrics"].log_metric = lambda name, value: None
+print(*run(**json.loads(sys.argv[2]), **left))
+"""
+
+
+def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
+    """What the whole step prints, with ranks of its own."""
+    given = {
+        "run_id": "run-1",
+        "task_name": "train",
+        "task_id": "",
+        "dataset_path": data,
+        "training": {**LOOP, "epochs": epochs},
+        "backend": "local",
+        "job": {"nproc_per_node": 1},
+        "image": "any",
+        "work_dir": f"file://{work.parents[1]}",
+        "task_config": None,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", STEP, str(tmp_path), json.dumps(given)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", folders.SCRATCH_VARIABLE: f"{tmp_path}/step"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_there(
     tmp_path: Path, work: Path, dataset: str
 ) -> None:
     first = Worker(tmp_path, "first", work, dataset, epochs=400)
@@ -108,13 +149,13 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_in_the_bucket(
     assert said is not None
     assert said.retryable
 
-    second = Worker(tmp_path, "second", work, dataset, epochs=400)
-    until(lambda: "resumed from" in second.log, second)
-    assert f"step-{newest(work):08}" in second.log
-    # A pod that is lost at any moment, in the middle of an upload too.
-    second.process.kill()
-    second.ended()
-    assert newest(work) >= int(str(stopped["step"]))
+    step = int(str(stopped["step"]))
+    log = train(tmp_path, work, dataset, epochs=math.ceil(step / STEPS) + 1)
+    assert f"step-{step:08} of file://{work} is where the training goes on" in log
+    assert newest(work) > step
+    last = f"file://{work}/checkpoints/step-{newest(work):08}"
+    assert log.splitlines()[-1] == f"{last} file://{work}"
+    assert last_event(work)["status"] == "done"
 
 
 @pytest.mark.parametrize(
