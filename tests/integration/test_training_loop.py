@@ -322,7 +322,9 @@ def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
     assert all(isinstance(metric["value"], str) for metric in last["metrics"])
 
 
-def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without(tmp_path: Path) -> None:
+def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without(
+    tmp_path: Path,
+) -> None:
     root = dataset(tmp_path / "data")
     for path in sorted((root / "train" / "class0").iterdir())[:5]:
         Image.open(path).convert("L").save(path)

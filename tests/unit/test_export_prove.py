@@ -144,13 +144,15 @@ def test_speed_is_told_for_each_size_and_runtime(monkeypatch: pytest.MonkeyPatch
     clock = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 8.1)
     seen: dict[str, list[Any]] = {"a": [], "b": []}
-    found = latency(
-        {
-            name: lambda given, seen=seen[name]: seen.append((given.shape, given.dtype))
-            for name in seen
-        },  # type: ignore[misc]
-        6,
-    )
+
+    def timed(name: str) -> Callable[[Tensor], Tensor]:
+        def predict(given: Tensor) -> Tensor:
+            seen[name].append((given.shape, given.dtype))
+            return given
+
+        return predict
+
+    found = latency({name: timed(name) for name in seen}, 6)
     shapes = [(1, 3, 6, 6)] * 4 + [(8, 3, 6, 6)] * 4
     assert seen["a"] == seen["b"] == [(shape, torch.uint8) for shape in shapes]
     assert list(found["runtimes"]) == ["a", "b"]
