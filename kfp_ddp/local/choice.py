@@ -78,7 +78,8 @@ def choose(
         given: Arguments of the pipeline; none of them is changed.
         ranks: Processes; 0 to choose.
     """
-    ranks = ranks or given.get("job", {}).get("nproc_per_node") or _ranks(machine)
+    asked = ranks or given.get("job", {}).get("nproc_per_node")
+    ranks = asked or _ranks(machine, photographs.train)
     always: dict[str, Any] = {"gate": {}, "job": {"nproc_per_node": ranks}}
     always["training"] = {"log_steps": 5, "cache_gb": 4.0}
     if machine.device == "mps" and ranks == 1:
@@ -103,10 +104,11 @@ def _from_random_weights(
     if minutes > 2 * MINUTES and not given.get("epochs"):
         fewer = max(3, int(epochs * MINUTES / minutes))
         minutes, epochs = minutes * fewer / epochs, fewer
+    batch = max(min(BATCH, images // 8), min(8, images // 2))
     arguments = {
         "model": network.model,
         "epochs": epochs,
-        "batch_size": max(1, min(BATCH, images // 8) // ranks) * ranks,
+        "batch_size": max(1, batch // ranks) * ranks,
         "learning_rate": 0.05,
         "training": {
             "image_size": network.size,
@@ -117,11 +119,10 @@ def _from_random_weights(
     return arguments, minutes
 
 
-def _ranks(machine: Machine) -> int:
-    """A process for each GPU, or for each core as far as the memory goes: two gigabytes each."""
-    if machine.gpus:
-        return machine.gpus
-    return max(1, min(machine.cores, 4, int(machine.memory_gb / 2)))
+def _ranks(machine: Machine, images: int) -> int:
+    """A process for each GPU or core, as far as memory (two gigabytes each) and images go."""
+    most = machine.gpus or min(machine.cores, 4, int(machine.memory_gb / 2))
+    return max(1, min(most, images // 16))
 
 
 def _network(

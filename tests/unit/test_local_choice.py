@@ -56,6 +56,11 @@ def test_memory_limits_the_ranks() -> None:
     assert choose(photographs(500), NEW, {}, ranks=3).ranks == 3
 
 
+def test_few_images_have_one_rank_and_no_batch_of_one() -> None:
+    choice = choose(photographs(24), NEW, {})
+    assert (choice.ranks, choice.arguments["batch_size"]) == (1, 8)
+
+
 def test_an_apple_gpu_has_one_rank_alone() -> None:
     choice = choose(photographs(500), APPLE, {})
     training = choice.arguments["training"]
