@@ -187,6 +187,28 @@ def test_another_optimizer_does_not_take_the_rates_of_a_recipe() -> None:
     assert configured("imagenet-90", {**folders, "optimizer": "sgd"}).learning_rate == 0.256
 
 
+def test_gradients_that_overflow_change_the_scale_of_the_loss_alone(
+    data: Path, tmp_path: Path
+) -> None:
+    loop = trainer(run(data, tmp_path / "run", precision="fp16", clip_norm=1.0))
+    loop.report.metrics.close()
+    learner = loop.learner
+    weights = [weight.detach().clone() for weight in learner.network.parameters()]
+    for factor in (1e38, 1.0):
+        learner.backward(learner.network(torch.randn(4, 3, 8, 8)).sum() * factor)
+        learner.update(0)
+        changed = [
+            not torch.equal(before, after)
+            for before, after in zip(weights, learner.network.parameters(), strict=True)
+        ]
+        assert any(changed) == (factor == 1)
+        assert learner.scaler.get_scale() == 2.0**15
+    other = trainer(run(data, tmp_path / "other", precision="fp16"))
+    other.report.metrics.close()
+    other.learner.restore(learner.state())
+    assert other.learner.scaler.get_scale() == 2.0**15
+
+
 def _accuracies(patch: pytest.MonkeyPatch, *accuracies: float) -> None:
     """What evaluations come to, one after the other: chance decides it with few images."""
     coming = iter(accuracies)
