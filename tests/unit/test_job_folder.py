@@ -133,6 +133,16 @@ def test_a_script_gets_its_arguments(tmp_path: Path, kind: str, by_map: bool) ->
     assert done.stdout.decode().strip() == ascii(["--", *ODD]), done.stderr.decode()
 
 
+def test_an_archive_tells_nothing_of_when_and_by_whom_it_was_packed(tmp_path: Path) -> None:
+    packed = code.archive_of(folder_with(tmp_path, "train.py", "b/a.py"))
+    assert packed[4:8] == bytes(4)  # gzip's time
+    os.utime(tmp_path / "code" / "train.py", (1, 1))
+    assert code.archive_of(tmp_path / "code") == packed
+    with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
+        assert [member.name for member in opened] == ["b/a.py", "train.py"]
+        assert {(each.mtime, each.uid, each.uname) for each in opened} == {(0, 0, "")}
+
+
 def folder_with(tmp_path: Path, *files: str) -> Path:
     folder = tmp_path / "code"
     for name in files:
