@@ -1,0 +1,64 @@
+"""A network that has seen digits learns four of them sooner than one from random weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.recipes import configured
+from kfp_ddp.training.trainer import Trainer
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
+OLD, NEW = range(10), range(6, 10)
+COMMON: dict[str, Any] = {
+    "model": "cifar_resnet8",
+    "image_size": 16,
+    "batch_size": 16,
+    "workers": 0,
+    "device": "cpu",
+    "augment": "shift",
+}
+
+
+def write(root: Path, digits: range, first: int, train: int, val: int) -> Path:
+    """Some of scikit-learn's digits, 8x8, as image folders: of each those from `first` on."""
+    found = load_digits()
+    for digit in digits:
+        pictures = found.images[found.target == digit]
+        for number, picture in enumerate(pictures[first : first + train + val]):
+            folder = root / ("train" if number < train else "val") / str(digit)
+            folder.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray((picture * 15.9).astype("uint8"))
+            image.convert("RGB").save(folder / f"{number}.png")
+    return root
+
+
+def accuracy(run: TrainConfig) -> float:
+    config, train, val = prepare(run, ALONE)
+    loop = Trainer(config, ALONE, train, val)
+    assert loop.fit()
+    return float(loop.saving.latest["accuracy"])
+
+
+def test_it_beats_the_same_from_scratch_at_equal_epochs(tmp_path: Path) -> None:
+    before = write(tmp_path / "old", OLD, 0, train=60, val=10)
+    given = {**COMMON, "data": str(before), "output_dir": str(tmp_path / "before")}
+    assert accuracy(configured("none", {**given, "epochs": 3, "learning_rate": 0.1})) > 0.9
+    newest = checkpoint.newest_valid(tmp_path / "before" / "checkpoints")
+    assert newest is not None
+    state = {f"module.{name}": value for name, value in newest.state()["model"].items()}
+    start = tmp_path / "theirs.pth"
+    torch.save({"state_dict": state, "epoch": 5}, start)
+    few = write(tmp_path / "new", NEW, 70, train=16, val=60)
+    same = {**COMMON, "data": str(few), "epochs": 4, "learning_rate": 0.1, "lr_reference_batch": 0}
+    tuned = configured("none", {**same, "output_dir": str(tmp_path / "t"), "init_from": str(start)})
+    assert (tuned.freeze_epochs, tuned.body_lr_factor) == (1, 0.1)  # finetune is the default then
+    scratch = configured("none", {**same, "output_dir": str(tmp_path / "s")})
+    found = accuracy(tuned), accuracy(scratch)
+    assert found[0] > found[1] + 0.1, found
