@@ -5,6 +5,8 @@
 - `cache_vs_imagefolder`: the same from our memory-mapped file of decoded images.
 - `cache_vs_imagefolder_v2_uint8`: against torchvision's fastest own transforms (v2, uint8 tensors).
 
+Then what `benchmarks.archives` measures of archives and files where reading takes time.
+
 CPU time of one thread, so that it holds per core. Photographs are cut from the two that
 scikit-learn ships.
 """
@@ -14,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import archives
 from benchmarks.rounds import measure, ratio, table
 
 IMAGES, BATCH, SIZE, ROUNDS = 256, 64, 224, 7
@@ -62,6 +65,7 @@ def run() -> dict[str, float]:
         "jpeg_vs_imagefolder_v2_uint8": ratio(seconds, "kfp-ddp, JPEG", v2),
         "cache_vs_imagefolder": ratio(seconds, "kfp-ddp, decoded cache", v1),
         "cache_vs_imagefolder_v2_uint8": ratio(seconds, "kfp-ddp, decoded cache", v2),
+        **archives.run(),
     }
 
 
