@@ -12,6 +12,13 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
 
 
+STORES = (
+    "google.cloud.storage",
+    "boto3",
+    "azure.storage.blob",
+    "azure.identity",
+    "huggingface_hub",
+)
 # What the steps of an image import when they need it, and so does their command line.
 LIBRARIES = {
     "launcher": (
@@ -21,12 +28,12 @@ LIBRARIES = {
             "kfp_ddp.components.shared.launch.specification.task_config",
         ),
         *("kfp_ddp.components.data_sync.sources.gcs", "kubernetes.client", "kubeflow.training"),
-        *("google.cloud.storage", "google_crc32c", "boto3", "kubeflow_trainer_api.models"),
+        *(*STORES, "google_crc32c", "kubeflow_trainer_api.models"),
     ),
     "trainer": (
         *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.sinks"),
         *("torch", "torchvision", "torchcodec", "onnx", "onnxruntime", "safetensors"),
-        *("google.cloud.storage", "tensorboard", "prometheus_client"),
+        *(*STORES, "tensorboard", "prometheus_client"),
     ),
 }
 
