@@ -1,0 +1,63 @@
+"""A run's folder in a store as it is served: what a worker leaves, the next one and a step find."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base import folders
+from kfp_ddp.components.shared.destination import open_destination, sha256
+from kfp_ddp.components.shared.workspace import leases, opened
+from kfp_ddp.components.shared.workspace.carried import Carried
+from kfp_ddp.components.teardown.old_runs import InBucket
+from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
+
+
+def save(run_dir: Path, step: int) -> None:
+    """A whole checkpoint of some bytes."""
+    folder = step_dir(run_dir / "checkpoints", step)
+    folder.mkdir(parents=True)
+    (folder / STATE).write_bytes(bytes(range(256)) * step)
+    about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
+    fields = {"step": step, "files": {STATE: about}}
+    (folder / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest_of(fields)}))
+
+
+@pytest.mark.parametrize(("store", "work"), [("emulator", "gs://models"), ("s3", "s3://bucket")])
+def test_a_run_is_kept_gone_on_from_and_removed(
+    store: str,
+    work: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request.getfixturevalue(store)
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path))
+    work = f"{work}/runs"
+    address = f"{work}/run-1/train"
+    where = open_destination(address)
+    leases.begin(where)
+    with leases.holding(address, "run-1"), Carried(address, 2, every=60.0) as first:
+        for step in (10, 20, 30):
+            save(first.path, step)
+            (first.path / "metrics.jsonl").write_text(f"{step}\n")
+            first.finish()
+        assert InBucket(work).last().keys() == {"run-1"}
+        runs = InBucket(work)
+        runs.last()
+        assert runs.in_use("run-1", lambda run: False)
+    where.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as where its upload was cut off
+    with Carried(address, 2, every=60.0) as second:
+        assert second.resumed == "checkpoints/step-00000020"
+        save(second.path, 40)
+        second.finish()
+    steps = {name.split("/")[0] for name, _ in open_destination(f"{address}/checkpoints").list("")}
+    assert steps == {"step-00000020", "step-00000040"}
+    with opened(address, "evaluate") as task:
+        checkpoint = task.here(f"{address}/checkpoints/step-00000040")
+        assert (checkpoint / STATE).stat().st_size == 40 * 256
+        assert (task.path / "metrics.jsonl").read_text() == "30\n"
+    runs.last()
+    assert not runs.in_use("run-1", lambda run: False)
+    assert runs.delete("run-1")
+    assert list(open_destination(work).list("")) == []
