@@ -112,9 +112,8 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
             job=plan["job"],
             **at,
         )
-        mounted(trained, data)
-        if claims != Claims():  # the workers read and write buckets then, with what is set here
-            _bucket(trained, secret)
+        # It brings init_from, and without claims the workers read and write buckets with it.
+        _bucket(mounted(trained, data), secret)
         pods.kept(pods.working(trained, LAUNCHER_ASKS, plan["train_cpu"], plan["train_memory"]))
         evaluated = evaluate(
             checkpoint=trained.outputs["checkpoint"],
