@@ -1,6 +1,5 @@
 """What a listing says of the images to train on, before the first of them is read."""
 
-import tempfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -75,6 +74,8 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
 
 def _table(context: Context, listing: Listing) -> Labels:
     """The table of labels, which is brought first."""
+    import tempfile  # only such a table needs it
+
     name = context.rule.labels if context.rule else ""
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,12 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
     except Exception as error:
         raise _nothing_left(info, f"torch.export does not trace it: {_reason(error)}") from error
     left_out: dict[str, str] = {}
-    for path, write in (
-        (folder / PROGRAM, lambda path: torch.export.save(program, path)),
-        (folder / ONNX, lambda path: write_onnx(program, info, path)),
-    ):
+    writers: dict[str, Callable[[Path], None]] = {
+        PROGRAM: lambda path: torch.export.save(program, path),
+        ONNX: lambda path: write_onnx(program, info, path),
+    }
+    for name, write in writers.items():
+        path = folder / name
         try:
             write(path)
         except (OSError, MemoryError):

@@ -62,7 +62,8 @@ def preflight(
             or the https:// address of a manifest, with <class>/ below it, or train/<class>/ and
             val/<class>/.
         recipe: Settings of a training that is worth repeating, under those that you give; none for
-            the defaults: a ResNet-50 in 90 epochs.
+            finetune where training has an init_from, and else for the defaults: a ResNet-50 in 90
+            epochs.
         model: Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20
             for small images, or mine.py:build for a function of a file of your own. auto: as the
             recipe has it.

@@ -34,8 +34,9 @@ class Parameters(Settings):
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
     https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/."""
     recipe: RecipeName = "none"
-    """Settings of a training that is worth repeating, under those that you give; none for the
-    defaults: a ResNet-50 in 90 epochs."""
+    """Settings of a training that is worth repeating, under those that you give; none for
+    finetune where training has an init_from, and else for the defaults: a ResNet-50 in 90
+    epochs."""
     backend: Backend = "pytorchjob"
     """What trains: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
     processes of the step itself."""

@@ -41,7 +41,8 @@ def train(
         task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
             pipeline.
         dataset_path: Folder of the dataset version, or of images as training/README.md has them.
-        trained_model: The newest checkpoint: its path, digest, step and metrics.
+        trained_model: The best checkpoint where keep_best kept it, else the newest: its path,
+            digest, step and metrics.
         metrics: Final loss, accuracy, speed and step.
         loss_curve: Loss and accuracy over the steps, as a picture.
         job_object: The job as it ended, for the record.
@@ -56,7 +57,7 @@ def train(
             bucket's prefix such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
 
     Returns:
-        The folder of the newest checkpoint, and the folder of the task, or their addresses.
+        The folder of that checkpoint, and the folder of the task, or their addresses.
     """
     inputs = dict(locals())
     from kfp_ddp.components.train.engine import run

@@ -53,7 +53,8 @@ class Settings(BaseModel):
             InputError: the field does not take it.
         """
         field = cls.model_fields[name]
-        adapter = TypeAdapter[Any](Annotated[field.annotation, field])
+        annotated: Any = Annotated[field.annotation, field]
+        adapter: TypeAdapter[Any] = TypeAdapter(annotated)
         try:
             return adapter.dump_python(adapter.validate_python(value), mode="json")
         except ValidationError as error:

@@ -106,7 +106,8 @@ class Quiet(SimpleHTTPRequestHandler):
 def step(tmp_path: Path, **inputs: str) -> SimpleNamespace:
     """Run the step as KFP does; its artifact `version`."""
     made = [SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "md")]
-    given = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": "", **inputs}
+    given: dict[str, Any] = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": ""}
+    given |= inputs
     engine.run(version=made[0], report=made[1], options={}, **given)
     return made[0]
 
