@@ -256,7 +256,17 @@ def test_a_function_without_a_file_is_one_line() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [(1, 2), {1: 2}, b"a", float("nan"), float("inf"), {1}, Path("a"), object(), [1, (2,)]],
+    [
+        (1, 2),
+        {1: 2},
+        b"a",
+        float("nan"),
+        float("inf"),
+        {1},
+        Path("a"),
+        pytest.param(object(), id="object"),
+        [1, (2,)],
+    ],
     ids=repr,
 )
 def test_arguments_that_json_would_change_are_one_line(bad: Any) -> None:
