@@ -150,7 +150,7 @@ class TrainConfig(Settings):
     """Keep the checkpoint of the highest accuracy in the evaluations too; it and not the newest is
     handed on when training has ended."""
     early_stop_epochs: int = Field(0, ge=0)
-    """End the training when the accuracy in the evaluations has not risen for so many epochs; 0:
+    """End the training when the accuracy in the evaluations has not risen for this many epochs; 0:
     never."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint that verifies, or begin anew."""
