@@ -356,7 +356,7 @@ def test_a_step_killed_while_it_wrote_leaves_no_success_and_is_cleaned_up(tmp_pa
         ({"model_name": ""}, "model_name is ''"),
         ({"checkpoint": "/nowhere/step-1"}, "there is no checkpoint /nowhere/step-1"),
         ({"evaluation": "/nowhere/evaluation.json"}, "run evaluate first"),
-        ({"destination": "s3://models"}, "s3://models cannot be used"),
+        ({"destination": "ftp://models"}, "ftp://models cannot be used"),
         ({"destination": "gs:///prefix"}, "names no bucket"),
         ({"destination": "file://host/x"}, "is not a file URI"),
         ({"destination": "/dev/null/models"}, "cannot be written"),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,7 +110,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         from huggingface_hub import close_session
 
         close_session()
-        assert threading.active_count() < 50
 
 
 def test_a_dataset_of_the_hub_is_synced_and_its_token_stays_with_it(

@@ -36,7 +36,7 @@ def test_archives_of_less_than_the_buffer_train_to_the_bits_of_folders(
         ("archives", archives, {"workers": 2}),
         ("cached", archives, {"cache_gb": 1, "cache_dir": str(tmp_path)}),
     ):
-        run = config(data, tmp_path / name, epochs=1, **more)
+        run = config(data, tmp_path / name, epochs=1, warmup_epochs=0, **more)
         assert train(run, 2) == [0, 0]
         ended.add(state_hash(run))
     assert len(ended) == 1
@@ -50,6 +50,7 @@ def test_a_run_on_windows_of_archives_goes_on_exactly_and_on_other_ranks(
             archives,
             tmp_path / name,
             epochs=1,
+            warmup_epochs=0,
             micro_batch_size=4,
             checkpoint_steps=5,
             **SMALL_BUFFER,
