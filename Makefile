@@ -25,8 +25,8 @@ install: $(INSTALLED) ## the locked environment in .venv; CPU=1: without what on
 demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 	$(VENV)/bin/kfp-ddp demo
 
-test: $(INSTALLED) ## all tests but those on a cluster: a KUBECONFIG at hand is nobody's test bed
-	KUBECONFIG= $(VENV)/bin/pytest
+test: $(INSTALLED) ## all tests but those on a cluster, three at a time: a KUBECONFIG at hand is nobody's test bed
+	KUBECONFIG= $(VENV)/bin/pytest --numprocesses 3
 
 e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e

@@ -37,7 +37,7 @@ def installed(server: Path, tool: str, command: list[str], **settings: str) -> P
 
 
 @contextlib.contextmanager
-def versitygw(folder: Path, key: str, secret: str) -> Iterator[str]:
+def versitygw(folder: Path, key: str, secret: str, host: str = "127.0.0.1") -> Iterator[str]:
     """An S3 server that keeps buckets as folders of `folder`; yields its URL."""
     server = installed(
         CACHE / "bin" / "versitygw",
@@ -45,9 +45,9 @@ def versitygw(folder: Path, key: str, secret: str) -> Iterator[str]:
         ["go", "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSITY}"],
         GOBIN=str(CACHE / "bin"),
     )
-    address = f"127.0.0.1:{free_port()}"
+    address = f"{host}:{free_port()}"
     command = [str(server), "--port", address, "--access", key, "--secret", secret]
-    ready = re.compile(r"(http://127\.0\.0\.1:\d+)")
+    ready = re.compile(rf"(http://{re.escape(host)}:\d+)")
     with _running([*command, "posix", str(folder)], folder.with_suffix(".log"), ready) as url:
         yield url
 

@@ -13,7 +13,7 @@ from kfp_ddp.pipelines.compiled import write
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import Scene, staged
+from tests.e2e.harness.scene import COMPILED, Scene, staged
 from tests.e2e.harness.training import TRAINING, WORKERS
 
 QUOTA = {
@@ -57,7 +57,8 @@ def seen(
         )
         assert applied.returncode == 0, applied.stderr
         given = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
-        (document,) = write(folder / "compiled", restricted=True)
+        document = folder / "compiled" / COMPILED.name
+        assert document in write(document.parent, restricted=True)
         run = scene.run(document, **given, backend="pytorchjob").start()
         evicted = {name: _evict(scene.grounds, run, name) for name in ("data-sync", "train")}
         run.wait()

@@ -144,6 +144,20 @@ def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> N
     assert ending.deleted == 0
 
 
+def test_a_job_that_goes_when_it_has_ended_ended_as_it_said(ending: Ends) -> None:
+    """Its operator removes it at once where ttl_seconds is 0."""
+    ended = with_condition("Succeeded")
+    leaving = {**ended, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
+    assert follower(ending, leaving).run(Limits()).state.phase == "succeeded"
+    for last, phase in ((leaving, "succeeded"), (with_condition("Failed"), "failed")):
+        one = follower(ending)
+        one.watches.jobs.removed = {JOB["metadata"]["uid"]: last}
+        assert one.run(Limits()).state.phase == phase
+    one.watches.jobs.removed = {JOB["metadata"]["uid"]: with_condition("Running")}
+    with pytest.raises(JobError, match="PyTorchJob x was deleted by somebody else"):
+        one.run(Limits())
+
+
 def test_a_job_that_may_not_be_watched_is_told(ending: Ends) -> None:
     one = follower(ending)
     one.watches.jobs.forbidden = "no right"

@@ -19,20 +19,24 @@ def serve(api: client.ApiClient) -> Iterator[str]:
     """
     from gcp_storage_emulator.server import create_server
 
-    node = client.CoreV1Api(api).list_node().items[0]
-    address = next(a.address for a in node.status.addresses if a.type == "InternalIP")
     server = create_server("0.0.0.0", 0, in_memory=True)
     server.start()
     try:
-        yield f"http://{address}:{server._api._httpd.server_port}"
+        yield f"http://{node_address(api)}:{server._api._httpd.server_port}"
     finally:
         server.stop()
+
+
+def node_address(api: client.ApiClient) -> str:
+    """Where pods reach a server that runs beside the tests."""
+    node = client.CoreV1Api(api).list_node().items[0]
+    return str(next(a.address for a in node.status.addresses if a.type == "InternalIP"))
 
 
 def fill(url: str, bucket: str = DATASET, train: int = TRAIN, val: int = VAL) -> None:
     """Make a bucket with some of scikit-learn's digits: so many images of each class."""
     make(url, bucket)
-    for name, content in _digits(train, val):
+    for name, content in digits(train, val):
         upload(url, bucket, name, content)
 
 
@@ -58,7 +62,8 @@ def names(url: str, bucket: str) -> list[str]:
     return [item["name"] for item in answer.get("items", [])]
 
 
-def _digits(train: int, val: int) -> Iterator[tuple[str, bytes]]:
+def digits(train: int = TRAIN, val: int = VAL) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the images."""
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits

@@ -191,8 +191,12 @@ class Follower:
             return None
         if self.watches.jobs.forbidden:
             raise InputError(f"cannot watch {title}: {self.watches.jobs.forbidden}")
-        job = self.watches.jobs.objects.get(self.job["metadata"]["uid"])
-        if job is None or "deletionTimestamp" in job["metadata"]:
+        uid, jobs = self.job["metadata"]["uid"], self.watches.jobs
+        there = jobs.objects.get(uid)
+        job = there or jobs.removed.get(uid)
+        stays = there is not None and "deletionTimestamp" not in there["metadata"]
+        # One that had ended may go at once: its time to live is over, too.
+        if job is None or not (stays or state(job).over):
             raise JobError(f"{title} was deleted by somebody else; run the step again")
         self.job, clock = job, time.monotonic()
         listed = self.watches.pods.synced.is_set()
