@@ -18,15 +18,24 @@ SECRET = "kfp-ddp-bucket"
 @pytest.fixture
 def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
     """The folder of versitygw's buckets, one with digits, whose keys the namespace's secret has."""
+    import boto3
+
     buckets = tmp_path / "buckets"
-    for name, content in bucket.digits():
-        file = buckets / "digits" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-    for name in ("runs", "models"):
-        (buckets / name).mkdir()
+    buckets.mkdir()
     host = bucket.node_address(scene.grounds.api)
     with versitygw(buckets, "access", "secret", host) as url:
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="access",
+            aws_secret_access_key="secret",
+        )
+        for name in ("digits", "runs", "models"):
+            s3.create_bucket(Bucket=name)
+        for name, content in bucket.digits():
+            s3.put_object(Bucket="digits", Key=name, Body=content)
+        s3.close()
         values = {
             "AWS_ACCESS_KEY_ID": "access",
             "AWS_SECRET_ACCESS_KEY": "secret",

@@ -31,8 +31,13 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 
 @pytest.fixture(scope="session")
-def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with versitygw(tmp_path_factory.mktemp("s3"), "access", "secret") as url:
+def s3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s3")
+
+
+@pytest.fixture(scope="session")
+def s3_url(s3_folder: Path) -> Iterator[str]:
+    with versitygw(s3_folder, "access", "secret") as url:
         yield url
 
 
@@ -138,6 +143,17 @@ def test_what_azure_refuses_is_one_line(
             with pytest.raises(InputError, match=says) as told:
                 ask()
             assert "\n" not in str(told.value)
+
+
+def test_a_file_that_came_behind_the_back_of_s3_has_no_content_that_is_known(
+    s3: Any, s3_folder: Path, tmp_path: Path
+) -> None:
+    """Two of one size would be one file for all that its listing tells."""
+    s3.put_object(Bucket="bucket", Key="ds/a.png", Body=b"a")
+    (s3_folder / "bucket" / "ds" / "b.png").write_bytes(b"b")
+    with pytest.raises(InputError, match=r"s3://bucket/ds lists 'b.png' without an ETag"):
+        sync("s3://bucket/ds", tmp_path, QUICK)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_s3_that_everybody_may_read_is_read_whoever_asks(

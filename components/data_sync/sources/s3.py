@@ -101,8 +101,15 @@ class S3Source:
         for number, page in enumerate(pages):
             for item in page.get("Contents", []):
                 name, size = item["Key"][start:], int(item["Size"])
-                if name or size:
-                    found.add(name, size, 0, tag=item["ETag"].strip('"'))
+                if not (name or size):
+                    continue
+                tag = item.get("ETag", "").strip('"')
+                if not tag:
+                    raise InputError(
+                        f"{self.url} lists {name!r} without an ETag, by which its content is known:"
+                        " upload it again through the store's own API"
+                    )
+                found.add(name, size, 0, tag=tag)
             check_end(self.url, number, found)
         return found
 
