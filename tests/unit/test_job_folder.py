@@ -115,7 +115,9 @@ def test_torchrun_runs_a_folder_in_its_ranks(tmp_path: Path) -> None:
     (folder / "pkg").mkdir(parents=True)
     (folder / "help.py").write_text("SAY = 'said'")
     (folder / "pkg" / "$train.py").write_text(
-        "import os, sys, help\nprint(help.SAY, os.environ['LOCAL_RANK'], sys.argv[1:], flush=True)"
+        "import os, sys, help\nrank = os.environ['LOCAL_RANK']\n"
+        "line = f'{help.SAY} {rank} {sys.argv[1:]}\\n'\n"
+        "os.write(1, line.encode())  # at once, as both ranks have one pipe"
     )
     hard = ["--", "--nnodes=7", "$(RANK)", "$$", "${local_rank}"]
     spec = specification(as_folder(folder, "pkg/$train.py", hard), "pytorchjob")
