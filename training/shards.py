@@ -150,6 +150,9 @@ class _Archive:
         with folder_below(Path(folder)) as opened:
             self.descriptor = open_plain(name, opened)
 
+    def read(self, length: int, offset: int) -> bytes:
+        return os.pread(self.descriptor, length, offset)
+
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
@@ -166,7 +169,8 @@ def pread(file: str, length: int, offset: int) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
-    return os.pread(_opened(file).descriptor, length, offset)
+    # Two threads that miss at once open two, of which one is kept: the method holds the other.
+    return _opened(file).read(length, offset)
 
 
 def _size(root: Path, shard: str) -> int:

@@ -2,7 +2,9 @@
 
 import json
 import tarfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,19 @@ def test_a_header_that_is_not_the_members_is_not_believed(version: Path) -> None
         read(found, "train/b/2.png")
     with pytest.raises(ValueError, match="larger"):
         content(where, 2000)
+
+
+def test_threads_that_open_an_archive_at_once_all_read_it(version: Path) -> None:
+    shard = str(version / "shard-00000.tar")
+    expected = Path(shard).read_bytes()[:100]
+    for _ in range(20):
+        shards._opened.cache_clear()
+        together = threading.Barrier(6)
+
+        def read_first(together: threading.Barrier = together) -> bytes:
+            together.wait()
+            return shards.pread(shard, 100, 0)
+
+        with ThreadPoolExecutor(6) as pool:
+            found = [pool.submit(read_first) for _ in range(6)]
+        assert [one.result() for one in found] == [expected] * 6
