@@ -8,15 +8,41 @@ import click
 
 from kfp_ddp import __version__
 
-COMMANDS = {
-    "run": "Train on your own photographs: a folder or a bucket with a folder for each class.",
-    "predict": "Tell what pictures show, with the model of a bundle.",
-    "compile": "Write compiled/*.yaml from the pipelines, or check that they are fresh.",
-    "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
-    "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
-    "doctor": "Check that a cluster and namespace have what the components need.",
-    "manifest": "Print the job that a launch would create, without creating it.",
+SECTIONS = {
+    "Train": {
+        "run": "Train on a folder or a bucket of photographs, or run any pipeline: here or on KFP.",
+        "predict": "Tell what pictures show, with the model of a bundle.",
+        "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
+    },
+    "Runs on Kubeflow Pipelines": {
+        "upload": "Upload a pipeline; a new version only where its content changed.",
+        "runs": "List the runs.",
+        "status": "Show the steps of a run, and how far its training is.",
+        "logs": "Print the log of a run's steps.",
+        "describe": "Tell why a run failed, and what to do next.",
+        "cancel": "End a run and its job.",
+        "retry": "Let a failed run go on from its newest checkpoint.",
+        "compare": "Set runs side by side: settings, metrics, curves.",
+        "download": "Bring a run's bundle and reports to a folder.",
+        "tensorboard": "Show the curves of a run in TensorBoard.",
+    },
+    "Schedules and models": {
+        "schedule": "Create, list, pause and replace recurring runs.",
+        "models": "List the exported models and their champions.",
+        "promote": "Make an exported version the champion.",
+        "rollback": "Make the champion before this one the champion again.",
+    },
+    "Pipelines and cluster": {
+        "compile": "Write the YAML of our pipelines or of your own, or check that it is fresh.",
+        "graph": "Draw a compiled pipeline, as SVG or Mermaid.",
+        "install": "Put claims and rights into a namespace.",
+        "doctor": "Check that a cluster and namespace have what the components need.",
+        "config": "Show the settings of this program, and where each is from.",
+        "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
+        "manifest": "Print the job that a launch would create, without creating it.",
+    },
 }
+COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -45,8 +71,9 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of commands from its own texts, importing nothing."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=12)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
