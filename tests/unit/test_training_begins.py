@@ -1,6 +1,7 @@
 """What a run begins with: nothing, its own checkpoint after a restart, or another run's weights."""
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,22 @@ import pytest
 import torch
 
 from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.training import checkpoint, resume
+from kfp_ddp.training import checkpoint, model_file, resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index
 from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.manifest import DIGEST
 from kfp_ddp.training.model import build
+from kfp_ddp.training.shards import Slices
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
 CLASSES = ("a", "b")
+APART = "whether the classifier learns apart (freeze_epochs, body_lr_factor)"
+NEW_SETTINGS = (
+    *("model_code", "optimizer", "freeze_epochs", "body_lr_factor", "shuffle_buffer_mb"),
+    *("class_weights", "mixup", "cutmix"),
+)
+"""Of which a checkpoint of before them says nothing."""
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:
@@ -24,14 +32,19 @@ def run(output: Path, **fields: Any) -> TrainConfig:
     return TrainConfig.create(**{**settings, "model": "cifar_resnet8", **fields})
 
 
-def save(output: Path, step: int, state: Any = None, **changed: Any) -> Path:
+def save(
+    output: Path, step: int, state: Any = None, by: TrainConfig | None = None, **changed: Any
+) -> Path:
     more = {"epoch": 1.0, "samples": 4, "metrics": {}, "form": Ddp.form, "images": "1" * 64}
-    about = {**checkpoint.manifest_of(run(output), CLASSES, **more), **changed}
+    about = {**checkpoint.manifest_of(by or run(output), CLASSES, **more), **changed}
     return checkpoint.write(output / "checkpoints", step, state or {"model": {}}, about)
 
 
-def chosen(output: Path, digest: str = "1" * 64, count: int = 4, **fields: Any) -> Path | None:
-    index = Index(output, CLASSES, ("x",) * count, (0, 1) * (count // 2))
+def chosen(
+    output: Path, digest: str = "1" * 64, count: int = 4, packed: bool = False, **fields: Any
+) -> Path | None:
+    slices = Slices("/d", ("/d/a.tar",), array("I"), array("Q"), array("Q")) if packed else None
+    index = Index(output, CLASSES, ("x",) * count, (0, 1) * (count // 2), slices)
     return resume.choose(output / "checkpoints", run(output, **fields), index, Ddp.form, digest)
 
 
@@ -68,6 +81,11 @@ def test_none_that_verifies_is_not_none_at_all(tmp_path: Path) -> None:
         ({"image_size": 17}, "image_size was 16 and is now 17"),
         ({"batch_size": 8}, "batch_size was 256 and is now 8"),
         ({"seed": 5}, "seed was 0 and is now 5"),
+        ({"optimizer": "adamw"}, "optimizer was sgd and is now adamw"),
+        ({"freeze_epochs": 1}, f"{APART} was False and is now True"),
+        ({"body_lr_factor": 0.1}, f"{APART} was False and is now True"),
+        ({"shuffle_buffer_mb": 7.5, "packed": True}, "shuffle_buffer_mb was 1024.0 and is now 7.5"),
+        ({"shuffle_buffer_mb": 7.5}, ""),
         ({"count": 6}, "the number of training images was 4 and is now 6"),
         ({"digest": "2" * 64}, "training images was 111111111111 and is now 222222222222"),
         ({"learning_rate": 3.0, "weight_decay": 0.5, "epochs": 99, "workers": 0}, ""),
@@ -86,6 +104,32 @@ def test_what_may_change_and_what_may_not(
     said = str(caught.value)
     assert said.startswith(f"cannot resume from {path}: ")
     assert said.endswith(f"{told}; use another output_dir, or resume=never to begin anew")
+
+
+def test_the_file_of_a_model_may_not_change(tmp_path: Path) -> None:
+    codes = [
+        model_file.pack(_file(tmp_path / name, text)) for name, text in (("a", ""), ("b", "#"))
+    ]
+    mine: dict[str, Any] = {"model": "mine.py:build", "model_code": codes[0]}
+    path = save(tmp_path, 1, by=run(tmp_path, **mine))
+    assert chosen(tmp_path, **mine) == path
+    was, now = (model_file.digest(code)[:12] for code in codes)
+    told = f": the digest of the model's file was {was} and is now {now};"
+    with pytest.raises(InputError, match=told):
+        chosen(tmp_path, **{**mine, "model_code": codes[1]})
+
+
+def _file(path: Path, more: str) -> str:
+    path.write_text(f"def build(classes): {more}\n    return None\n")
+    return str(path)
+
+
+def test_what_a_checkpoint_of_before_a_setting_was_made_with_is_its_default(tmp_path: Path) -> None:
+    config = dict(checkpoint.manifest_of(run(tmp_path), CLASSES, epoch=1.0, samples=4)["config"])
+    config = {name: value for name, value in config.items() if name not in NEW_SETTINGS}
+    path = save(tmp_path, 1, config=config)
+    assert chosen(tmp_path) == path
+    assert chosen(tmp_path, packed=True, shuffle_buffer_mb=7.5) == path
 
 
 def test_an_earlier_checkpoint_that_tells_no_digest_is_chosen(tmp_path: Path) -> None:
