@@ -6,7 +6,8 @@ The claim may be ReadWriteOnce with publish=clone or snapshot, as no two nodes m
 from kfp import dsl
 
 from kfp_ddp.components.preflight.parameters import described
-from kfp_ddp.pipelines.train_resnet import Claims, in_a_bucket
+from kfp_ddp.pipelines.steps import Claims
+from kfp_ddp.pipelines.train_resnet import in_a_bucket
 
 train_resnet_bucket = dsl.pipeline(
     name="train-resnet-bucket",

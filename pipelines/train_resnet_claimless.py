@@ -3,7 +3,8 @@
 from kfp import dsl
 
 from kfp_ddp.components.preflight.parameters import described
-from kfp_ddp.pipelines.train_resnet import Claims, in_a_bucket
+from kfp_ddp.pipelines.steps import Claims
+from kfp_ddp.pipelines.train_resnet import in_a_bucket
 
 train_resnet_claimless = dsl.pipeline(
     name="train-resnet-claimless",

@@ -1,0 +1,218 @@
+"""The steps that pipelines join, each with what it mounts, asks of a node and logs in with.
+
+A pipeline makes a `Steps` of its form, and joins those that it needs:
+
+    steps = Steps(form, Claims())
+    with steps.ended():
+        data = steps.data()
+        model = steps.trained(data)
+        steps.exported_if_blessed(data, model, steps.evaluated(data, model))
+"""
+
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from kfp import dsl, kubernetes
+
+from kfp_ddp.base.folders import SCRATCH
+from kfp_ddp.components.data_sync.component import data_sync
+from kfp_ddp.components.dataset_volume.component import dataset_volume
+from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.export.component import export
+from kfp_ddp.components.gate.component import gate as judge
+from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
+from kfp_ddp.components.shared.step import KEY
+from kfp_ddp.components.teardown.component import teardown
+from kfp_ddp.components.train.component import train
+from kfp_ddp.pipelines import pods
+
+# Keys of the bucket's secret that become environment variables.
+SECRET_ENV = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+    *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
+    *("AZURE_CLIENT_SECRET", "HF_TOKEN", "HF_ENDPOINT"),
+)
+
+
+class Claims(NamedTuple):
+    """What a pipeline mounts: the claims that its form or preflight name, or an emptyDir."""
+
+    data: bool = True
+    """Else each pod that reads the dataset brings it."""
+    work: bool = True
+    """Else the runs' folders lie below a bucket's prefix."""
+
+
+class Data(NamedTuple):
+    """A version of the dataset as later steps mount it; the channels of earlier steps."""
+
+    path: Any
+    claim: Any
+
+
+class Model(NamedTuple):
+    """A checkpoint, and the folder of the run that it is of; channels, or what was given."""
+
+    checkpoint: Any
+    run_dir: Any
+
+
+class Evaluation(NamedTuple):
+    """What a model came to; channels."""
+
+    accuracy: Any
+    path: Any
+
+
+class Steps:
+    """Steps of one pipeline, the first of which checks its form."""
+
+    def __init__(self, form: dict[str, Any], claims: Claims) -> None:
+        """Add `preflight`, whose outputs become `plan`.
+
+        Args:
+            form: The pipeline's parameters by name: preflight's inputs and `bucket_secret`.
+            claims: What its pods mount.
+        """
+        self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
+        self.claims, self.secret = claims, form["bucket_secret"]
+        self.work = form["work_claim" if claims.work else "work"]
+        self.at = {} if claims.work else {"work_dir": self.work}
+        # Not in the group: where a claim is missing, the pod of teardown could not start either.
+        each = {} if claims.data else {"publish": "each-node"}
+        first = pods.waiting(preflight(**self.form, **each).set_caching_options(False))
+        self.plan = self.with_bucket(first).outputs
+
+    def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        """Give a step the bucket's credentials, if such a secret is there."""
+        folder = str(PurePosixPath(KEY).parent)
+        kubernetes.use_secret_as_volume(
+            task, secret_name=self.secret, mount_path=folder, optional=True
+        )
+        keys = {key: key for key in SECRET_ENV}
+        return kubernetes.use_secret_as_env(
+            task, secret_name=self.secret, secret_key_to_env=keys, optional=True
+        )
+
+    def mounted(self, task: dsl.PipelineTask, data: Any, *, runs: bool = True) -> dsl.PipelineTask:
+        """Mount what a step uses, and switch its cache off: what it reads changes under a path.
+
+        Args:
+            task: The step.
+            data: The claim of the dataset; None for a step that does not read it.
+            runs: Whether it uses the runs' folders.
+        """
+        claims = self.claims
+        if claims.data and data is not None:
+            kubernetes.mount_pvc(task, pvc_name=data, mount_path="/data")
+        if claims.work and runs:
+            kubernetes.mount_pvc(task, pvc_name=self.work, mount_path="/work")
+        if not (claims.data and claims.work) and (runs or data is not None):
+            kubernetes.empty_dir_mount(task, volume_name="scratch", mount_path=SCRATCH)
+        return task.set_caching_options(False)
+
+    def computing(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
+        """Let a step use what those that evaluate may."""
+        limits = (self.plan["evaluate_cpu"], self.plan["evaluate_memory"])
+        gpus = (self.plan["evaluate_gpus"], self.plan["gpu_resource"])
+        return pods.working(task, EVALUATE_ASKS, *limits, *gpus)
+
+    def ended(self, name: str = "training") -> dsl.ExitHandler:
+        """A group of steps, at whose end, however it comes, nothing of the run is left at work."""
+        last = teardown(
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            backend=self.form["backend"],
+            job=self.form["job"],
+            **self.at,
+        )
+        self.mounted(last, None)
+        pods.waiting(last if self.claims.work else self.with_bucket(last))
+        return dsl.ExitHandler(last, name=name)
+
+    def data(self) -> Data:
+        """Sync the source, and make its version ready to be mounted."""
+        plan = self.plan
+        synced = data_sync(
+            source=self.form["source"],
+            dataset=plan["dataset"],
+            options=plan["sync"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            layout=plan["layout"],
+        )
+        self.with_bucket(self.mounted(synced, plan["data_claim"], runs=False))
+        pods.kept(pods.working(synced, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
+        volume = dataset_volume(
+            dataset=synced.outputs["dataset"],
+            digest=synced.outputs["digest"],
+            path=synced.outputs["path"],
+            claim=plan["data_claim"],
+            publish=plan["publish"],
+            source=self.form["source"],
+            sync=plan["sync"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        )
+        pods.waiting(volume.set_caching_options(False))
+        return Data(volume.outputs["path"], volume.outputs["claim"])
+
+    def trained(self, data: Data, training: Any = None) -> Model:
+        """Train with DDP.
+
+        Args:
+            data: What to train on.
+            training: Settings in place of those that preflight returned.
+        """
+        plan = self.plan
+        task = train(
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+            dataset_path=data.path,
+            training=plan["training"] if training is None else training,
+            backend=self.form["backend"],
+            job=plan["job"],
+            **self.at,
+        )
+        # It brings init_from, and without claims the workers read and write buckets with it.
+        self.with_bucket(self.mounted(task, data.claim))
+        pods.kept(pods.working(task, LAUNCHER_ASKS, plan["train_cpu"], plan["train_memory"]))
+        return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
+
+    def evaluated(self, data: Data, model: Model) -> Evaluation:
+        """Evaluate a model, and the champion on the same samples if need be."""
+        task = evaluate(
+            checkpoint=model.checkpoint,
+            run_dir=model.run_dir,
+            dataset_path=data.path,
+            champion=self.plan["champion"],
+        )
+        self.computing(self.with_bucket(self.mounted(task, data.claim)))
+        return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])
+
+    def judged(self, evaluation: Evaluation) -> dsl.PipelineTask:
+        """Judge an evaluation by the rules; the gate's task."""
+        task = judge(
+            accuracy=evaluation.accuracy,
+            evaluation=evaluation.path,
+            rules=self.plan["gate"],
+            champion=self.plan["champion"],
+        )
+        return pods.waiting(self.with_bucket(self.mounted(task, None)))
+
+    def exported_if_blessed(self, data: Data, model: Model, evaluation: Evaluation) -> None:
+        """Judge a model, and export it if all rules hold."""
+        verdict = self.judged(evaluation)
+        with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
+            task = export(
+                checkpoint=model.checkpoint,
+                run_dir=model.run_dir,
+                dataset_path=data.path,
+                evaluation=evaluation.path,
+                model_name=self.form["model_name"],
+                destination=self.form["destination"],
+                champion=self.plan["champion"],
+                champion_version=verdict.outputs["champion_version"],
+            )
+            self.computing(self.with_bucket(self.mounted(task, data.claim)))
