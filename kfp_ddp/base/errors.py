@@ -2,8 +2,10 @@
 
     KfpDdpError
     ├── InputError          what was given cannot be used
+    │   └── RefusedError    the KFP API server refuses it, or whoever asked
     ├── StorageError        a volume or a bucket cannot be read or written
     ├── JobError            a job, or a training, ended without success
+    ├── ServerError         the KFP API server does not answer, or with a fault of its own
     ├── RunCancelledError   the run was terminated
     └── PeerLostError       another rank ended, and this one with it
 
@@ -30,6 +32,21 @@ class InputError(KfpDdpError, ValueError):
     """Input that cannot be used."""
 
     exit_code = 2
+
+
+class RefusedError(InputError):
+    """What the KFP API server refuses, or whom."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        """Of HTTP: 401, 403, 404 and so on."""
+
+
+class ServerError(KfpDdpError):
+    """A KFP API server that does not answer, or with a fault of its own: later it may."""
+
+    retryable = True
 
 
 class StorageError(KfpDdpError):

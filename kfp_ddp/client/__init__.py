@@ -1,0 +1,1 @@
+"""What talks with a KFP server, through `kfp.Client`."""

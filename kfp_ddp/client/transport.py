@@ -1,0 +1,189 @@
+"""Requests to the KFP API server: each with a time-out, each failure one line of ours."""
+
+import json
+import logging
+import re
+import warnings
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import kfp
+import kfp_server_api
+import urllib3
+from kfp_server_api.rest import RESTClientObject
+
+from kfp_ddp.base.errors import InputError, RefusedError, ServerError
+from kfp_ddp.client.connection import Connection, own_namespace, secret_of
+from kfp_ddp.client.login import Login
+
+CONNECT_SECONDS = 10.0
+LONGEST_MESSAGE = 300
+# kfp prints links to stdout, where a command's own output goes.
+kfp.client.client.print = lambda *_, **__: None
+
+
+def checked_host(host: str) -> str:
+    """The address without a slash at its end.
+
+    Raises:
+        InputError: it is none, or holds a password.
+    """
+    parts = urlsplit(host if "://" in host else f"https://{host}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"host={host!r} is no address: one is as https://kubeflow.example.com")
+    if parts.username or parts.password:
+        raise InputError("host holds a user or password: set a token, cookie or username instead")
+    return parts._replace(query="", fragment="").geturl().rstrip("/")
+
+
+class Client(kfp.Client):  # type: ignore[misc]
+    """kfp.Client with its server, login and namespace as given, reading nobody's home folder."""
+
+    def __init__(self, connection: Connection, host: str, login: Login) -> None:
+        self._connection, self._login = connection, login
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # that servers of KFP 1 are not served
+            super().__init__(host=host, namespace="kubeflow", cookies=login.cookie or None)
+        api: Any = self._run_api.api_client
+        api.rest_client = Transport(self._existing_config, connection, login)
+        health = self._healthz_api.healthz_service_get_healthz()
+        self.multi_user: bool = bool(health.multi_user)
+        self.version: str = health.tag_name or ""
+        self._context_setting["namespace"] = (
+            (connection.namespace or own_namespace(connection.context)) if self.multi_user else ""
+        )
+
+    def _load_config(self, host: str, *_: Any) -> kfp_server_api.Configuration:
+        config = kfp_server_api.Configuration()
+        config.host = host
+        config.ssl_ca_cert = self._connection.ca_file or None
+        config.retries = urllib3.Retry(
+            total=None, connect=2, read=1, redirect=False, status=0, backoff_factor=0.2
+        )
+        if self._login.token or self._login.token_file:
+            config.api_key_prefix["authorization"] = "Bearer"
+            config.refresh_api_key_hook = self._renew
+        return config
+
+    def _renew(self, config: kfp_server_api.Configuration) -> None:
+        token = self._login.token or secret_of("", self._login.token_file)
+        config.api_key["authorization"] = token
+
+    def _load_context_setting_or_default(self) -> None:
+        self._context_setting = {"namespace": "asked once the server is reached"}
+
+    def set_user_namespace(self, namespace: str) -> None:
+        """Ask for this namespace from now on; nothing is written to the home folder."""
+        self._context_setting["namespace"] = namespace
+
+
+class Transport(RESTClientObject):  # type: ignore[misc]
+    """What sends a request, and refuses what is no answer of KFP."""
+
+    def __init__(
+        self, config: kfp_server_api.Configuration, connection: Connection, login: Login
+    ) -> None:
+        super().__init__(config)
+        self._host, self._seconds, self._login = config.host, connection.timeout, login
+
+    def request(self, method: str, url: str, **more: Any) -> Any:
+        """The answer, which is JSON.
+
+        Raises:
+            RefusedError: it refuses what was asked, or who asked.
+            ServerError: there is none, or one of a fault.
+        """
+        limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
+        more["_request_timeout"] = more.get("_request_timeout") or limit
+        try:
+            answer = super().request(method, url, **more)
+            json.loads(answer.data)
+        except kfp_server_api.ApiException as error:
+            raise self._refusal(error) from None
+        except urllib3.exceptions.HTTPError as error:
+            raise ServerError(self._silence(error)) from None
+        except ValueError:
+            raise self._stranger(f"with {_kind(answer)} where KFP answers JSON") from None
+        return answer
+
+    def _silence(self, error: urllib3.exceptions.HTTPError) -> str:
+        reason: Any = getattr(error, "reason", None) or error
+        if isinstance(reason, urllib3.exceptions.NameResolutionError):
+            said = "there is no such host"
+        elif isinstance(reason, urllib3.exceptions.NewConnectionError):
+            said = _short(str(reason).rpartition("] ")[2])
+        elif isinstance(reason, urllib3.exceptions.TimeoutError):
+            said = f"nothing came for {self._seconds:g} s"
+        elif isinstance(reason, urllib3.exceptions.ProtocolError):
+            said = "the answer broke off"
+        else:
+            said = _short(str(reason).rpartition(": ")[2])
+        return (
+            f"the KFP API server at {self._host} does not answer: {said}; see that it is up and "
+            "that --host is its address (kfp-ddp config show)"
+        )
+
+    def _refusal(self, error: kfp_server_api.ApiException) -> RefusedError | ServerError:
+        if not error.status:
+            return ServerError(
+                f"no safe connection to {self._host}: {_short(str(error.reason))}; give the "
+                "certificates to trust with --ca-file"
+            )
+        if error.status in (301, 302, 303, 307, 308):
+            to = str(error.headers.get("location", "another address"))
+            if to.split("?")[0].replace("https:", "http:").startswith(f"{self._host}/"):
+                return self._stranger(f"by sending on to {to.partition('/apis/')[0]}")
+            return self._stranger("by asking for a login")
+        code, said = HTTPStatus(error.status), _message(error.body)
+        if code == HTTPStatus.UNAUTHORIZED:
+            return RefusedError(
+                f"{self._host} refuses {self._login.name} (401: {said}): it has expired, or is for "
+                "another server; renew it",
+                401,
+            )
+        if code == HTTPStatus.FORBIDDEN:
+            return RefusedError(
+                f"{self._host} does not allow this to {self._login.name} (403: {said}); see that "
+                "--namespace is one of yours",
+                403,
+            )
+        if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS:
+            return ServerError(f"the KFP API server failed ({code.value}): {said}; try again later")
+        return RefusedError(f"KFP refuses this ({code.value}): {said}", code.value)
+
+    def _stranger(self, how: str) -> RefusedError:
+        return RefusedError(
+            f"{self._host} answers {how}: --host should be the address of KFP's API (often ending "
+            f"in /pipeline), and the login one that it takes; used was {self._login.name}",
+            401,
+        )
+
+
+def _message(body: Any) -> str:
+    """What an answer says for people: both shapes that KFP has, in one line, without its stack."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = re.sub(r"<[^>]*>", " ", text)
+    if isinstance(answer, dict):
+        found = answer.get("message") or answer.get("error_message") or answer.get("error") or ""
+        details = answer.get("details") or []
+        inner = [
+            str(each["message"]) for each in details if isinstance(each, dict) and "message" in each
+        ]
+        answer = inner[0] if inner else found
+    return _short(str(answer)) or "it does not say why"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 3]}..."
+
+
+def _kind(answer: Any) -> str:
+    return str(answer.getheader("content-type") or "bytes").split(";")[0]
+
+
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # each retry is a line else

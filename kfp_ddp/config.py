@@ -1,0 +1,114 @@
+"""What is set once: by flag, environment, a file of the folder or of the person, or its default."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.client.connection import Connection, setting
+
+PREFIX = "KFP_DDP_"
+HERE = "kfp-ddp.yaml"
+
+
+@dataclass(frozen=True)
+class Config(Connection):
+    """All that a person sets once; flags of a command go before."""
+
+    experiment: str = setting("Default", "Experiment that runs are listed under.")
+    registry: str = setting("", "Where images of steps are, such as ghcr.io/me; empty for ours.")
+    destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
+    pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
+    service_account: str = setting("", "Account that steps run as; empty for the server's choice.")
+
+
+class Set(NamedTuple):
+    """A value, and where it is from."""
+
+    value: Any
+    origin: str
+
+
+FIELDS = {each.name: each for each in fields(Config)}
+
+
+def files() -> list[Path]:
+    """Where settings may stand, the first that sets one counts."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return [Path(HERE), Path(home, "kfp-ddp", "config.yaml")]
+
+
+def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
+    """Each setting with where it is from: flag, environment, file or default.
+
+    Args:
+        flags: What was given on the command line; None is not given.
+
+    Raises:
+        InputError: a file or variable that cannot be used.
+    """
+    found = {name: Set(each.default, "default") for name, each in FIELDS.items()}
+    for path in reversed(files()):
+        found |= {name: Set(value, str(path)) for name, value in _of_file(path)}
+    found |= _of_environment()
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    return found | {name: Set(value, "flag") for name, value in given.items()}
+
+
+def config(flags: Mapping[str, Any] | None = None) -> Config:
+    """The values alone."""
+    return Config(**{name: each.value for name, each in resolved(flags).items()})
+
+
+def _of_environment() -> dict[str, Set]:
+    found = {}
+    for name, each in FIELDS.items():
+        for variable in (each.metadata.get("variable"), PREFIX + name.upper()):
+            text = os.environ.get(variable) if variable else None
+            if text:
+                found[name] = Set(_typed(name, text, str(variable)), str(variable))
+    return found
+
+
+def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read {path}: {reason}") from None
+    import yaml  # only where there is a file
+
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} should hold lines such as host: https://kubeflow.example.com")
+    for name, value in content.items():
+        if name not in FIELDS:
+            from kfp_ddp.base.settings import hint
+
+            raise InputError(f"{path}: there is no setting {name!r}{hint(str(name), [*FIELDS])}")
+        yield name, _typed(name, value, str(path))
+
+
+def _typed(name: str, value: Any, origin: str) -> Any:
+    kind = get_type_hints(Config)[name]
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if kind is bool and isinstance(value, str):
+        value = words.get(value.lower(), value)
+    if kind is float:
+        try:
+            value = float(value)
+        except (TypeError, ValueError):
+            value = str(value)
+        if isinstance(value, float) and not 0 < value < float("inf"):
+            raise InputError(f"{origin}: {name}={value:g} should be more than 0")
+    if not isinstance(value, kind):
+        asked = {bool: "true or false", float: "a number", str: "text"}[kind]
+        raise InputError(f"{origin}: {name}={value!r} should be {asked}")
+    return value
