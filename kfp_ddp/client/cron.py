@@ -1,0 +1,151 @@
+"""Cron as people write it, five fields, and as KFP takes it: six, with the seconds first.
+
+KFP accepts five fields and reads the first as seconds, so `0 3 * * *` runs each hour, at minute 3.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.settings import hint
+
+MACROS = {
+    "@yearly": "0 0 0 1 1 *",
+    "@annually": "0 0 0 1 1 *",
+    "@monthly": "0 0 0 1 * *",
+    "@weekly": "0 0 0 * * 0",
+    "@daily": "0 0 0 * * *",
+    "@midnight": "0 0 0 * * *",
+    "@hourly": "0 0 * * * *",
+}
+_NAMES = {
+    "month": ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+    "weekday": ["sun", "mon", "tue", "wed", "thu", "fri", "sat"],
+}
+_FIELDS = (
+    *(("second", 0, 59), ("minute", 0, 59), ("hour", 0, 23)),
+    *(("day", 1, 31), ("month", 1, 12), ("weekday", 0, 6)),
+)
+_PART = r"(?:[*?]|(?P<low>\w+)(?:-(?P<high>\w+))?)(?P<step>/[1-9]\d?)?"
+
+
+def six_fields(text: str) -> str:
+    """The six fields of a schedule of five, of six, or of a name such as @daily.
+
+    Raises:
+        InputError: it is no cron, runs more than once a minute, or names a time zone.
+    """
+    words = text.split()
+    if words and words[0].upper().startswith(("TZ=", "CRON_TZ=")):
+        raise InputError(
+            f"{text!r} names a time zone, which KFP refuses: its server has one for all schedules "
+            f"(CRON_SCHEDULE_TIMEZONE, else UTC); write {' '.join(words[1:])!r} in that one"
+        )
+    if text.strip() in MACROS:
+        return MACROS[text.strip()]
+    if text.startswith("@"):
+        raise InputError(f"{text!r} is no schedule{hint(text, list(MACROS))}; or write five fields")
+    if len(words) not in (5, 6):
+        raise InputError(
+            f"{text!r} has {len(words)} fields: a cron has five, minute hour day month weekday, "
+            "such as '0 3 * * *' for each day at 03:00"
+        )
+    given = words if len(words) == 6 else ["0", *words]
+    if not given[0].isdigit():
+        raise InputError(
+            f"{text!r} has six fields, so the first is the second, and {given[0]} of it runs more "
+            f"than once a minute: write {' '.join(['0', *given[1:]])!r}"
+        )
+    return " ".join(_field(word, *limits) for word, limits in zip(given, _FIELDS, strict=True))
+
+
+def as_read(text: str) -> str:
+    """The six fields that KFP reads in what a schedule there holds; '' if nothing of ours does."""
+    fields = (MACROS.get(text.strip()) or text).split()
+    return " ".join({5: [*fields, "*"], 6: fields}.get(len(fields), []))
+
+
+def words(six: str) -> str:
+    """Six fields as a person says them: At 03:00, every day."""
+    from cron_descriptor import Options, get_description
+
+    options = Options()
+    options.use_24hour_time_format = options.verbose = True
+    return str(get_description(six, options))
+
+
+def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[datetime]:
+    """When it runs next, in the zone of the server.
+
+    Raises:
+        InputError: never, as on the 31st of February.
+    """
+    from croniter import CroniterBadDateError, croniter
+
+    # As KFP's parser: a day or weekday that begins with a star does not widen the other.
+    times = croniter(
+        *(six, after.astimezone(zone), datetime), second_at_beginning=True, implement_cron_bug=True
+    )
+    try:
+        return [times.get_next() for _ in range(count)]
+    except CroniterBadDateError:
+        raise InputError(f"{six!r} never comes ({words(six)}): correct day and month") from None
+
+
+def zone(name: str) -> tzinfo:
+    """The time zone of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name == "UTC":
+        return UTC  # also where no database of zones is installed
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        from zoneinfo import available_timezones
+
+        near = hint(name, sorted(available_timezones()))
+        raise InputError(
+            f"there is no time zone {name!r}{near or '; write one such as Europe/Vienna or UTC'}"
+        ) from None
+
+
+def _field(word: str, name: str, lowest: int, highest: int) -> str:
+    return ",".join(_part(part, name, lowest, highest) for part in word.split(","))
+
+
+def _part(part: str, name: str, lowest: int, highest: int) -> str:
+    """One of a field's parts, in numbers; Sunday is 0, also where it was 7."""
+    found = re.fullmatch(_PART, part, re.ASCII)
+    if found is None:
+        raise InputError(f"{part!r} is no {name} of a cron: write *, 5, 1-5, */15 or 1,15")
+    low, high, step = found["low"], found["high"], found["step"] or ""
+    if low is None:
+        return f"*{step}"
+    first = _number(low, name, lowest, highest)
+    if high is None:
+        return f"{first % 7 if name == 'weekday' else first}{step}"
+    last = _number(high, name, lowest, highest)
+    if first > last:
+        raise InputError(
+            f"{part!r} as {name} ends before it begins: write {low}-{highest},{lowest}-{high}"
+        )
+    if name == "weekday" and last == 7:
+        if step:
+            raise InputError(f"{part!r} as weekday has a step beyond Saturday: list the days")
+        return f"{first}-6,0" if first < 7 else "0"
+    return f"{first}-{last}{step}"
+
+
+def _number(word: str, name: str, lowest: int, highest: int) -> int:
+    names: Sequence[str] = _NAMES.get(name, ())
+    if word.lower() in names:
+        return names.index(word.lower()) + lowest
+    most = 7 if name == "weekday" else highest
+    if not word.isdigit() or not lowest <= int(word) <= most:
+        known = f", or {names[0]} to {names[-1]}" if names else ""
+        raise InputError(f"{word!r} is no {name}: it is {lowest} to {highest}{known}")
+    return int(word)
