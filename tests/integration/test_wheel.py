@@ -28,8 +28,10 @@ def test_the_wheel_holds_every_module_of_the_tree(wheel: Path) -> None:
             "pipelines",
             "training",
             "compiled",
+            "deploy",
             "commands",
             "demo",
+            "install",
             "local",
         )
         for path in (root / folder).rglob("*")

@@ -1,0 +1,1 @@
+"""What `kfp-ddp install` puts into a namespace, and how."""

@@ -1,0 +1,225 @@
+"""Puts objects into a cluster: rehearsed by the server first, so that a refusal leaves nothing."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from kfp_ddp.base.errors import InputError, JobError
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom, short
+from kfp_ddp.doctor.finding import items
+from kfp_ddp.doctor.storage import CLASSES, DEFAULT
+from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
+
+State = Literal["made", "changed", "unchanged", "left", "refused"]
+REHEARSAL = {"dryRun": "All"}
+SAID = ("rules", "roleRef", "subjects", "spec")
+"""The parts of an object that are compared and changed."""
+KEPT = ("PersistentVolumeClaim", "Job")
+"""Kinds of which one that is there stays as it is: it cannot be changed, and may hold data."""
+ENFORCED = "pod-security.kubernetes.io/enforce"
+# Drivers whose volumes hold one node's file system, whatever a claim asks for.
+OF_ONE_NODE = (
+    *("pd.csi.storage.gke.io", "ebs.csi.aws.com", "disk.csi.azure.com", "kubernetes.io/gce-pd"),
+    *("rancher.io/local-path", "kubernetes.io/aws-ebs", "kubernetes.io/azure-disk"),
+)
+COUNTED = tuple(
+    f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of one object."""
+
+    kind: str
+    name: str
+    state: State
+    said: str = ""
+
+
+def look(api: Api, wanted: Wanted) -> None:
+    """See that there is such a namespace and storage class.
+
+    Raises:
+        InputError: for one that is not there, or that makes no volumes of the access mode.
+    """
+    try:
+        api.call("GET", f"/api/v1/namespaces/{wanted.namespace}")
+    except ApiError as error:
+        if error.status == 404:
+            there = [each["metadata"]["name"] for each in items(api, "/api/v1/namespaces") or ()]
+            near = get_close_matches(wanted.namespace, there, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "make it, or give another by -n"
+            raise InputError(f"there is no namespace {wanted.namespace}; {hint}") from None
+        if error.status != 403:
+            raise
+    classes = items(api, CLASSES) if wanted.claims else None
+    if classes is not None:
+        _look_at_class(wanted, classes)
+
+
+def _look_at_class(wanted: Wanted, classes: Sequence[Object]) -> None:
+    known = {each["metadata"]["name"]: each for each in classes}
+    default = [
+        name
+        for name, each in known.items()
+        if (each["metadata"].get("annotations") or {}).get(DEFAULT) == "true"
+    ]
+    name = wanted.storage_class or next(iter(default), "")
+    listed = ", ".join(known) or "none: install a CSI driver"
+    if not name:
+        raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {listed}"
+        raise InputError(f"there is no storage class {name}; {hint}")
+    driver = known[name].get("provisioner")
+    if wanted.access_mode == "ReadWriteMany" and driver in OF_ONE_NODE:
+        raise InputError(
+            f"storage class {name} ({driver}) makes volumes of one node only; give a class of "
+            "NFS, Filestore, EFS or CephFS, or --access-mode ReadWriteOnce for runs on one node"
+        )
+
+
+def apply(api: Api, objects: Sequence[Object], *, only_rehearse: bool = False) -> list[Done]:
+    """Make or change these objects, once the server has said that it would take all of them.
+
+    What belongs to the whole cluster is optional: where it is refused, it is told and left out.
+
+    Raises:
+        InputError: when another one is refused; then nothing has been made.
+    """
+    new: set[tuple[str, str]] = set()
+    done, taken = [], []
+    for each in objects:
+        found = _put(api, each, new, rehearsal=True)
+        if found.state == "refused" and each["kind"] not in OF_CLUSTER:
+            raise InputError(
+                f"{found.kind} {found.name} is refused: {found.said}; nothing was made: "
+                "run it as somebody who may"
+            )
+        done.append(found)
+        if found.state == "made":
+            new.add((found.kind, found.name))
+        if found.state in ("made", "changed"):
+            taken.append(each)
+    if not only_rehearse:
+        for each in taken:
+            if (found := _put(api, each, set(), rehearsal=False)).state == "refused":
+                done = [found if _of(one) == _of(found) else one for one in done]
+    return done
+
+
+def _of(done: Done) -> tuple[str, str]:
+    return done.kind, done.name
+
+
+def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, rehearsal: bool) -> Done:
+    """Make or change one object; a binding of a role that is to be made cannot be rehearsed."""
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    query = REHEARSAL if rehearsal else None
+    try:
+        there = _get(api, wanted)
+        if there is None:
+            role = wanted.get("roleRef", {})
+            if not rehearsal or (role.get("kind"), role.get("name")) not in new:
+                api.call("POST", path(wanted), wanted, query)
+            return Done(kind, name, "made")
+        if kind in KEPT:
+            return Done(kind, name, "left", _is(there))
+        change = {part: wanted[part] for part in SAID if part in wanted}
+        after = api.call("PATCH", path(wanted, name), change, REHEARSAL)
+        if all(after.get(part) == there.get(part) for part in SAID):
+            return Done(kind, name, "unchanged")
+        if not rehearsal:
+            api.call("PATCH", path(wanted, name), change)
+        return Done(kind, name, "changed")
+    except ApiError as error:
+        if error.status not in (403, 404, 409, 422):
+            raise
+        return Done(kind, name, "refused", short(error.message))
+
+
+def _get(api: Api, wanted: Object) -> Object | None:
+    try:
+        return api.call("GET", path(wanted, wanted["metadata"]["name"]))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def _is(there: Object) -> str:
+    """In words what a claim is that stays as it is."""
+    if there["kind"] != "PersistentVolumeClaim":
+        return ""
+    spec = there["spec"]
+    modes = ", ".join(spec.get("accessModes") or ())
+    size = spec["resources"]["requests"]["storage"]
+    return f"{size} of {spec.get('storageClassName') or 'no class'}, {modes}"
+
+
+def path(document: Object, name: str = "") -> str:
+    """Where the API has an object of this kind, or all of them."""
+    version, plural = document["apiVersion"], document["kind"].lower() + "s"
+    namespace = document["metadata"].get("namespace")
+    if not namespace:
+        return f"/apis/{version}/{plural}" + (f"/{name}" if name else "")
+    if "/" not in version:
+        return core(namespace, plural, name)
+    return custom(version, namespace, plural, name)
+
+
+def restricted(api: Api, namespace: str) -> bool:
+    """Whether PodSecurity refuses root in it; False where its labels may not be seen."""
+    try:
+        labels = api.call("GET", f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
+    except ApiError:
+        return False
+    return bool(labels.get(ENFORCED) == "restricted")
+
+
+def lacks_limits(api: Api, namespace: str) -> bool:
+    """Whether a quota of CPU or memory would refuse the containers that say nothing."""
+    quotas = items(api, core(namespace, "resourcequotas")) or ()
+    counted = any(name in each["spec"].get("hard", {}) for each in quotas for name in COUNTED)
+    return counted and not items(api, core(namespace, "limitranges"))
+
+
+def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
+    """What keeps a job from its end, each time it is another thing; returns when it is done.
+
+    Raises:
+        JobError: when it fails or takes longer.
+    """
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    end, told = time.monotonic() + seconds, ""
+    describe = f"kubectl describe -n {namespace} job/{name} says why"
+    while time.monotonic() < end:
+        status = api.patient(lambda: api.call("GET", path(job, name))).get("status", {})
+        ended = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
+        if "Complete" in ended:
+            return
+        if "Failed" in ended:
+            raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
+        pods = api.call("GET", core(namespace, "pods"), None, {"labelSelector": f"job-name={name}"})
+        waiting = "; ".join(_waits_for(each) for each in pods["items"]).strip("; ")
+        if waiting and waiting != told:
+            told = waiting
+            yield waiting
+        time.sleep(1)
+    raise JobError(f"{name} is not over after {seconds:g} s{told and f' ({told})'}; {describe}")
+
+
+def _waits_for(pod: Object) -> str:
+    """Why a pod does not run yet; '' where it does, or does not say."""
+    status = pod.get("status", {})
+    for each in status.get("containerStatuses", ()):
+        if reason := each.get("state", {}).get("waiting", {}).get("reason", ""):
+            return str(reason)
+    for each in status.get("conditions", ()):
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return short(each.get("message", each.get("reason", "")))
+    return ""
