@@ -1,0 +1,139 @@
+"""Runs of a KFP server: to find one by what a person types, and what is told of each."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.base.errors import InputError, RefusedError
+
+if TYPE_CHECKING:
+    import kfp
+    from kfp_server_api import V2beta1Run
+
+LAST = "last"
+PAGE = 100
+LOOKED_AT = 1000
+"""Runs that a name or a part of an id is looked for in, the newest first."""
+SHOWN = 5
+NOT_YET = datetime(1970, 1, 2, tzinfo=UTC)
+"""The server says 1970 for what has not come."""
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def find_run(client: "kfp.Client", word: str) -> "V2beta1Run":
+    """The one run that a person means, with its details.
+
+    Args:
+        client: Of the server.
+        word: The run's id or the first characters of it, its display name, or last.
+
+    Raises:
+        InputError: there is none, or more than one.
+    """
+    if UUID.fullmatch(word):
+        return _get(client, word)
+    if word == LAST:
+        newest = next(newest_runs(client, 1), None)
+        if newest is None:
+            raise InputError(f"there is no run yet{_there(client)}; kfp-ddp run starts one")
+        return _get(client, newest.run_id)
+    if not word:
+        raise InputError("the name of a run is empty: kfp-ddp runs lists them")
+    runs = list(newest_runs(client, LOOKED_AT))
+    found = [run for run in runs if run.display_name == word] or [
+        run for run in runs if run.run_id.startswith(word)
+    ]
+    if not found:
+        from kfp_ddp.base.settings import hint  # only an error needs it
+
+        near = hint(word, [run.display_name for run in runs])
+        looked = f" among the newest {LOOKED_AT}" if len(runs) >= LOOKED_AT else ""
+        raise InputError(
+            f"there is no run {word!r}{looked}{_there(client)}{near or '; kfp-ddp runs lists them'}"
+        )
+    if len(found) > 1:
+        several = ", ".join(f"{run.run_id[:8]} of {_day(run)}" for run in found[:SHOWN])
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise InputError(f"{word!r} is {len(found)} runs: {several}{more}; give one's id")
+    return _get(client, found[0].run_id)
+
+
+def newest_runs(
+    client: "kfp.Client", most: int, experiment_id: str | None = None
+) -> "Iterator[V2beta1Run]":
+    """Runs, the newest first, with their details but not always with a pipeline's spec."""
+    token, seen = "", 0
+    tokens = {token}
+    while seen < most:
+        answer = client.list_runs(
+            page_token=token,
+            page_size=min(PAGE, most - seen),
+            sort_by="created_at desc",
+            experiment_id=experiment_id,
+        )
+        runs = answer.runs or []
+        yield from runs
+        seen += len(runs)
+        token = answer.next_page_token or ""
+        if not runs or token in tokens:
+            return
+        tokens.add(token)
+
+
+def spec_of(client: "kfp.Client", run: "V2beta1Run") -> Mapping[str, Any] | None:
+    """The pipeline's spec that a run is of; None where it is gone with its version."""
+    found = run.pipeline_spec
+    reference = run.pipeline_version_reference
+    if not isinstance(found, Mapping) and reference and reference.pipeline_version_id:
+        try:
+            version = client.get_pipeline_version(
+                reference.pipeline_id, reference.pipeline_version_id
+            )
+        except RefusedError:
+            return None
+        found = version.pipeline_spec
+    return found if isinstance(found, Mapping) else None
+
+
+def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
+    """What a run was given."""
+    given = run.runtime_config and run.runtime_config.parameters
+    return json.loads(json.dumps(given or {}))
+
+
+def started(run: "V2beta1Run") -> datetime | None:
+    """When it was created."""
+    return _known(run.created_at)
+
+
+def ended(run: "V2beta1Run") -> datetime | None:
+    """When it ended; None while it goes on."""
+    return _known(run.finished_at)
+
+
+def _known(moment: datetime | None) -> datetime | None:
+    return moment if moment is not None and moment > NOT_YET else None
+
+
+def _get(client: "kfp.Client", run_id: str) -> "V2beta1Run":
+    try:
+        return client.get_run(run_id)
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+        raise InputError(
+            f"there is no run {run_id}{_there(client)}: it was deleted, or is another server's; "
+            "kfp-ddp runs lists them"
+        ) from None
+
+
+def _there(client: "kfp.Client") -> str:
+    namespace = client.get_user_namespace()
+    return f" in namespace {namespace}" if namespace else ""
+
+
+def _day(run: "V2beta1Run") -> str:
+    at = started(run)
+    return f"{at:%d %b %H:%M}" if at else "no date"
