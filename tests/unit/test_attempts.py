@@ -1,0 +1,120 @@
+"""What was trained before is known again, and what is old goes."""
+
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.components.shared import attempts
+from kfp_ddp.components.shared.attempts import fingerprint, note, prune, unchanged
+from kfp_ddp.components.shared.destination import Destination, open_destination
+
+SAID = {"dataset_digest": "abc", "training": {"epochs": 3}, "gate": {}, "image": ""}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Destination:
+    """The folder of a model's exports."""
+    return open_destination(str(tmp_path / "models" / "cats"))
+
+
+def version(number: int) -> str:
+    return f"{number:012x}"
+
+
+def exported(where: Destination, tmp_path: Path, number: int, champion: str = "") -> None:
+    """A bundle as an attempt leaves it, by then the champion."""
+    for name in ("_SUCCESS", "model.onnx", "serving/1/model.onnx"):
+        (tmp_path / "file").write_text(name)
+        where.put(tmp_path / "file", f"{version(number)}/{name}")
+    where.update("CHAMPION", lambda _: f"{version(number)}\n".encode())
+    note(where, str(number), version=version(number), champion=champion, reason="blessed")
+
+
+def versions(where: Destination) -> set[str]:
+    names = [name for name, _ in where.list("")]
+    return {name.partition("/")[0] for name in names} - {"CHAMPION", attempts.FOLDER}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset_digest": "abd"},
+        {"training": {"epochs": 4}},
+        {"training": {"epochs": 3, "seed": 0}},
+        {"gate": {"min_accuracy": 0.5}},
+        {"image": "registry/mine:2"},
+    ],
+)
+def test_data_settings_rules_and_image_each_make_it_another_attempt(change: dict[str, str]) -> None:
+    assert fingerprint(**{**SAID, **change}) != fingerprint(**SAID)  # type: ignore[arg-type]
+
+
+def test_the_order_of_settings_and_the_kind_of_a_number_do_not() -> None:
+    one = fingerprint("abc", {"epochs": 3, "layers": {"a": [1, 0.5]}}, {}, "")
+    assert one == fingerprint("abc", {"layers": {"a": [1.0, 0.5]}, "epochs": 3.0}, {}, "")
+    assert len(one) == 16
+
+
+def test_what_was_exported_is_unchanged_while_its_bundle_is_there(
+    models: Destination, tmp_path: Path
+) -> None:
+    assert unchanged(models, "1") is None
+    exported(models, tmp_path, 1)
+    found = unchanged(models, "1")
+    assert found is not None
+    assert found.words.startswith(f"exported as {version(1)} (")
+    exported(models, tmp_path, 2)
+    assert unchanged(models, "1"), "also where another one is the champion now"
+    models.delete(f"{version(1)}/_SUCCESS")
+    assert unchanged(models, "1") is None
+
+
+def test_what_was_not_blessed_is_unchanged_while_the_champion_is_the_same(
+    models: Destination, tmp_path: Path
+) -> None:
+    exported(models, tmp_path, 1)
+    note(models, "a", version="", champion=version(1), reason="not blessed: too weak")
+    found = unchanged(models, "a")
+    assert found is not None
+    assert found.words.startswith("not blessed: too weak (")
+    exported(models, tmp_path, 2)
+    assert unchanged(models, "a") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": 2}', b"\xff"])
+def test_a_note_that_cannot_be_understood_is_none(models: Destination, content: bytes) -> None:
+    models.update(f"{attempts.FOLDER}/1.json", lambda _: content)
+    assert unchanged(models, "1") is None
+
+
+def test_a_long_reason_is_cut_so_that_the_note_can_be_read(models: Destination) -> None:
+    note(models, "1", version="", champion="", reason="x" * 100_000)
+    assert unchanged(models, "1") is not None
+
+
+def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
+    models: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 7):
+        monkeypatch.setattr(attempts.time, "time", lambda number=number: float(number))
+        exported(models, tmp_path, number, champion=version(number - 1) if number > 1 else "")
+    models.update("CHAMPION", lambda _: f"{version(3)}\n".encode())  # somebody went back
+    assert set(prune(models, 2)) == {version(1), version(4)}
+    assert versions(models) == {version(number) for number in (2, 3, 5, 6)}
+    assert unchanged(models, "4") is None
+    assert prune(models, 2) == []
+
+
+def test_what_no_attempt_has_exported_stays(models: Destination, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        exported(models, tmp_path, number)
+    models.delete(f"{attempts.FOLDER}/1.json")
+    assert prune(models, 1) == [version(2)]
+    assert versions(models) == {version(1), version(3)}
+
+
+def test_notes_of_what_was_not_blessed_are_kept_as_many(models: Destination) -> None:
+    for number in range(4):
+        note(models, str(number), version="", champion="", reason="not blessed")
+    assert prune(models, 2) == []
+    assert len(list(models.list(f"{attempts.FOLDER}/"))) == 2

@@ -1,0 +1,47 @@
+"""The step that tells whether there is something new to train."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from kfp_ddp.components.changes.component import changes
+from kfp_ddp.components.shared import attempts
+from kfp_ddp.components.shared.destination import open_destination
+
+
+def asked(tmp_path: Path, **given: Any) -> tuple[bool, str, dsl.Markdown]:
+    summary = dsl.Markdown(name="change_summary", uri=str(tmp_path / "summary.md"))
+    inputs = {"digest": "d" * 64, "destination": str(tmp_path), "model_name": "cats"}
+    changed, attempt = changes.python_func(change_summary=summary, **{**inputs, **given})
+    return changed, attempt, summary
+
+
+def test_what_was_tried_is_not_new_and_the_step_says_what_came_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed, attempt, summary = asked(tmp_path, training={"epochs": 3}, job={"nodes": 1})
+    assert (changed, summary.metadata["changed"]) == (True, True)
+    where = open_destination(f"{tmp_path}/cats")
+    attempts.note(where, attempt, version="", champion="", reason="not blessed: too weak")
+
+    again, same, summary = asked(tmp_path, training={"epochs": 3}, job={"nodes": 2})
+    assert (again, same) == (False, attempt)
+    reason = "nothing new: dataset dddddddddddd was trained on with the same settings: not blessed"
+    assert summary.metadata["reason"].startswith(reason)
+    assert reason in capsys.readouterr().out
+    assert "seed" in Path(summary.path).read_text()
+
+    assert asked(tmp_path, training={"epochs": 3}, job={"image": "mine:2"})[0]
+    assert asked(tmp_path, training={"epochs": 4})[0]
+    assert asked(tmp_path, training={"epochs": 3}, gate={"min_accuracy": 0.5})[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [({"destination": ""}, "destination is empty"), ({"model_name": "a/b"}, "model_name")],
+)
+def test_what_cannot_be_used_is_one_line(given: dict[str, str], line: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=f"^error: {line}"):
+        asked(tmp_path, **given)
