@@ -1,0 +1,104 @@
+"""A run's files on a claim, brought here by a pod that is gone afterwards."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.client.run_files import on_a_claim
+from kfp_ddp.components.shared.cluster.api import Api
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.scene import WORK, namespace
+
+RUN = "0f9e7c1a-1111-4222-8333-444455556666"
+SIZE = 5 << 20
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    """A namespace with a claim on which a run left a bundle of 5 MiB."""
+    with namespace(cluster) as ground:
+        claim(ground, WORK)
+        folder = f"/work/{RUN}/train"
+        script = (
+            f"mkdir -p {folder}/bundle {folder}/.leases && echo '{{}}' > {folder}/metrics.jsonl "
+            f"&& head -c {SIZE} /dev/urandom > {folder}/bundle/model && touch {folder}/.leases/a"
+        )
+        mounts = [{"name": "work", "mountPath": "/work"}]
+        writer = {"name": "w", "image": IMAGE, "command": ["sh", "-c", script]}
+        body = {
+            "metadata": {"name": "writer"},
+            "spec": {
+                "restartPolicy": "Never",
+                "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+                "containers": [writer | {"volumeMounts": mounts}],
+                "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": WORK}}],
+            },
+        }
+        ground.core.create_namespaced_pod(ground.namespace, body)
+        until(lambda: phase(ground, "writer") == "Succeeded", "the writer")
+        yield ground
+
+
+def phase(grounds: Grounds, pod: str) -> str:
+    """That of a pod."""
+    return str(grounds.core.read_namespaced_pod(pod, grounds.namespace).status.phase)
+
+
+def readers(grounds: Grounds) -> list[str]:
+    """Pods that read for somebody."""
+    found = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
+    return [each.metadata.name for each in found.items]
+
+
+def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_path: Path) -> None:
+    with on_a_claim(Api.connect(grounds.namespace), WORK, RUN, IMAGE) as files:
+        assert files.sizes() == {"train/metrics.jsonl": 3, "train/bundle/model": SIZE}
+        files.bring(["train/bundle/model"], tmp_path)
+        assert len(readers(grounds)) == 1
+    assert (tmp_path / "train/bundle/model").stat().st_size == SIZE
+    assert readers(grounds) == []
+
+
+def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
+    program = (
+        "import time; from kfp_ddp.client.run_files import on_a_claim\n"
+        "from kfp_ddp.components.shared.cluster.api import Api\n"
+        f"with on_a_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {RUN!r}, {IMAGE!r}):\n"
+        "    print('reads', flush=True); time.sleep(600)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ
+    )
+    assert child.stdout is not None
+    with child.stdout as told:
+        assert told.readline() == b"reads\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 143
+    assert readers(grounds) == []
+
+
+def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
+    began = time.monotonic()
+    with (
+        pytest.raises(KfpDdpError, match='"nowhere" not found'),
+        on_a_claim(Api.connect(grounds.namespace), "nowhere", RUN, IMAGE),
+    ):
+        pass
+    assert time.monotonic() - began < 60
+    assert readers(grounds) == []
+
+
+def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Grounds) -> None:
+    with (
+        pytest.raises(KfpDdpError, match="does not start: cannot pull No/Such:1"),
+        on_a_claim(Api.connect(grounds.namespace), WORK, RUN, "No/Such:1"),
+    ):
+        pass
+    assert readers(grounds) == []

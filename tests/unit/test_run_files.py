@@ -1,0 +1,75 @@
+"""A run's files: what a folder holds, and what comes out of a pod's stream."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.client.run_files import PlacedFiles, in_the_pod
+from kfp_ddp.client.run_files.archive import unpack
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with a task, something hidden and a link that leads out of it."""
+    task = tmp_path / "run" / "train"
+    (task / "bundle").mkdir(parents=True)
+    (task / ".leases").mkdir()
+    (task / "metrics.jsonl").write_text("{}\n")
+    (task / "bundle" / "model").write_bytes(bytes(3 << 20))
+    (task / ".leases" / "a").write_text("hidden")
+    (task / "link").symlink_to("/etc/hostname")
+    return tmp_path / "run"
+
+
+def in_pod(root: Path, names: list[str] | None) -> bytes:
+    """What the pod's program answers."""
+    asked = json.dumps({"root": str(root), "names": names}).encode() + b"\n"
+    program = [sys.executable, "-c", Path(in_the_pod.__file__).read_text()]
+    return subprocess.run(program, input=asked, capture_output=True, check=True).stdout
+
+
+def in_blocks(data: bytes, size: int = 1000) -> Iterator[bytes]:
+    """The same in small pieces."""
+    yield from (data[at : at + size] for at in range(0, len(data), size))
+
+
+def test_a_folder_and_a_pod_list_the_same_plain_files(run: Path) -> None:
+    listed = {"train/metrics.jsonl": 3, "train/bundle/model": 3 << 20}
+    assert PlacedFiles(str(run)).sizes() == listed
+    assert json.loads(in_pod(run, None)) == listed
+
+
+def test_a_run_that_left_nothing_has_no_files(tmp_path: Path) -> None:
+    assert PlacedFiles(str(tmp_path / "none")).sizes() == {}
+    assert json.loads(in_pod(tmp_path / "none", None)) == {}
+
+
+def test_what_a_pod_sends_comes_out_whole_and_what_is_gone_is_passed_over(
+    run: Path, tmp_path: Path
+) -> None:
+    names = ["train/bundle/model", "train/gone", "train/metrics.jsonl"]
+    unpack(in_blocks(in_pod(run, names)), names, tmp_path / "here")
+    assert (tmp_path / "here/train/bundle/model").read_bytes() == bytes(3 << 20)
+    assert {p.name for p in tmp_path.glob("here/train/**/*")} == {
+        *("bundle", "model", "metrics.jsonl")
+    }
+
+
+def test_a_stream_that_is_cut_leaves_no_file_under_its_name(run: Path, tmp_path: Path) -> None:
+    names = ["train/bundle/model"]
+    cut = in_pod(run, names)[: 1 << 20]
+    with pytest.raises(StorageError, match="cut short"):
+        unpack(in_blocks(cut), names, tmp_path / "here")
+    assert not (tmp_path / "here/train/bundle/model").exists()
+
+
+def test_a_stream_writes_nothing_that_was_not_asked_for(run: Path, tmp_path: Path) -> None:
+    (run.parent / "outside").write_text("x")
+    sent = in_pod(run, ["../outside", "train/link", "train/metrics.jsonl"])
+    unpack(in_blocks(sent), ["train/link"], tmp_path / "here" / "deep")
+    assert list((tmp_path / "here").rglob("*")) == []
