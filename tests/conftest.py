@@ -5,8 +5,12 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.kfp_server.server import KfpServer
 
 CHECKOUT = Path(__file__).parents[1]
 MADE = {".git", ".venv", "__pycache__", "build", "dist"}
@@ -54,3 +58,13 @@ def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:
             seen = path.lstat()
             found[path] = (seen.st_mode, seen.st_uid, seen.st_gid)
     return found
+
+
+@pytest.fixture
+def kfp_server() -> "Iterator[KfpServer]":
+    """A KFP API server of one user, without anything; it saw no request that KFP does not know."""
+    from tests.kfp_server.server import serving
+
+    with serving() as server:
+        yield server
+    assert not server.violations

@@ -49,7 +49,8 @@ class Client(kfp.Client):  # type: ignore[misc]
         api.rest_client = Transport(self._existing_config, connection, login)
         health = self._healthz_api.healthz_service_get_healthz()
         self.multi_user: bool = bool(health.multi_user)
-        self.version: str = health.tag_name or ""
+        answer = json.loads(api.last_response.data)  # kfp-server-api has no field for the version
+        self.version = str(answer.get("tag_name", ""))
         self._context_setting["namespace"] = (
             (connection.namespace or own_namespace(connection.context)) if self.multi_user else ""
         )

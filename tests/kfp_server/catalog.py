@@ -1,0 +1,209 @@
+"""Pipelines, their versions and experiments, in memory.
+
+Each operation of the contract is a method of its name.
+"""
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.kfp_server import specs
+from tests.kfp_server.listing import page
+from tests.kfp_server.refusal import gateway, unknown, upload
+
+Row = dict[str, Any]
+Query = dict[str, str]
+NEVER = "1970-01-01T00:00:00Z"
+
+
+def now() -> str:
+    """As the server writes it: to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Catalog:
+    """What runs are made of."""
+
+    def __init__(self, multi_user: bool = False, version: str = "2.17.0") -> None:
+        self.multi_user, self.version = multi_user, version
+        self.namespaces = ["kubeflow-user"]
+        """Those that the user may act in, where the server knows users."""
+        self.pipelines: dict[str, Row] = {}
+        self.versions: dict[str, Row] = {}
+        self.experiments: dict[str, Row] = {}
+        if not multi_user:
+            self.create_experiment({"display_name": "Default"}, {})
+
+    def get_healthz(self, _: Query) -> Row:
+        return {
+            "commit_sha": "4a3592cb2dd0",
+            "tag_name": self.version,
+            "multi_user": self.multi_user,
+            "pipeline_store": "database",
+        }
+
+    def upload_pipeline(self, data: bytes, query: Query) -> Row:
+        spec = self._uploaded(data)
+        name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
+        namespace = self._namespace(query.get("namespace", ""), "create a pipeline")
+        if any(each["name"] == name for each in self.pipelines.values()):
+            raise upload(409, "Failed to create a pipeline and a pipeline version")
+        pipeline = {
+            "pipeline_id": str(uuid.uuid4()),
+            "display_name": query.get("display_name") or name,
+            "name": name,
+            "created_at": now(),
+            **filled(query, "description"),
+            **({"namespace": namespace} if namespace else {}),
+        }
+        self.pipelines[pipeline["pipeline_id"]] = pipeline
+        self._version(pipeline["pipeline_id"], name, spec, query)
+        return pipeline
+
+    def upload_pipeline_version(self, data: bytes, query: Query) -> Row:
+        spec = self._uploaded(data)
+        pipeline_id = query.get("pipelineid", "")
+        if pipeline_id not in self.pipelines:
+            raise upload(400, "Failed to upload a pipeline version")
+        name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
+        if any(each["name"] == name for each in self._versions_of(pipeline_id)):
+            raise upload(409, "Failed to upload a pipeline version")
+        return self._version(pipeline_id, name, spec, query)
+
+    def get_pipeline(self, query: Query, pipeline_id: str) -> Row:
+        if pipeline_id not in self.pipelines:
+            raise unknown("Pipeline", pipeline_id)
+        return self.pipelines[pipeline_id]
+
+    def get_pipeline_by_name(self, query: Query, name: str) -> Row:
+        found = [each for each in self.pipelines.values() if each["name"] == name]
+        if not found:
+            raise unknown("Pipeline", name)
+        return found[0]
+
+    def list_pipelines(self, query: Query) -> Row:
+        namespace = self._namespace(query.get("namespace", ""), "list pipelines")
+        rows = [p for p in self.pipelines.values() if p.get("namespace", "") in ("", namespace)]
+        return page("pipelines", rows, query, "list pipelines")
+
+    def delete_pipeline(self, query: Query, pipeline_id: str) -> Row:
+        self.get_pipeline(query, pipeline_id)
+        versions = self._versions_of(pipeline_id)
+        if versions and query.get("cascade") != "true":
+            raise gateway(
+                400,
+                "Failed to delete a pipeline: Invalid input error",
+                f"Failed to delete pipeline {pipeline_id} as it has existing pipeline versions "
+                f"(count: {len(versions)})",
+            )
+        for each in versions:
+            del self.versions[each["pipeline_version_id"]]
+        del self.pipelines[pipeline_id]
+        return {}
+
+    def get_pipeline_version(self, query: Query, pipeline_id: str, pipeline_version_id: str) -> Row:
+        found = self.versions.get(pipeline_version_id)
+        if not found or found["pipeline_id"] != pipeline_id:
+            raise unknown("PipelineVersion", pipeline_version_id)
+        return found
+
+    def list_pipeline_versions(self, query: Query, pipeline_id: str) -> Row:
+        self.get_pipeline(query, pipeline_id)
+        rows = self._versions_of(pipeline_id)
+        return page("pipeline_versions", rows, query, "list pipeline versions")
+
+    def delete_pipeline_version(
+        self, query: Query, pipeline_id: str, pipeline_version_id: str
+    ) -> Row:
+        self.get_pipeline_version(query, pipeline_id, pipeline_version_id)
+        del self.versions[pipeline_version_id]
+        return {}
+
+    def _uploaded(self, data: bytes) -> Row:
+        spec = specs.read(data)
+        if spec is None:
+            raise upload(400, "unknown template format")
+        return spec
+
+    def _version(self, pipeline_id: str, name: str, spec: Row, query: Query) -> Row:
+        version = {
+            "pipeline_id": pipeline_id,
+            "pipeline_version_id": str(uuid.uuid4()),
+            "display_name": query.get("display_name") or name,
+            "name": name,
+            "created_at": now(),
+            "pipeline_spec": spec,
+            **filled(query, "description"),
+        }
+        self.versions[version["pipeline_version_id"]] = version
+        return version
+
+    def _versions_of(self, pipeline_id: str) -> list[Row]:
+        return [each for each in self.versions.values() if each["pipeline_id"] == pipeline_id]
+
+    def create_experiment(self, body: Row, query: Query) -> Row:
+        namespace = self._namespace(body.get("namespace", ""), "create a experiment")
+        name = body.get("display_name", "")
+        if not name:
+            raise gateway(
+                400,
+                "Failed to create a experiment: Invalid input error",
+                "Experiment has an empty name",
+            )
+        for each in self.experiments.values():
+            if each["display_name"] == name and each.get("namespace", "") == namespace:
+                raise gateway(
+                    409,
+                    "Failed to create a experiment: Already exist error",
+                    f"Failed to create a new experiment. The name {name} already exists. Please "
+                    "specify a new name",
+                )
+        experiment = {
+            "experiment_id": str(uuid.uuid4()),
+            "display_name": name,
+            **filled(body, "description"),
+            "created_at": now(),
+            "storage_state": "AVAILABLE",
+            "last_run_created_at": NEVER,
+            **({"namespace": namespace} if namespace else {}),
+        }
+        self.experiments[experiment["experiment_id"]] = experiment
+        return experiment
+
+    def get_experiment(self, query: Query, experiment_id: str) -> Row:
+        if experiment_id not in self.experiments:
+            raise unknown("Experiment", experiment_id)
+        return self.experiments[experiment_id]
+
+    def list_experiments(self, query: Query) -> Row:
+        namespace = self._namespace(query.get("namespace", ""), "list experiments")
+        rows = [e for e in self.experiments.values() if e.get("namespace", "") == namespace]
+        return page("experiments", rows, query, "list experiments")
+
+    def delete_experiment(self, query: Query, experiment_id: str) -> Row:
+        self.get_experiment(query, experiment_id)
+        del self.experiments[experiment_id]
+        return {}
+
+    def _namespace(self, given: str, doing: str) -> str:
+        """The namespace of a request: none where there is one user, else one of the user's."""
+        if not self.multi_user:
+            return ""
+        if not given:
+            raise gateway(
+                400,
+                f"Failed to {doing}: Invalid input error",
+                "Namespace cannot be empty in multi-user mode",
+            )
+        if given not in self.namespaces:
+            raise gateway(
+                403,
+                f"Failed to {doing}: Failed to authorize with API: PermissionDenied",
+                f"User 'user@example.com' is not authorized in namespace {given}",
+            )
+        return given
+
+
+def filled(given: Row, name: str) -> Row:
+    """A field, where it was given."""
+    return {name: given[name]} if given.get(name) else {}

@@ -1,0 +1,88 @@
+"""What goes wrong with servers: each is called in place of an answer."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.kfp_server.refusal import STACK
+
+Fault = Callable[[Any, Any], None]
+"""Called with the request's handler and the server."""
+
+
+def silence(handler: Any, server: Any) -> None:
+    """No answer, for as long as the server is up."""
+    server.closing.wait()
+    handler.close_connection = True
+
+
+def gone(handler: Any, _: Any) -> None:
+    """The connection ends without an answer."""
+    handler.close_connection = True
+
+
+def cut(handler: Any, _: Any) -> None:
+    """An answer that ends early."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"runs": [')
+    handler.close_connection = True
+
+
+def half(handler: Any, _: Any) -> None:
+    """An answer whose JSON is not whole."""
+    _send(handler, 200, '{"runs": [')
+
+
+def stack_trace(handler: Any, _: Any) -> None:
+    """A fault of the server in the shape of the upload handlers."""
+    body = {"error_message": "Internal Server Error", "error_details": f"mysql is down{STACK}"}
+    _send(handler, 500, json.dumps(body))
+
+
+def login_page(handler: Any, _: Any) -> None:
+    """What stands before KFP and knows nobody."""
+    handler.send_response(302)
+    handler.send_header("Location", "/dex/auth?client_id=kubeflow-oidc-authservice&state=abc")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def page(handler: Any, _: Any) -> None:
+    """The page of something else."""
+    _send(handler, 200, "<!DOCTYPE html><html><body>Log in</body></html>", "text/html")
+
+
+def status(code: int, why: str = "injected") -> Fault:
+    """An answer of the gateway with this status."""
+
+    def fault(handler: Any, _: Any) -> None:
+        _send(handler, code, json.dumps({"code": 13, "message": why, "details": []}))
+
+    return fault
+
+
+def proxy_error(code: int) -> Fault:
+    """An answer of a proxy before the server: HTML."""
+
+    def fault(handler: Any, _: Any) -> None:
+        _send(handler, code, f"<html><h1>{code} upstream connect error</h1></html>", "text/html")
+
+    return fault
+
+
+def endless(field: str, rows: list[Any]) -> Fault:
+    """A page whose token leads to itself."""
+    body = json.dumps({field: rows, "next_page_token": "c2FtZQ=="})
+    return lambda handler, _: _send(handler, 200, body)
+
+
+def _send(handler: Any, code: int, text: str, kind: str = "application/json") -> None:
+    data = text.encode()
+    handler.send_response(code)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)

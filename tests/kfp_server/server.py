@@ -1,0 +1,218 @@
+"""A KFP API server in a thread, that answers as a real 2.17 one was recorded to.
+
+Each request is held against the published contract: what does not fit is a fault of the test's
+subject, and kept in `violations`.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.parser import BytesParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tests.kfp_server import contract, faults
+from tests.kfp_server.refusal import Refusal, gateway
+from tests.kfp_server.runs import Row, Store
+from tests.kfp_server.specs import NotYamlError
+
+RECORDED = Path(__file__).with_name("recorded")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One that came."""
+
+    operation: str
+    """As the contract names it: create_run, list_pipelines and so on."""
+    method: str
+    path: str
+    query: dict[str, str]
+    body: Any
+    headers: dict[str, str]
+    """Their names in lower case."""
+
+
+@dataclass
+class KfpServer:
+    """The server as tests see it."""
+
+    store: Store
+    url: str = ""
+    token: str = ""
+    """The token that requests must bear; '' for none."""
+    cookie: str = ""
+    """The cookie that they must bring; '' for none."""
+    requests: list[Request] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    closing: threading.Event = field(default_factory=threading.Event)
+    _faults: list[tuple[str, faults.Fault, int | None]] = field(default_factory=list)
+
+    def asked(self, operation: str) -> list[Request]:
+        """The requests for an operation, such as create_run."""
+        return [each for each in self.requests if each.operation == operation]
+
+    def fail(self, operation: str, fault: faults.Fault, times: int | None = None) -> None:
+        """Let requests for an operation, or any for '*', meet a fault: `times`, or from now on."""
+        self._faults.append((operation, fault, times))
+
+    def heal(self) -> None:
+        """No faults from now on."""
+        self._faults.clear()
+
+    def record(self, name: str, **other: Any) -> str:
+        """Have the run of recorded/NAME.json, with other fields set; its id."""
+        run = json.loads((RECORDED / f"{name}.json").read_text())["answer"] | other
+        if run["experiment_id"] not in self.store.experiments:
+            run["experiment_id"] = next(iter(self.store.experiments))
+        if not isinstance(run.get("pipeline_spec", {}), dict):
+            del run["pipeline_spec"]
+        self.store.runs[run["run_id"]] = run
+        return str(run["run_id"])
+
+    def fault(self, operation: str) -> faults.Fault | None:
+        """What the next request for an operation meets."""
+        for at, (wanted, fault, times) in enumerate(self._faults):
+            if wanted in (operation, "*"):
+                left = None if times is None else times - 1
+                if left == 0:
+                    del self._faults[at]
+                else:
+                    self._faults[at] = (wanted, fault, left)
+                return fault
+        return None
+
+
+@contextmanager
+def serving(**store: Any) -> Iterator[KfpServer]:
+    """A server on a port of its own, ended with the block."""
+    server = KfpServer(Store(**store))
+    handler = type("Handler", (_Handler,), {"kfp": server})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = False
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+class _NoSessionError(Exception):
+    """A request without the cookie."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    kfp: KfpServer
+    lock = threading.Lock()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_POST = do_DELETE = do_PATCH = do_PUT = do_GET  # noqa: N815
+
+    def _answer(self) -> None:
+        parts = urlsplit(self.path)
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = dict(parse_qsl(parts.query))
+        found = _find(self.command, parts.path)
+        name = found[0].name if found else ""
+        body: Any = data
+        if found and found[0].body not in ("", "file"):
+            body = json.loads(data) if data else {}
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        request = Request(name, self.command, unquote(parts.path), query, body, headers)
+        with self.lock:
+            self.kfp.requests.append(request)
+            fault = self.kfp.fault(name)
+        try:
+            if fault:
+                fault(self, self.kfp)
+                return
+            self._send(200, self._called(found, request))
+        except Refusal as refusal:
+            self._send(refusal.status, refusal.body)
+        except _NoSessionError:
+            faults.login_page(self, self.kfp)
+        except NotYamlError:
+            self.kfp.closing.wait()  # as the real one, which never answered
+            self.close_connection = True
+
+    def _called(self, found: Any, request: Request) -> Row:
+        self._check_login(request)
+        if not found:
+            self.kfp.violations.append(f"{request.method} {request.path} is no operation of KFP")
+            raise gateway(404, "Not Found", request.path)
+        operation, values = found
+        surplus = set(request.query) - operation.query
+        wrong = [f"query {each}" for each in sorted(surplus)]
+        if operation.body not in ("", "file"):
+            wrong += contract.faults(request.body, operation.body, "body")
+        if wrong:
+            self.kfp.violations += [f"{operation.name}: {each}" for each in wrong]
+            raise gateway(400, "Bad Request", wrong[0])
+        method: Callable[..., Row] | None = getattr(self.kfp.store, operation.name, None)
+        if method is None:
+            raise NotImplementedError(f"the contract server has no {operation.name} yet")
+        with self.lock:
+            if operation.body == "file":
+                answer = method(_file(request), request.query)
+            elif operation.body not in ("", "object"):
+                answer = method(request.body, request.query, **values)
+            else:
+                answer = method(request.query, **values)
+            answer = json.loads(json.dumps(answer))
+        wrong = contract.faults(answer, operation.answer, "answer")
+        # The recorded server's healthz says more than the contract knows of.
+        assert not wrong or operation.name == "get_healthz", wrong
+        return answer
+
+    def _check_login(self, request: Request) -> None:
+        given, cookies = request.headers.get("authorization", ""), request.headers.get("cookie", "")
+        if self.kfp.token and given != f"Bearer {self.kfp.token}":
+            raise gateway(
+                401,
+                "Failed to authenticate: Unauthenticated",
+                "Request header error: there is no user identity header.",
+            )
+        if self.kfp.cookie and self.kfp.cookie not in cookies.split("; "):
+            raise _NoSessionError
+
+    def _send(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _find(method: str, path: str) -> tuple[contract.Operation, dict[str, str]] | None:
+    for operation in contract.operations():
+        if operation.method == method and (found := operation.path.fullmatch(path)):
+            return operation, {key: unquote(value) for key, value in found.groupdict().items()}
+    return None
+
+
+def _file(request: Request) -> bytes:
+    """The file of a form."""
+    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+    form = BytesParser().parsebytes(head + request.body)
+    parts = form.get_payload()
+    assert isinstance(parts, list)
+    part = parts[0]
+    assert not isinstance(part, str)
+    data = part.get_payload(decode=True)
+    assert isinstance(data, bytes)
+    return data
