@@ -18,7 +18,11 @@ class Config(Connection):
     """All that a person sets once; flags of a command go before."""
 
     experiment: str = setting("Default", "Experiment that runs are listed under.")
-    registry: str = setting("", "Where images of steps are, such as ghcr.io/me; empty for ours.")
+    registry: str = setting("ghcr.io/kfp-ddp", "Where launcher and trainer images are pulled from.")
+    launcher_image: str = setting("", "Another image in place of the launcher.")
+    trainer_image: str = setting(
+        "", "Another image in place of the trainer, such as one built from it with more packages."
+    )
     destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
     pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
     service_account: str = setting("", "Account that steps run as; empty for the server's choice.")

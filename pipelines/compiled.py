@@ -9,34 +9,65 @@ import yaml
 from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.preflight.parameters import choices
-from kfp_ddp.pipelines import NAMES, picture
+from kfp_ddp.pipelines import NAMES, own, picture
+from kfp_ddp.pipelines.images import Images
 
-REGISTRY = "ghcr.io/kfp-ddp"
 SUFFIXES = (".yaml", ".yml", ".svg")
 
 
-def write(directory: Path, registry: str = REGISTRY, restricted: bool = False) -> list[Path]:
-    """Compile every pipeline to `<directory>/<name>.yaml`, its picture beside it; the paths.
+def write(directory: Path, images: Images = Images(), restricted: bool = False) -> list[Path]:  # noqa: B008
+    """Compile every pipeline of ours to `<directory>/<name>.yaml`, its picture beside it.
 
     Args:
         directory: Made if need be.
-        registry: Where the images of the steps are pulled from.
+        images: What steps and workers run.
         restricted: Whether it is for namespaces under PodSecurity `restricted`.
+
+    Returns:
+        The paths of the YAML files.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name in NAMES:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
-        path = directory / f"{name}.yaml"
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
-        _refuse_root(pipeline, restricted)
-        compiler.Compiler().compile(pipeline, package_path=str(path))
-        path.write_text(path.read_text().replace(f"{REGISTRY}/", f"{registry.rstrip('/')}/"))
+        path = _compile(pipeline, directory / f"{name}.yaml", images, restricted)
         path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
     return written
+
+
+def write_own(
+    file: Path,
+    directory: Path,
+    images: Images = Images(),  # noqa: B008
+    restricted: bool = False,
+) -> list[Path]:
+    """Compile every pipeline that a file defines to `<directory>/<function>.yaml`; the paths.
+
+    The rest is as in `write`.
+
+    Raises:
+        InputError: the file defines none, or one of them cannot be compiled; one line.
+    """
+    written = []
+    for name, pipeline in own.pipelines_of(file).items():
+        try:
+            written.append(_compile(pipeline, directory / f"{name}.yaml", images, restricted))
+        except (TypeError, ValueError, RuntimeError) as error:
+            said = " ".join(str(error).split())
+            raise InputError(f"{name} of {file} cannot be compiled: {said}") from error
+    return written
+
+
+def _compile(pipeline: Any, path: Path, images: Images, restricted: bool) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_root(pipeline, restricted)
+    compiler.Compiler().compile(pipeline, package_path=str(path))
+    path.write_text(images.put_into(path.read_text()))
+    return path
 
 
 def _close_choices(pipeline: Any) -> None:
@@ -70,9 +101,10 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
     names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
     executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
     for name in names:
-        context = {"securityContext": {"runAsNonRoot": True}} if restricted else {}
-        executors[name].fields.pop("securityContext", None)
-        executors[name].update(context)
+        if restricted:
+            executors[name].update({"securityContext": {"runAsNonRoot": True}})
+        elif name in executors:
+            executors[name].fields.pop("securityContext", None)
 
 
 def differences(directory: Path) -> list[str]:
@@ -81,15 +113,34 @@ def differences(directory: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as fresh:
         for path in write(Path(fresh)):
             committed = directory / path.name
-            if not committed.exists():
-                found.append(f"{committed}: missing")
-            elif _documents(committed) != _documents(path):
-                found.append(f"{committed}: differs from pipelines/{path.stem}.py")
+            found += _difference(committed, path, f"pipelines/{path.stem}.py")
             drawn, drawing = committed.with_suffix(".svg"), path.with_suffix(".svg")
             if not drawn.exists() or drawn.read_text() != drawing.read_text():
                 found.append(f"{drawn}: is not the picture of pipelines/{path.stem}.py")
     orphans = {p.stem for p in directory.glob("*") if p.suffix in SUFFIXES} - set(NAMES)
     return found + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
+
+
+def differences_of_own(
+    file: Path,
+    directory: Path,
+    images: Images = Images(),  # noqa: B008
+    restricted: bool = False,
+) -> list[str]:
+    """One line for each document of a file's pipelines that is missing or stale in `directory`."""
+    with tempfile.TemporaryDirectory() as fresh:
+        return [
+            line
+            for path in write_own(file, Path(fresh), images, restricted)
+            for line in _difference(directory / path.name, path, str(file))
+        ]
+
+
+def _difference(committed: Path, fresh: Path, source: str) -> list[str]:
+    if not committed.exists():
+        return [f"{committed}: missing"]
+    same = _documents(committed) == _documents(fresh)
+    return [] if same else [f"{committed}: differs from {source}"]
 
 
 def _documents(path: Path) -> list[Any]:

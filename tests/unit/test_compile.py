@@ -6,6 +6,7 @@ import yaml
 
 from kfp_ddp import __version__
 from kfp_ddp.pipelines import NAMES, compiled
+from kfp_ddp.pipelines.images import Images
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,8 +49,17 @@ def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_two_artifacts_have_one_name(name: str) -> None:
+    document = next(yaml.safe_load_all((REPOSITORY / "compiled" / f"{name}.yaml").read_text()))
+    steps = [each for each in document["components"].values() if "executorLabel" in each]
+    outputs = [each.get("outputDefinitions", {}).get("artifacts", {}) for each in steps]
+    names = [artifact for each in outputs for artifact in each]
+    assert len(names) == len(set(names)) > 5
+
+
 def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
-    path, *_ = compiled.write(tmp_path, "registry.example.com/team/")
+    path, *_ = compiled.write(tmp_path, Images("registry.example.com/team/"))
     assert "ghcr.io" not in path.read_text()
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()
