@@ -95,7 +95,7 @@ def preflight(pipeline: str, component: str) -> str:
         texts.append(_wrapped(f"{each.arg}: {description(each.arg)}"))
     component = _between(component, "    # The form of the pipeline.\n", inputs, "    image: str")
     return _between(
-        component, "        summary: What will run, and warnings.\n", texts, "        image:"
+        component, "        plan_summary: What will run, and warnings.\n", texts, "        image:"
     )
 
 

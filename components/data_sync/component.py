@@ -7,8 +7,8 @@ from kfp import dsl
 
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
 def data_sync(
-    version: dsl.Output[dsl.Dataset],
-    report: dsl.Output[dsl.Markdown],
+    dataset_version: dsl.Output[dsl.Dataset],
+    sync_report: dsl.Output[dsl.Markdown],
     source: str,
     data_dir: str = "",
     dataset: str = "",
@@ -22,8 +22,8 @@ def data_sync(
     `<data_dir>/versions/<first 12 digits of the digest>` when it is whole, or not at all.
 
     Args:
-        version: Facts of the version: dataset, digest, path, files, bytes.
-        report: What was added, changed, removed, linked and downloaded, and how fast.
+        dataset_version: Facts of the version: dataset, digest, path, files, bytes.
+        sync_report: What was added, changed, removed, linked and downloaded, and how fast.
         source: gs://bucket/prefix, s3://bucket/prefix, az://container/prefix,
             hf://datasets/owner/name, file:///folder, the path of a folder, or the https:// address
             of a _MANIFEST.jsonl with its files beside it.

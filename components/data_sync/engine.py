@@ -37,8 +37,8 @@ class Synced(NamedTuple):
 @step
 def run(
     *,
-    version: Artifact,
-    report: Artifact,
+    dataset_version: Artifact,
+    sync_report: Artifact,
     source: str,
     data_dir: str,
     dataset: str,
@@ -74,7 +74,7 @@ def run(
         "bytes": result.bytes,
         "downloaded": result.downloaded,
     }
-    version.metadata.update(facts)
-    Path(version.path).write_text(json.dumps(facts, indent=1) + "\n")
-    Path(report.path).write_text(reports.markdown(result))
+    dataset_version.metadata.update(facts)
+    Path(dataset_version.path).write_text(json.dumps(facts, indent=1) + "\n")
+    Path(sync_report.path).write_text(reports.markdown(result))
     return Synced(result.digest, str(result.path), result.dataset)

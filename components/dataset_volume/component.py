@@ -7,7 +7,7 @@ from kfp import dsl
 
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
 def dataset_volume(
-    report: dsl.Output[dsl.Markdown],
+    volume_report: dsl.Output[dsl.Markdown],
     dataset: str,
     digest: str,
     path: str,
@@ -24,7 +24,7 @@ def dataset_volume(
     A published claim is named ds-<dataset>-<first 12 digits of the digest> and used again.
 
     Args:
-        report: Which claim to mount, how it was made, and why so.
+        volume_report: Which claim to mount, how it was made, and why so.
         dataset: Name of the dataset, from data_sync.
         digest: Digest of the version, from data_sync.
         path: Folder of the version, from data_sync; it is the same in every copy of the claim.

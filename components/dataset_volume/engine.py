@@ -28,11 +28,11 @@ class Volume(NamedTuple):
 
 
 @step
-def run(*, report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
+def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
     """Publish the version, collect old claims, and write the report.
 
     Args:
-        report: Gets the report.
+        volume_report: Gets the report.
         options: Settings of `Options` by name.
         inputs: The component's other inputs.
 
@@ -65,7 +65,7 @@ def run(*, report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volum
     lines = ["# Dataset volume", "", "| | |", "|---|---|"]
     lines += [f"| {name} | `{value}` |" for name, value in rows]
     lines += ["", *(f"- {note}" for note in done.notes)]
-    Path(report.path).write_text("\n".join(lines) + "\n")
+    Path(volume_report.path).write_text("\n".join(lines) + "\n")
     print("\n".join(done.notes), flush=True)
     return Volume(done.claim, done.path)
 

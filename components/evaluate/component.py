@@ -10,10 +10,10 @@ def evaluate(
     checkpoint: str,
     run_dir: str,
     dataset_path: str,
-    metrics: dsl.Output[dsl.Metrics],
-    confusion: dsl.Output[dsl.ClassificationMetrics],
-    report: dsl.Output[dsl.HTML],
-    summary: dsl.Output[dsl.Markdown],
+    evaluation_metrics: dsl.Output[dsl.Metrics],
+    confusion_matrix: dsl.Output[dsl.ClassificationMetrics],
+    evaluation_report: dsl.Output[dsl.HTML],
+    evaluation_summary: dsl.Output[dsl.Markdown],
     split: str = "val",
     batch_size: int = 256,
     worst: int = 24,
@@ -25,10 +25,11 @@ def evaluate(
         checkpoint: Folder of the checkpoint, as train returned it.
         run_dir: Folder of the run; the evaluation is written below it.
         dataset_path: Folder of the dataset version.
-        metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration error, AUC.
-        confusion: Confusion matrix and ROC curve, with at most 50 classes.
-        report: Self-contained report: curves, confusion, classes, worst mistakes.
-        summary: The headline numbers.
+        evaluation_metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration
+            error, AUC.
+        confusion_matrix: Confusion matrix and ROC curve, with at most 50 classes.
+        evaluation_report: Self-contained report: curves, confusion, classes, worst mistakes.
+        evaluation_summary: The headline numbers.
         split: What to evaluate on: val as the training had it, and with it test where there is one;
             test; or a folder of the dataset with class folders.
         batch_size: Images at a time.

@@ -40,10 +40,10 @@ def run(
     batch_size: int,
     worst: int,
     champion: str,
-    metrics: "dsl.Metrics",
-    confusion: "dsl.ClassificationMetrics",
-    report: "dsl.HTML",
-    summary: "dsl.Markdown",
+    evaluation_metrics: "dsl.Metrics",
+    confusion_matrix: "dsl.ClassificationMetrics",
+    evaluation_report: "dsl.HTML",
+    evaluation_summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
     with (
@@ -58,13 +58,13 @@ def run(
     from kfp_ddp.components.evaluate.report import markdown
 
     result = found.result
-    log_metrics(result, metrics)
-    log_charts(result, found.roc, confusion)
-    Path(report.path).write_text(found.document, encoding="utf-8")
-    Path(summary.path).write_text(markdown(result, found.test), encoding="utf-8")
+    log_metrics(result, evaluation_metrics)
+    log_charts(result, found.roc, confusion_matrix)
+    Path(evaluation_report.path).write_text(found.document, encoding="utf-8")
+    Path(evaluation_summary.path).write_text(markdown(result, found.test), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
     if found.test is not None:
-        log_metrics(found.test, metrics, "test_")
+        log_metrics(found.test, evaluation_metrics, "test_")
         print(f"accuracy {found.test.accuracy:.4f} on {found.test.samples} samples of test")
     return result.accuracy, evaluation
 

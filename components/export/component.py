@@ -11,13 +11,15 @@ def export(
     run_dir: str,
     dataset_path: str,
     evaluation: str,
-    model: dsl.Output[dsl.Model],
-    summary: dsl.Output[dsl.Markdown],
+    exported_model: dsl.Output[dsl.Model],
+    export_summary: dsl.Output[dsl.Markdown],
     model_name: str = "model",
     destination: str = "",
     split: str = "val",
     champion: str = "",
     champion_version: str = "",
+    attempt: str = "",
+    keep: int = 0,
 ) -> NamedTuple("Exported", [("bundle", str), ("destination", str)]):
     """Export a checkpoint as a bundle that other runtimes serve, proven against the checkpoint.
 
@@ -26,8 +28,9 @@ def export(
         run_dir: Folder of the run; the bundle is written to bundle/ below it.
         dataset_path: Folder of the dataset version; its images prove that the formats agree.
         evaluation: Path of evaluation.json, from evaluate.
-        model: Digest, formats, accuracy and place of the bundle, and whether it is the champion.
-        summary: Sizes, parity and latency.
+        exported_model: Digest, formats, accuracy and place of the bundle, and whether it is the
+            champion.
+        export_summary: Sizes, parity and latency.
         model_name: Name of the model in the bundle, its serving layout and the destination.
         destination: Where to upload to, as <destination>/<model_name>/<digest>/: gs://bucket/prefix,
             s3:// or az://, file:///folder or a folder; empty for nowhere but the run.
@@ -36,6 +39,10 @@ def export(
             still names what the gate compared with; else if it names what it did when the step
             began.
         champion_version: The gate's output.
+        attempt: Fingerprint of what was trained on and how, from changes: that this bundle came of
+            it is noted by it at the destination; empty for no note.
+        keep: Bundles at the destination that stay, of those with such a note: the newest, the
+            champion and the one it was compared with; 0 for all.
 
     Returns:
         bundle: Folder of the bundle.

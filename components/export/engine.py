@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared import attempts, bundle
 from kfp_ddp.components.shared.champion import compared_with, move
 from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.each_node import at_hand
@@ -37,8 +37,10 @@ def run(
     split: str,
     champion: str,
     champion_version: str,
-    model: "dsl.Model",
-    summary: "dsl.Markdown",
+    attempt: str,
+    keep: int,
+    exported_model: "dsl.Model",
+    export_summary: "dsl.Markdown",
 ) -> tuple[str, str]:
     """Make the bundle, upload it and fill the artifacts; its folder, and the uploaded one's URI."""
     started = time.monotonic()
@@ -59,12 +61,22 @@ def run(
         found = task.there(folder)
         if target is not None:
             uri, stays = publish(folder, model_name, target, expected)
-        _fill(folder, found, uri, stays, model_name, model, summary)
+            if attempt and not stays:
+                _note(f"{target.uri}/{model_name}", attempt, bundle.version(folder), expected, keep)
+        _fill(folder, found, uri, stays, model_name, exported_model, export_summary)
     where = f"{found} and {uri}" if uri else found
     print(f"exported {model_name} to {where} in {time.monotonic() - started:.1f} s")
     if stays:
         print(stays)
     return found, uri
+
+
+def _note(models: str, attempt: str, version: str, champion: str, keep: int) -> None:
+    """Note that an attempt came to this bundle, and delete those of old ones."""
+    where = open_destination(models)
+    attempts.note(where, attempt, version=version, champion=champion, reason="blessed")
+    if keep and (gone := attempts.prune(where, keep)):
+        print(f"deleted {len(gone)} old bundle(s): {', '.join(gone)}")
 
 
 def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple[str, str]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict_of
+from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared.champion import Champion, find
+from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
@@ -26,10 +28,11 @@ class Judged(NamedTuple):
 @step
 def run(
     accuracy: float,
-    verdict: "dsl.Markdown",
+    gate_verdict: "dsl.Markdown",
     evaluation: str,
     rules: Mapping[str, Any],
     champion: str,
+    attempt: str,
 ) -> Judged:
     """Judge the model and write the verdict."""
     checked = Rules.create(**rules)
@@ -37,9 +40,12 @@ def run(
         here = str(folder.file(evaluation)) if evaluation else ""
         checks, version = judge(checked, accuracy, here, champion)
     blessed, reason = verdict_of(checks)
-    Path(verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
-    verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})
+    Path(gate_verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
+    gate_verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})
     print(reason)
+    if attempt and not blessed:
+        where = open_destination(champion)
+        attempts.note(where, attempt, version="", champion=version, reason=reason)
     return Judged(blessed, version)
 
 

@@ -7,7 +7,7 @@ from kfp import dsl
 
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
 def preflight(
-    summary: dsl.Output[dsl.Markdown],
+    plan_summary: dsl.Output[dsl.Markdown],
     # The form of the pipeline.
     source: str,
     recipe: str = "none",
@@ -29,6 +29,7 @@ def preflight(
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
     work: str = "",
     publish: str = "",
+    keep: int = 0,
 ) -> NamedTuple(
     "Plan",
     [
@@ -57,7 +58,7 @@ def preflight(
     hold what was set, by its recipe too; the steps that follow take them.
 
     Args:
-        summary: What will run, and warnings.
+        plan_summary: What will run, and warnings.
         source: Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name,
             or the https:// address of a manifest, with <class>/ below it, or train/<class>/ and
             val/<class>/.
@@ -91,6 +92,7 @@ def preflight(
         work: Prefix of a bucket for the runs' folders, in place of work_claim; empty for that.
         publish: How workers get the data in a pipeline that mounts no claim for it: each-node;
             empty for one that does.
+        keep: Runs' folders and bundles that stay, in a pipeline that deletes old ones; 0 for all.
 
     Returns:
         The settings of training, job, sync, gate and layout, the dataset's name, its claim and how

@@ -78,7 +78,7 @@ def run(inputs: dict[str, Any]) -> Plan:
     """Check all, write what will run, and return it as the later steps take it.
 
     Args:
-        inputs: The component's inputs by name: boxes, mappings, `image` and `summary`.
+        inputs: The component's inputs by name: boxes, mappings, `image` and `plan_summary`.
 
     Raises:
         InputError: the first parameter that cannot be used, in the order of the steps.
@@ -119,7 +119,7 @@ def run(inputs: dict[str, Any]) -> Plan:
         **_pods(steps, spec, parameters.backend),
     )
     what = _in_words(config, parameters.backend, spec)
-    _tell(inputs["summary"], what, warnings, plan)
+    _tell(inputs["plan_summary"], what, warnings, plan)
     return plan
 
 

@@ -23,9 +23,9 @@ def train(
     task_id: str,
     dataset_path: str,
     trained_model: dsl.Output[dsl.Model],
-    metrics: dsl.Output[dsl.Metrics],
+    train_metrics: dsl.Output[dsl.Metrics],
     loss_curve: dsl.Output[dsl.HTML],
-    job_object: dsl.Output[dsl.Artifact],
+    training_job: dsl.Output[dsl.Artifact],
     task_config: dsl.TaskConfig,
     training: dict = {},  # noqa: B006
     backend: str = "pytorchjob",
@@ -43,9 +43,9 @@ def train(
         dataset_path: Folder of the dataset version, or of images as training/README.md has them.
         trained_model: The best checkpoint where keep_best kept it, else the newest: its path,
             digest, step and metrics.
-        metrics: Final loss, accuracy, speed and step.
+        train_metrics: Final loss, accuracy, speed and step.
         loss_curve: Loss and accuracy over the steps, as a picture.
-        job_object: The job as it ended, for the record.
+        training_job: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
         training: Settings of the training by name, such as {"model": "resnet18", "epochs": 30};
             training/README.md lists them.

@@ -54,9 +54,9 @@ def run(
     run_id: str,
     dataset_path: str,
     trained_model: Any,
-    metrics: Any,
+    train_metrics: Any,
     loss_curve: Any,
-    job_object: Any,
+    training_job: Any,
     task_config: Any,
     training: Mapping[str, Any],
     backend: str,
@@ -107,8 +107,8 @@ def run(
             run_dir, look = held.enter_context(followed(place))
             record, claim = _train_on_cluster(config, given, run_dir, ids, stall)
             look()
-    write_job(job_object, record)
-    newest = write_outputs(run_dir, place, claim, trained_model, metrics, loss_curve)
+    write_job(training_job, record)
+    newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
     trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
     checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
     print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)

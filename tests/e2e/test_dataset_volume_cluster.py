@@ -49,7 +49,7 @@ STEP = """
 import os
 from kfp_ddp.components.dataset_volume.engine import run
 class Report: path = "/tmp/report.md"
-print(run(report=Report(), options=dict(), **{request}).claim)
+print(run(volume_report=Report(), options=dict(), **{request}).claim)
 """
 
 

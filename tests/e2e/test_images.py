@@ -11,6 +11,7 @@ from kubernetes import client
 
 from kfp_ddp import __version__
 from kfp_ddp.pipelines import compiled
+from kfp_ddp.pipelines.images import Images
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 
@@ -39,7 +40,7 @@ def registry(cluster: client.ApiClient) -> str:
 def test_bucket_to_exported_model_by_the_images_themselves(
     scene: Scene, registry: str, tmp_path: Path
 ) -> None:
-    (document,) = compiled.write(tmp_path, registry)
+    document, *_ = compiled.write(tmp_path, Images(registry))
     workers: dict[str, Any] = {key: WORKERS[key] for key in WORKERS if key != "run_as_user"}
     run = scene.run(
         document,
@@ -51,7 +52,7 @@ def test_bucket_to_exported_model_by_the_images_themselves(
 
     assert run.succeeded, run.explain()
     assert "export" in run.steps
-    ran = json.loads(run.artifact("train", "job_object"))["kfp_ddp"]
+    ran = json.loads(run.artifact("train", "training_job"))["kfp_ddp"]
     assert ran["version"] == __version__
     for who, image in (("step", "launcher"), ("workers", "trainer")):
         (one,) = ran[who]

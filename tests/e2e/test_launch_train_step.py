@@ -72,7 +72,7 @@ def artifact(name):
     return found
 
 given = json.loads(sys.argv[1])
-names = ("trained_model", "metrics", "loss_curve", "job_object")
+names = ("trained_model", "train_metrics", "loss_curve", "training_job")
 artifacts = {name: artifact(name) for name in names}
 done = train.python_func(**artifacts, task_config=None, **given)
 print("OUTPUTS", json.dumps({name: each.metadata for name, each in artifacts.items()}))

@@ -24,9 +24,8 @@ for number in range(400):
 """
 PUBLISH = """
 from kfp_ddp.components.dataset_volume.engine import run
-from kfp_ddp.components.dataset_volume.request import Request
 class Report: path = "/tmp/report.md"
-print(run(Report(), Request(**{request})).claim)
+print(run(volume_report=Report(), options=dict(), **{request}).claim)
 """
 
 

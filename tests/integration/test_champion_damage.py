@@ -68,7 +68,7 @@ def verdict(root: Path, place: str) -> str:
             accuracy=52 / 60,
             evaluation=str(root / "run" / "evaluation.json"),
             champion=place,
-            verdict=said,
+            gate_verdict=said,
             rules={"max_p_value": 1 - 1e-9},
         )
     except SystemExit as ended:

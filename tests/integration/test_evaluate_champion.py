@@ -65,8 +65,8 @@ def today(source: Path, tmp_path: Path, change: Callable[[Path], object]) -> Pat
 
 def evaluated(checkpoint: Path, tmp_path: Path, version: Path, champion: object) -> Path:
     """Folder of the evaluation of a challenger, by the step itself."""
-    kinds = {"metrics": dsl.Metrics, "confusion": dsl.ClassificationMetrics}
-    kinds |= {"report": dsl.HTML, "summary": dsl.Markdown}
+    kinds = {"evaluation_metrics": dsl.Metrics, "confusion_matrix": dsl.ClassificationMetrics}
+    kinds |= {"evaluation_report": dsl.HTML, "evaluation_summary": dsl.Markdown}
     artifacts = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
     _, path = evaluate.python_func(
         checkpoint=str(checkpoint),
@@ -86,7 +86,7 @@ def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
         accuracy=record.accuracy,
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
-        verdict=verdict,
+        gate_verdict=verdict,
         rules=rules,
     )
     return blessed, verdict.metadata["reason"]

@@ -73,15 +73,15 @@ def test_from_checkpoint_to_destination(
 ) -> None:
     run(tmp_path, trained_checkpoint, trained_run, trained_dataset, minimum)
     names = {path.name for path in written(tmp_path, "evaluate")}
-    assert {"report", "summary", "executor_output.json"} <= names
-    verdict = next(tmp_path.glob("artifacts/*/gate/verdict")).read_text()
+    assert {"evaluation_report", "evaluation_summary", "executor_output.json"} <= names
+    verdict = next(tmp_path.glob("artifacts/*/gate/gate_verdict")).read_text()
     assert verdict.startswith("## Blessed" if blessed else "## Not blessed")
     assert "holds: there is no champion at" in verdict
     assert bool(list(tmp_path.glob("models/squares/*/_SUCCESS"))) == blessed
     assert (trained_run / "bundle" / "_SUCCESS").exists() == blessed
     if blessed:
         output = next(tmp_path.glob("artifacts/*/export/executor_output.json"))
-        model = json.loads(output.read_text())["artifacts"]["model"]["artifacts"][0]
+        model = json.loads(output.read_text())["artifacts"]["exported_model"]["artifacts"][0]
         assert model["metadata"]["uri"].startswith(f"{tmp_path}/models/squares/")
 
 

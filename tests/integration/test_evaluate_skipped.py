@@ -43,8 +43,8 @@ def damaged(trained_dataset: Path, tmp_path: Path) -> Path:
 def test_they_are_left_out_counted_and_said(
     skipping: Path, damaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kinds = {"metrics": dsl.Metrics, "confusion": dsl.ClassificationMetrics}
-    kinds |= {"report": dsl.HTML, "summary": dsl.Markdown}
+    kinds = {"evaluation_metrics": dsl.Metrics, "confusion_matrix": dsl.ClassificationMetrics}
+    kinds |= {"evaluation_report": dsl.HTML, "evaluation_summary": dsl.Markdown}
     filled: dict[str, Any] = {
         name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()
     }
@@ -58,9 +58,11 @@ def test_they_are_left_out_counted_and_said(
     record = Evaluation.read(Path(path))
     assert (record.samples, record.skipped) == (46, 2)
     assert sum(one.samples for one in record.classes) == 46
-    assert filled["metrics"].metadata["skipped"] == 2
-    assert "| images left out | 2 |" in (tmp_path / "summary").read_text()
-    assert "2 images that cannot be read are left out" in (tmp_path / "report").read_text()
+    assert filled["evaluation_metrics"].metadata["skipped"] == 2
+    assert "| images left out | 2 |" in (tmp_path / "evaluation_summary").read_text()
+    assert (
+        "2 images that cannot be read are left out" in (tmp_path / "evaluation_report").read_text()
+    )
     assert f"on_bad_image=skip; the first: {BROKEN[1]}" in capsys.readouterr().out
     rows = (Path(path).parent / "predictions.csv").read_text().splitlines()[1:]
     assert not {row.split(",")[0] for row in rows} & set(BROKEN)
@@ -111,7 +113,7 @@ def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read
         accuracy=mine.accuracy,
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
-        verdict=verdict,
+        gate_verdict=verdict,
         rules={"max_p_value": 1 - 1e-9},
     )
     assert version == bundle.version(champion)
@@ -122,7 +124,7 @@ def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read
         accuracy=mine.accuracy,
         evaluation=str(folder / "evaluation.json"),
         champion=str(evaluation),
-        verdict=verdict,
+        gate_verdict=verdict,
         rules={},
     )
     assert "evaluated on other samples" in verdict.metadata["reason"]

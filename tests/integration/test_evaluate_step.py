@@ -21,10 +21,10 @@ from kfp_ddp.training.model import build, normalise
 
 def artifacts(folder: Path) -> dict[str, Any]:
     kinds = {
-        "metrics": dsl.Metrics,
-        "confusion": dsl.ClassificationMetrics,
-        "report": dsl.HTML,
-        "summary": dsl.Markdown,
+        "evaluation_metrics": dsl.Metrics,
+        "confusion_matrix": dsl.ClassificationMetrics,
+        "evaluation_report": dsl.HTML,
+        "evaluation_summary": dsl.Markdown,
     }
     return {name: kind(name=name, uri=str(folder / name)) for name, kind in kinds.items()}
 
@@ -62,11 +62,14 @@ def test_the_step_fills_every_artifact(
     assert record.dataset_digest == "ab" * 32
     assert record.checkpoint_digest == checkpoints.verify(trained_checkpoint).digest
 
-    assert filled["metrics"].metadata["accuracy"] == pytest.approx(accuracy, abs=1e-6)
-    matrix = filled["confusion"].metadata["confusionMatrix"]
+    assert filled["evaluation_metrics"].metadata["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    matrix = filled["confusion_matrix"].metadata["confusionMatrix"]
     assert sum(cell for row in matrix["rows"] for cell in row["row"]) == 48
-    assert filled["confusion"].metadata["confidenceMetrics"]
-    assert f"{hits / 48:.2%} of 48 samples right" in Path(filled["summary"].path).read_text()
+    assert filled["confusion_matrix"].metadata["confidenceMetrics"]
+    assert (
+        f"{hits / 48:.2%} of 48 samples right"
+        in Path(filled["evaluation_summary"].path).read_text()
+    )
 
     rows = predictions(trained_run)
     assert sorted({row["path"] for row in rows}) == sorted(
@@ -74,7 +77,7 @@ def test_the_step_fills_every_artifact(
     )
     assert sum(row["target"] == row["predicted"] for row in rows) == hits
 
-    report = Path(filled["report"].path).read_text()
+    report = Path(filled["evaluation_report"].path).read_text()
     assert report == (trained_run / "evaluation" / "report.html").read_text()
     assert report.count("data:image/webp;base64,") == min(24, 48 - hits)
     assert "Loss by epoch" in report

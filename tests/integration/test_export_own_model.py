@@ -125,7 +125,7 @@ def test_the_step_uploads_it(made: Path, trained_dataset: Path, tmp_path: Path) 
     given = arguments(run_dir, path, trained_dataset, tmp_path)
     _, uri = export.python_func(**given, destination=str(tmp_path / "models"))
     assert bundle.intact(Path(uri))
-    assert given["model"].metadata["formats"] == "model.pt2, model.safetensors"
+    assert given["exported_model"].metadata["formats"] == "model.pt2, model.safetensors"
     assert "`model.onnx` is left out" in (tmp_path / "summary").read_text()
 
 

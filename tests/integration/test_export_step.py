@@ -69,8 +69,8 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
         "dataset_path": str(dataset),
         "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
         "model_name": "squares",
-        "model": dsl.Model(name="model", uri=str(out / "model")),
-        "summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
+        "exported_model": dsl.Model(name="model", uri=str(out / "model")),
+        "export_summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
     }
 
 
@@ -182,7 +182,7 @@ def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
     there = tmp_path / "models" / "squares" / digest[:12]
     assert bundle.files(there) == FILES
     assert bundle.intact(there)
-    metadata = given["model"].metadata
+    metadata = given["exported_model"].metadata
     assert (metadata["uri"], metadata["digest"]) == (uri, digest)
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
@@ -209,15 +209,15 @@ def test_a_bundle_that_lost_its_champion_says_so_everywhere(
     )
     assert bundle.intact(Path(uri))
     assert (exports / "CHAMPION").read_text() == "b" * 12
-    assert given["model"].metadata["champion"] is False
-    assert given["model"].metadata["champion_stays"] == said
+    assert given["exported_model"].metadata["champion"] is False
+    assert given["exported_model"].metadata["champion_stays"] == said
     assert said in capsys.readouterr().out.splitlines()
     assert said in (tmp_path / "summary").read_text()
 
     for _ in range(2):
         export.python_func(**given, **asked, champion_version="b" * 12)
         assert (exports / "CHAMPION").read_text() == f"{digest}\n"
-        assert given["model"].metadata["champion"] is True
+        assert given["exported_model"].metadata["champion"] is True
 
 
 def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(

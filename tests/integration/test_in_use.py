@@ -46,10 +46,12 @@ def test_evaluate_and_export_hold_what_they_use(
     monkeypatch.setattr(module, "evaluate" if module is evaluate else "make", look)
     texts = dict.fromkeys(("checkpoint", "dataset_path", "split", "champion"), "x")
     if module is evaluate:
-        artifacts = dict.fromkeys(("metrics", "confusion", "report", "summary"))
+        artifacts = dict.fromkeys(
+            ("evaluation_metrics", "confusion_matrix", "evaluation_report", "evaluation_summary")
+        )
         more: dict[str, Any] = {"batch_size": 1, "worst": 0}
     else:
-        artifacts = dict.fromkeys(("model", "summary"))
+        artifacts = dict.fromkeys(("exported_model", "export_summary"))
         more = dict.fromkeys(("evaluation", "model_name", "champion_version"), "x")
         more["destination"] = ""
     with pytest.raises(SystemExit, match="seen"):

@@ -22,7 +22,7 @@ def summary(tmp_path: Path) -> SimpleNamespace:
 
 
 def check(summary: SimpleNamespace, **given: Any) -> Any:
-    return preflight.python_func(summary=summary, **{**GOOD, **given})
+    return preflight.python_func(plan_summary=summary, **{**GOOD, **given})
 
 
 def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:

@@ -66,19 +66,19 @@ def run_locally(tmp_path: Path, source: str, publish: str = "auto", **options: A
 
 def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     root = run_locally(tmp_path, str(source))
-    facts = json.loads((root / "data-sync" / "version").read_text())
+    facts = json.loads((root / "data-sync" / "dataset_version").read_text())
     assert facts["files"] == 4
     assert Path(facts["path"]).parent == tmp_path / "data" / "versions"
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"valb"
-    assert "| Downloaded | 4 files" in (root / "data-sync" / "report").read_text()
-    published = (root / "dataset-volume" / "report").read_text()
+    assert "| Downloaded | 4 files" in (root / "data-sync" / "sync_report").read_text()
+    published = (root / "dataset-volume" / "volume_report").read_text()
     assert "| Strategy | `in-place` |" in published
     assert facts["dataset"].startswith("source-")
     assert f"| Dataset | `{facts['dataset']}` |" in published
     again = run_locally(tmp_path, str(source))
-    assert "unchanged, nothing copied" in (again / "data-sync" / "report").read_text()
+    assert "unchanged, nothing copied" in (again / "data-sync" / "sync_report").read_text()
     some = run_locally(tmp_path, str(source), include="train/**", keep_versions=1, max_delete=1)
-    assert json.loads((some / "data-sync" / "version").read_text())["files"] == 2
+    assert json.loads((some / "data-sync" / "dataset_version").read_text())["files"] == 2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def step(tmp_path: Path, **inputs: str) -> SimpleNamespace:
     made = [SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "md")]
     given: dict[str, Any] = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": ""}
     given |= inputs
-    engine.run(version=made[0], report=made[1], options={}, **given)
+    engine.run(dataset_version=made[0], sync_report=made[1], options={}, **given)
     return made[0]
 
 

@@ -25,8 +25,8 @@ def step(tmp_path: Path, source: str, layout: dict[str, Any], **options: Any) ->
     version = SimpleNamespace(path=str(tmp_path / "version"), metadata={})
     report = SimpleNamespace(path=str(tmp_path / "report"), metadata={})
     engine.run(
-        version=version,
-        report=report,
+        dataset_version=version,
+        sync_report=report,
         source=source,
         data_dir=str(tmp_path / "data"),
         dataset="",

@@ -109,10 +109,10 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     assert model["digest"] == "sha256:" + manifest["files"]["state.pt"]["sha256"]
     assert model["path"] == str(checkpoint)
     assert model["kfp_ddp"] == {"version": __version__, "step": [], "workers": []}
-    record = json.loads(next((tmp_path / "outputs").rglob("job_object")).read_text())
+    record = json.loads(next((tmp_path / "outputs").rglob("training_job")).read_text())
     assert record["kfp_ddp"] == model["kfp_ddp"]
-    assert outputs["metrics"]["step"] == 6
-    assert outputs["metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
+    assert outputs["train_metrics"]["step"] == 6
+    assert outputs["train_metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
     html = next((tmp_path / "outputs").rglob("loss_curve")).read_text()
     assert "<svg" in html
     assert "step 6/6" in output
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_before_any_rank(
 ) -> None:
     from kfp_ddp.components.train.component import train
 
-    names = ("trained_model", "metrics", "loss_curve", "job_object", "task_config")
+    names = ("trained_model", "train_metrics", "loss_curve", "training_job", "task_config")
     artifacts = dict.fromkeys(names)
     given = {**arguments(dataset, tmp_path / "work"), **change}
     with pytest.raises(SystemExit) as error:

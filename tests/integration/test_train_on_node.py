@@ -105,9 +105,9 @@ STEP = """
 import json, sys
 from types import SimpleNamespace
 from kfp_ddp.components.train.engine import run
-names = ("trained_model", "metrics", "loss_curve", "job_object")
+names = ("trained_model", "train_metrics", "loss_curve", "training_job")
 left = {name: SimpleNamespace(path=f"{sys.argv[1]}/{name}", metadata={}) for name in names}
-left["metrics"].log_metric = lambda name, value: None
+left["train_metrics"].log_metric = lambda name, value: None
 print(*run(**json.loads(sys.argv[2]), **left))
 """
 

@@ -14,7 +14,7 @@ INPUTS = {"dataset": "digits", "digest": "5" * 64, "path": "/data/versions/5", "
 def step(folder: Path, **inputs: Any) -> Any:
     """The component as a program calls it, outside of any cluster."""
     report = SimpleNamespace(path=str(folder / "report.md"))
-    return dataset_volume.python_func(report=report, **INPUTS | inputs)
+    return dataset_volume.python_func(volume_report=report, **INPUTS | inputs)
 
 
 def test_the_step_takes_what_data_sync_gives_and_a_mapping() -> None:

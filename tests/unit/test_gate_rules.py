@@ -64,7 +64,9 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
     inputs = {name: rules.pop(name) for name in ("evaluation", "champion") if name in rules}
-    blessed, version = gate.python_func(accuracy=accuracy, verdict=verdict, rules=rules, **inputs)
+    blessed, version = gate.python_func(
+        accuracy=accuracy, gate_verdict=verdict, rules=rules, **inputs
+    )
     assert verdict.metadata["champion"] == version
     reason = verdict.metadata["reason"]
     assert verdict.metadata["blessed"] is blessed
