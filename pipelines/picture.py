@@ -1,64 +1,53 @@
-"""Draw a compiled pipeline as an SVG: its steps, what depends on what, conditions, exit handler."""
+"""Draw a compiled pipeline as an SVG: steps, what depends on what, groups, conditions, loops."""
 
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
-import yaml
+from kfp_ddp.pipelines.graph import Node, nodes
 
-WIDTH, HEIGHT, GAP, MARGIN = 124, 44, 34, 28
+HEIGHT, GAP, BESIDE, INSIDE, TITLE, MARGIN = 44, 30, 18, 14, 26, 14
+LETTER = 7.4
+"""Pixels of a letter at 13 pixels, on average."""
 STYLE = """
   .step { fill: #eef3fb; stroke: #3a6fb5; stroke-width: 1.5 }
   .exit { fill: #f6f6f6; stroke: #8a8f98; stroke-width: 1.5; stroke-dasharray: 5 4 }
-  .group { fill: none; stroke: #b07d2b; stroke-dasharray: 3 4 }
+  .group { fill: #8a8f98; fill-opacity: .07; stroke: #8a8f98; stroke-opacity: .6 }
+  .when { fill: #b07d2b; fill-opacity: .08; stroke: #b07d2b; stroke-dasharray: 3 4 }
   .edge { stroke: #8a8f98; stroke-width: 1.5; fill: none; marker-end: url(#tip) }
   text { font: 13px ui-sans-serif, system-ui, sans-serif; fill: #1c2430; text-anchor: middle }
   .note { font-size: 11px; fill: #6a7280 }
+  .title { font-size: 12px; fill: #6a7280; text-anchor: start }
   @media (prefers-color-scheme: dark) {
     .step { fill: #1d2a3d } .exit { fill: #24282e }
-    text { fill: #e7ebf1 } .note { fill: #9aa3b0 }
+    text { fill: #e7ebf1 } .note, .title { fill: #9aa3b0 }
   }
 """
 
 
 @dataclass(frozen=True)
-class Step:
-    """One task of the flattened pipeline; `condition` names the If group it stands in."""
+class Drawn:
+    """A step or group: its size, and where in it what it holds stands."""
 
-    name: str
-    after: tuple[str, ...]
-    condition: str = ""
-    on_exit: bool = False
-
-
-def steps(compiled: Path) -> list[Step]:
-    """The tasks of a compiled pipeline, groups opened, in an order that follows dependencies."""
-    document = next(yaml.safe_load_all(compiled.read_text()))
-    return _order(_flatten(document["root"]["dag"]["tasks"], document["components"], (), ""))
+    node: Node
+    width: int
+    height: int
+    inner: tuple[tuple[int, int, "Drawn"], ...] = ()
 
 
 def svg(compiled: Path) -> str:
-    """The picture, a column for each step of the longest chain; needs nothing from elsewhere."""
-    drawn = steps(compiled)
-    column: dict[str, int] = {}
-    row: dict[str, int] = {}
-    for step in drawn:
-        column[step.name] = max((column[name] + 1 for name in step.after), default=0)
-        row[step.name] = 1 if step.on_exit else list(column.values()).count(column[step.name]) - 1
-    last = max(column[step.name] for step in drawn if not step.on_exit)
-    column |= {step.name: last for step in drawn if step.on_exit}
-    corner = {
-        name: (MARGIN + column[name] * (WIDTH + GAP), MARGIN + row[name] * (HEIGHT + GAP))
-        for name in column
-    }
-    width = MARGIN * 2 + (last + 1) * WIDTH + last * GAP
-    height = MARGIN * 2 + (max(row.values()) + 1) * HEIGHT + max(row.values()) * GAP
-    shapes = [_edge(corner[name], corner[step.name]) for step in drawn for name in step.after]
-    shapes += [_box(step, *corner[step.name]) for step in drawn]
+    """The picture, a column for each step of the longest chain; needs nothing from elsewhere.
+
+    Raises:
+        InputError: the file is no compiled pipeline.
+    """
+    placed, width, height = _arranged(nodes(compiled))
+    shapes = _shapes(placed, MARGIN, MARGIN)
+    width, height = width + 2 * MARGIN, height + 2 * MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img" aria-label="Steps of {compiled.stem}">\n'
+        f'width="{width}" height="{height}" role="img" '
+        f'aria-label="Steps of {escape(compiled.stem)}">\n'
         f"<style>{STYLE}</style>\n"
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#8a8f98"/></marker></defs>\n'
@@ -67,60 +56,70 @@ def svg(compiled: Path) -> str:
     )
 
 
-def _flatten(
-    tasks: dict[str, Any], components: dict[str, Any], before: tuple[str, ...], condition: str
-) -> list[Step]:
-    found = []
-    for name, task in tasks.items():
-        after = tuple(task.get("dependentTasks", [])) or before
-        trigger = task.get("triggerPolicy", {})
-        inner = components[task["componentRef"]["name"]].get("dag")
-        if inner is None:
-            on_exit = trigger.get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
-            found.append(Step(name, after, condition, on_exit))
-        else:
-            label = task["taskInfo"]["name"] if "condition" in trigger else condition
-            found += _flatten(inner["tasks"], components, after, label)
-    return found
+def _arranged(level: tuple[Node, ...]) -> tuple[tuple[tuple[int, int, Drawn], ...], int, int]:
+    """Left to right by dependency, each column around the middle; with width and height of all."""
+    column: dict[str, int] = {}
+    for node in level:
+        column[node.name] = max((column[name] + 1 for name in node.after), default=0)
+    columns: list[list[Drawn]] = [[] for _ in range(max(column.values(), default=-1) + 1)]
+    for node in level:
+        columns[column[node.name]].append(_drawn(node))
+    heights = [sum(one.height for one in each) + BESIDE * (len(each) - 1) for each in columns]
+    placed, x = [], 0
+    for each, height in zip(columns, heights, strict=True):
+        y = (max(heights) - height) // 2
+        for one in each:
+            placed.append((x, y, one))
+            y += one.height + BESIDE
+        x += max(one.width for one in each) + GAP
+    return tuple(placed), x - GAP, max(heights, default=0)
 
 
-def _order(found: list[Step]) -> list[Step]:
-    """Sort by dependency; edges to groups, and those that a longer way shows, are left out."""
-    names = {step.name for step in found}
-    ancestors: dict[str, set[str]] = {}
-    ordered: list[Step] = []
-    waiting = [
-        Step(s.name, tuple(n for n in s.after if n in names), s.condition, s.on_exit) for s in found
+def _drawn(node: Node) -> Drawn:
+    wide = round(len(node.title if node.inner else node.label) * LETTER)
+    if not node.inner:
+        return Drawn(node, max(wide + 22, 64), HEIGHT)
+    inner, width, height = _arranged(node.inner)
+    left = INSIDE + max(0, wide - width) // 2
+    moved = tuple((left + x, y + TITLE, one) for x, y, one in inner)
+    return Drawn(node, max(width, wide) + 2 * INSIDE, height + TITLE + INSIDE, moved)
+
+
+def _shapes(placed: tuple[tuple[int, int, Drawn], ...], left: int, top: int) -> list[str]:
+    at = {one.node.name: (left + x, top + y, one) for x, y, one in placed}
+    edges = [_edge(at[name], here) for here in at.values() for name in here[2].node.after]
+    boxes: list[str] = []
+    for x, y, one in at.values():
+        boxes += _group(x, y, one) if one.inner else _step(x, y, one)
+    return edges + boxes
+
+
+def _group(x: int, y: int, drawn: Drawn) -> list[str]:
+    kind = "when" if drawn.node.note else "group"
+    return [
+        f'<rect class="{kind}" x="{x}" y="{y}" width="{drawn.width}" height="{drawn.height}" '
+        'rx="11"/>',
+        f'<text class="title" x="{x + INSIDE}" y="{y + 18}">{escape(drawn.node.title)}</text>',
+        *_shapes(drawn.inner, x, y),
     ]
-    while waiting:
-        step = next(s for s in waiting if all(name in ancestors for name in s.after))
-        waiting.remove(step)
-        indirect = set().union(*(ancestors[name] for name in step.after))
-        ancestors[step.name] = indirect | set(step.after)
-        direct = tuple(name for name in step.after if name not in indirect)
-        ordered.append(Step(step.name, direct, step.condition, step.on_exit))
-    return ordered
 
 
-def _box(step: Step, x: int, y: int) -> str:
-    note = "on exit, always" if step.on_exit else f"if {step.condition}" if step.condition else ""
-    middle = x + WIDTH // 2
+def _step(x: int, y: int, drawn: Drawn) -> list[str]:
+    node, middle = drawn.node, x + drawn.width // 2
+    kind, line = ("exit", y + 19) if node.note else ("step", y + HEIGHT // 2 + 4)
     shapes = [
-        f'<rect class="{"exit" if step.on_exit else "step"}" x="{x}" y="{y}" '
-        f'width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
-        f'<text x="{middle}" y="{y + HEIGHT // 2 + 4}">{escape(step.name)}</text>',
+        f'<rect class="{kind}" x="{x}" y="{y}" width="{drawn.width}" height="{HEIGHT}" rx="8"/>',
+        f'<text x="{middle}" y="{line}">{escape(node.label)}</text>',
     ]
-    if step.condition:
-        shapes.append(
-            f'<rect class="group" x="{x - 7}" y="{y - 7}" width="{WIDTH + 14}" '
-            f'height="{HEIGHT + 14}" rx="11"/>'
-        )
-    if note:
-        shapes.append(f'<text class="note" x="{middle}" y="{y - 11}">{escape(note)}</text>')
-    return "\n".join(shapes)
+    if node.note:
+        shapes.append(f'<text class="note" x="{middle}" y="{y + 35}">{escape(node.note)}</text>')
+    return shapes
 
 
-def _edge(start: tuple[int, int], end: tuple[int, int]) -> str:
-    x1, y1 = start[0] + WIDTH, start[1] + HEIGHT // 2
-    x2, y2 = end[0] - 9, end[1] + HEIGHT // 2
-    return f'<path class="edge" d="M{x1} {y1}C{x1 + 18} {y1} {x2 - 18} {y2} {x2} {y2}"/>'
+def _edge(start: tuple[int, int, Drawn], end: tuple[int, int, Drawn]) -> str:
+    """Level to the end of the columns before, then to where it leads."""
+    x1, y1 = start[0] + start[2].width, start[1] + start[2].height // 2
+    x2, y2 = end[0] - 2, end[1] + end[2].height // 2
+    bend = end[0] - GAP
+    curve = f"C{bend + 16} {y1} {x2 - 16} {y2} {x2} {y2}"
+    return f'<path class="edge" d="M{x1} {y1}H{bend}{curve}"/>'
