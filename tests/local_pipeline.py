@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.local.pipeline import COMPILED
 
-def pipeline(arguments: dict[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The committed YAML through kfp.local, with its folders below `folder`."""
+
+def pipeline(
+    arguments: dict[str, Any], folder: Path, compiled: Path = COMPILED
+) -> "subprocess.CompletedProcess[str]":
+    """A compiled pipeline through kfp.local, with its folders below `folder`."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "kfp_ddp.local.pipeline"),
-            *(json.dumps(arguments), str(folder / "artifacts")),
+            *(json.dumps(arguments), str(folder / "artifacts"), str(compiled)),
         ],
         capture_output=True,
         text=True,

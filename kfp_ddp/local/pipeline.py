@@ -10,8 +10,8 @@ import kfp_ddp
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
 
 
-def run(arguments: dict[str, object], pipeline_root: str) -> None:
-    """Run `compiled/train_resnet.yaml` in subprocesses of this one.
+def run(arguments: dict[str, object], pipeline_root: str, compiled: Path = COMPILED) -> None:
+    """Run a compiled pipeline in subprocesses of this one.
 
     Raises:
         RuntimeError: when a step failed.
@@ -23,8 +23,8 @@ def run(arguments: dict[str, object], pipeline_root: str) -> None:
     # What steps take of a cluster is nothing here.
     warnings.filterwarnings("ignore", message=r"Task '.*': settings .* have no effect")
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=pipeline_root)
-    components.load_component_from_file(str(COMPILED))(**arguments)
+    components.load_component_from_file(str(compiled))(**arguments)
 
 
 if __name__ == "__main__":
-    run(json.loads(sys.argv[1]), sys.argv[2])
+    run(json.loads(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:]))
