@@ -10,7 +10,7 @@ from typing import Any
 import kfp_server_api
 from kfp_server_api import api, models
 
-PLAIN = {"str": str, "bool": bool, "int": int, "float": (int, float)}
+PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": (int, float)}
 LONG = ("max_concurrency", "interval_second")
 """Numbers of 64 bits: texts in the contract, which the server takes as numbers too."""
 
@@ -47,7 +47,8 @@ def _operation(name: str, method: Any) -> Operation:
     body = re.search(r"body_params = local_var_params\['(\w+)'\]", source)
     sent = re.search(r"local_var_files\['(\w+)'\]", source)
     answer = re.search(r"response_type=(?:'(.+?)'|None)", source)
-    assert called and answer, name
+    assert called, name
+    assert answer, name
     pattern = re.sub(
         r"\{([\w.]+)\}", lambda each: f"(?P<{each[1].split('.')[-1]}>[^/:]+)", called[1]
     )

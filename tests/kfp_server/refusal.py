@@ -11,7 +11,7 @@ STACK = (
 )
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """An answer other than 200."""
 
     def __init__(self, status: int, body: Any) -> None:
@@ -19,19 +19,19 @@ class Refusal(Exception):
         self.status, self.body = status, body
 
 
-def gateway(status: int, before: str, why: str, code: int = 0) -> Refusal:
+def gateway(status: int, before: str, why: str, code: int = 0) -> RefusalError:
     """As the gRPC gateway answers: what failed, and why, which stands alone in the details."""
     code = code or OF_STATUS[status]
     inner = {"@type": "type.googleapis.com/google.rpc.Status", "code": code, "message": why}
-    return Refusal(status, {"code": code, "message": f"{before}: {why}", "details": [inner]})
+    return RefusalError(status, {"code": code, "message": f"{before}: {why}", "details": [inner]})
 
 
-def upload(status: int, message: str) -> Refusal:
+def upload(status: int, message: str) -> RefusalError:
     """As the upload handlers answer: with a stack trace of Go."""
-    return Refusal(status, {"error_message": message, "error_details": message + STACK})
+    return RefusalError(status, {"error_message": message, "error_details": message + STACK})
 
 
-def unknown(what: str, word: str) -> Refusal:
+def unknown(what: str, word: str) -> RefusalError:
     """404, for something that is not there."""
     lower = what.lower()
     before = f"Failed to get a {lower}: Failed to fetch {lower} {word}: ResourceNotFoundError"

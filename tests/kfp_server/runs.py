@@ -1,7 +1,6 @@
 """Runs and recurring runs, in memory: nothing runs unless a test says that it did."""
 
 import uuid
-from typing import Any
 
 from tests.kfp_server import specs
 from tests.kfp_server.catalog import NEVER, Catalog, Query, Row, filled, now
@@ -94,6 +93,14 @@ class Store(Catalog):
         self.get_run(query, run_id)
         del self.runs[run_id]
         return {}
+
+    def spec_of(self, run_id: str) -> Row:
+        """The pipeline of a run, without its platform's part."""
+        run = self.runs[run_id]
+        reference = run.get("pipeline_version_reference")
+        found = self.versions[reference["pipeline_version_id"]] if reference else run
+        spec: Row = found["pipeline_spec"]
+        return dict(spec.get("pipeline_spec", spec))
 
     def set_state(self, run_id: str, state: str) -> None:
         """Let a run be in a state from now on, with its history."""

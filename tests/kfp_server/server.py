@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.kfp_nodes import Nodes, States
 from tests.kfp_server import contract, faults
-from tests.kfp_server.refusal import Refusal, gateway
-from tests.kfp_server.runs import Row, Store
+from tests.kfp_server.catalog import Row
+from tests.kfp_server.refusal import RefusalError, gateway
+from tests.kfp_server.runs import OVER, Store
 from tests.kfp_server.specs import NotYamlError
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -73,6 +75,14 @@ class KfpServer:
             del run["pipeline_spec"]
         self.store.runs[run["run_id"]] = run
         return str(run["run_id"])
+
+    def put_run(self, run_id: str, state: str, tasks: States) -> None:
+        """Let a run be in a state, with its tasks in theirs: {"preflight": "SUCCEEDED"}."""
+        spec = self.store.spec_of(run_id)
+        workflow = f"{spec['pipelineInfo']['name']}-{run_id[:5]}"
+        nodes = Nodes(spec, run_id, workflow, over=state in OVER).lay(tasks)
+        self.store.runs[run_id]["run_details"] = {"task_details": nodes}
+        self.store.set_state(run_id, state)
 
     def fault(self, operation: str) -> faults.Fault | None:
         """What the next request for an operation meets."""
@@ -141,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                 fault(self, self.kfp)
                 return
             self._send(200, self._called(found, request))
-        except Refusal as refusal:
+        except RefusalError as refusal:
             self._send(refusal.status, refusal.body)
         except _NoSessionError:
             faults.login_page(self, self.kfp)
@@ -172,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = method(request.body, request.query, **values)
             else:
                 answer = method(request.query, **values)
-            answer = json.loads(json.dumps(answer))
+            answer = dict(json.loads(json.dumps(answer)))
         wrong = contract.faults(answer, operation.answer, "answer")
         # The recorded server's healthz says more than the contract knows of.
         assert not wrong or operation.name == "get_healthz", wrong

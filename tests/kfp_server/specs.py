@@ -41,7 +41,7 @@ def check_parameters(spec: Spec, given: dict[str, Any], doing: str) -> None:
     """Refuse what the recorded server refused, and take what it took: 1.5 for an int, too.
 
     Raises:
-        Refusal: 400, with its words.
+        RefusalError: 400, with its words.
     """
     before = (
         f"Failed to {doing}: Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
