@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kfp_ddp.local.given import merged
 from kfp_ddp.local.machine import Machine
+from kfp_ddp.pipelines.given import merged
 
 MINUTES = 15
 """Of training, where there is a choice."""

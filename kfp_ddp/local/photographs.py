@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.local import engine, given, machine, survey
+from kfp_ddp.local import engine, machine, survey
 from kfp_ddp.local.choice import Choice, choose
+from kfp_ddp.pipelines.given import form_of
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -36,7 +37,7 @@ def train(
         KfpDdpError: settings, source or output cannot be used, or the pipeline failed.
     """
     started = time.monotonic()
-    arguments = given.read(file, words)
+    arguments = form_of("train_resnet").read(file, words)
     for name, why in _FIXED.items():
         if name in arguments:
             raise InputError(f"{name} cannot be set: it {why}")

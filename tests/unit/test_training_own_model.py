@@ -8,7 +8,6 @@ import torch
 
 from kfp_ddp.base import packed
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.local.given import read
 from kfp_ddp.training import checkpoint, model_file, own_model
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
@@ -154,7 +153,7 @@ def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
     assert parse(found.to_argv()) == found
     assert TrainConfig.create(**found.given()) == found
     (tmp_path / "weights.pth").touch()
-    given = read(
+    given = form_of("train_resnet").read(
         None, [f"model={file}:build", f"init_from={tmp_path}/../{tmp_path.name}/weights.pth"]
     )
     assert given["training"]["init_from"] == str(tmp_path / "weights.pth")

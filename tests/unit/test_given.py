@@ -1,0 +1,193 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.pipelines.document import parsed
+from kfp_ddp.pipelines.given import Form, form_of, merged
+
+
+@pytest.mark.parametrize(
+    ("word", "arguments"),
+    [
+        ("epochs=3", {"epochs": 3}),
+        ("training.epochs=3", {"epochs": 3}),
+        ("learning_rate=1e-2", {"learning_rate": 0.01}),
+        ("model=resnet18", {"model": "resnet18"}),
+        ("cache_gb=2", {"training": {"cache_gb": 2.0}}),
+        ("training.deterministic=true", {"training": {"deterministic": True}}),
+        ("cpu=2", {"job": {"cpu": "2"}}),
+        ("include=*.jpg", {"sync": {"include": ["*.jpg"]}}),
+        ("exclude=[a, b/**]", {"sync": {"exclude": ["a", "b/**"]}}),
+        ("dataset=", {"sync": {"dataset": ""}}),
+        ("gate={min_accuracy: 0.9}", {"gate": {"min_accuracy": 0.9}}),
+    ],
+)
+def test_a_word_becomes_a_typed_argument_of_the_pipeline(
+    word: str, arguments: dict[str, Any]
+) -> None:
+    assert form_of("train_resnet").read(None, [word]) == arguments
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("epoch=3", "there is no setting 'epoch'; did you mean 'epochs'?"),
+        ("training.precison=bf16", "'training.precison'; did you mean 'precision'?"),
+        ("trainng.epochs=3", "there is no 'trainng'; did you mean 'training'?"),
+        ("training={colour: 1}", "there is no setting 'training.colour'"),
+        ("epochs=ten", "epochs='ten' cannot be used: it should be a valid integer"),
+        ("momentum=2", "momentum=2 cannot be used: it should be less than 1"),
+        ("recipe=fintune", "did you mean 'finetune'?"),
+        ("training=3", "training=3 cannot be used: it should be a valid dictionary"),
+        ("epochs", "--set 'epochs' is no setting; write key=value, such as epochs=10"),
+        ("output_dir=/tmp", "there is no setting 'output_dir'"),
+    ],
+)
+def test_what_cannot_be_set_is_one_line(word: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        form_of("train_resnet").read(None, [word])
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_words_go_over_a_file_of_settings(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("epochs: 30\ntraining: {seed: 1, cache_gb: 2}\nmin_accuracy: 0.9\n")
+    assert form_of("train_resnet").read(file, ["seed=5", "epochs=2"]) == {
+        "epochs": 2,
+        "training": {"seed": 5, "cache_gb": 2.0},
+        "gate": {"min_accuracy": 0.9},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("epochs: [", "is not YAML"),
+        ("- epochs", "holds no settings; write lines such as epochs: 10"),
+        ("epoch: 3", "did you mean 'epochs'?"),
+        ("epochs: many", "epochs='many' cannot be used"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(text: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as refused:
+        form_of("train_resnet").read(file, [])
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_arguments_are_merged_setting_by_setting() -> None:
+    under = {"epochs": 3, "training": {"seed": 1, "workers": 2}}
+    over = {"model": "resnet18", "training": {"workers": 0}, "job": {"nproc_per_node": 1}}
+    both = merged(under, over)
+    assert (both["epochs"], both["model"]) == (3, "resnet18")
+    assert both["training"] == {"seed": 1, "workers": 0}
+    assert both["job"] == {"nproc_per_node": 1}
+
+
+OWN = """
+pipelineInfo: {name: own}
+root:
+  dag: {tasks: {}}
+  inputDefinitions:
+    parameters:
+      rounds: {parameterType: NUMBER_INTEGER, description: How often.}
+      share: {parameterType: NUMBER_DOUBLE, defaultValue: 0.5}
+      words: {parameterType: STRING, defaultValue: ''}
+      loud: {parameterType: BOOLEAN, defaultValue: false}
+      names: {parameterType: LIST, isOptional: true}
+      training: {parameterType: STRUCT, defaultValue: {}}
+      size: {parameterType: STRING, defaultValue: S, literals: [S, M, L]}
+"""
+
+
+def _own() -> Form:
+    return Form(parsed(OWN, "own.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("word", "argument"),
+    [
+        ("rounds=3", 3),
+        ("rounds=3.0", 3),
+        ("share=1e-2", 0.01),
+        ("share=2", 2.0),
+        ("words=12", "12"),
+        ("loud=true", True),
+        ("names=[a, b]", ["a", "b"]),
+        ("training={colour: 1}", {"colour": 1}),
+        ("size=M", "M"),
+    ],
+)
+def test_a_word_is_of_the_type_that_any_pipeline_declares(word: str, argument: object) -> None:
+    (found,) = _own().read(None, [word]).values()
+    assert (found, type(found)) == (argument, type(argument))
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("rounds=1.5", "rounds=1.5 cannot be used: it should be a whole number (How often)"),
+        ("rounds=ten", "rounds='ten' cannot be used: it should be a whole number"),
+        ("rounds=true", "rounds=True cannot be used"),
+        ("share=half", "share='half' cannot be used: it should be a number"),
+        ("loud=loudly", "it should be true or false"),
+        ("training=3", "it should be a mapping such as {a: 1}"),
+        ("size=XL", "size='XL' is unknown: it is one of S, M, L"),
+        ("round=3", "there is no setting 'round'; did you mean 'rounds'?"),
+        ("training.seed=3", "training.seed: there is no 'training'"),
+        ("x=3", "there is no setting 'x'; it has loud, names, rounds"),
+    ],
+)
+def test_what_any_pipeline_does_not_take_is_one_line(word: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        _own().read(None, [word])
+    assert line in str(refused.value)
+
+
+def test_a_box_that_is_left_as_it_is_needs_to_be_no_setting_of_the_training() -> None:
+    words = ["epochs=0", "model=auto", "gpus_per_node=-1"]
+    assert form_of("train_resnet").read(None, words) == {
+        "epochs": 0,
+        "model": "auto",
+        "gpus_per_node": -1,
+    }
+
+
+def test_a_number_that_the_server_would_take_for_an_integer_is_refused() -> None:
+    with pytest.raises(InputError, match=r"epochs=1\.5 cannot be used: .*integer"):
+        form_of("train_resnet").read(None, ["epochs=1.5"])
+
+
+def test_arguments_keep_the_defaults_of_a_mapping_of_which_one_setting_is_given() -> None:
+    form = form_of("train_resnet")
+    given = form.read(None, ["source=gs://b/x", "min_improvement=0.01"])
+    assert form.completed(given) == {
+        "source": "gs://b/x",
+        "gate": {"min_accuracy": 0.7, "min_improvement": 0.01},
+    }
+    with pytest.raises(InputError, match=r"^source is missing: Where the images are"):
+        form.completed({})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "it is empty"),
+        ("a: b: c", "p.yaml is no YAML (line 1): give the YAML that"),
+        ("just words", "it holds no mapping"),
+        ("kind: Workflow", "it is a Workflow of Kubernetes"),
+        ("a: 1", "it has no pipelineInfo with a name"),
+        ("pipelineInfo: {name: x}", "it has no root with steps"),
+        (f"{OWN}---\na: 1", "its second document is none of platforms"),
+    ],
+)
+def test_a_text_that_is_no_pipeline_is_one_line(text: str, line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parsed(text, "p.yaml")
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
