@@ -1,0 +1,36 @@
+"""The dashboard and the alerts speak of figures that a training serves."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.training_ranks import config, dataset, train
+
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+ON_A_GPU = {"kfp_ddp_step_memory_gb", "kfp_ddp_step_mfu"}
+LABEL = "kfp_ddp_run_id"
+
+
+def test_what_dashboard_and_alerts_name_is_what_a_run_writes(tmp_path: Path) -> None:
+    run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=1, warmup_epochs=0)
+    assert train(run, 1) == [0]
+    served = set(ON_A_GPU)
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        numbers = (name for name, value in event.items() if isinstance(value, int | float))
+        served |= {f"kfp_ddp_{event['event']}_{name}" for name in numbers}
+    for file in ("dashboard/trainings.json", "alerts/prometheusrule.yaml"):
+        named = set(re.findall(r"kfp_ddp_\w+", (MONITORING / file).read_text())) - {LABEL}
+        assert len(named) > 5, file
+        assert named - served == set(), file
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    board = json.loads((MONITORING / "dashboard" / "trainings.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
