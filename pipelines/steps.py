@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kfp import dsl, kubernetes
 
 from kfp_ddp.base.folders import SCRATCH
+from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.components.evaluate.component import evaluate
@@ -80,6 +81,7 @@ class Steps:
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
         self.claims, self.secret = claims, form["bucket_secret"]
         self.work = form["work_claim" if claims.work else "work"]
+        self.keep = {"keep": form["keep"]} if "keep" in form else {}
         self.at = {} if claims.work else {"work_dir": self.work}
         # Not in the group: where a claim is missing, the pod of teardown could not start either.
         each = {} if claims.data else {"publish": "each-node"}
@@ -127,6 +129,7 @@ class Steps:
             backend=self.form["backend"],
             job=self.form["job"],
             **self.at,
+            **self.keep,
         )
         self.mounted(last, None)
         pods.waiting(last if self.claims.work else self.with_bucket(last))
@@ -134,16 +137,28 @@ class Steps:
 
     def data(self) -> Data:
         """Sync the source, and make its version ready to be mounted."""
+        return self.published(self.synced())
+
+    def synced(self) -> dsl.PipelineTask:
+        """Sync the source to a version; its task."""
         plan = self.plan
-        synced = data_sync(
+        task = data_sync(
             source=self.form["source"],
             dataset=plan["dataset"],
             options=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             layout=plan["layout"],
         )
-        self.with_bucket(self.mounted(synced, plan["data_claim"], runs=False))
-        pods.kept(pods.working(synced, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
+        self.with_bucket(self.mounted(task, plan["data_claim"], runs=False))
+        return pods.kept(pods.working(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
+
+    def published(self, synced: dsl.PipelineTask) -> Data:
+        """Make a version ready to be mounted.
+
+        Args:
+            synced: The task that made it.
+        """
+        plan = self.plan
         volume = dataset_volume(
             dataset=synced.outputs["dataset"],
             digest=synced.outputs["digest"],
@@ -156,6 +171,18 @@ class Steps:
         )
         pods.waiting(volume.set_caching_options(False))
         return Data(volume.outputs["path"], volume.outputs["claim"])
+
+    def changes(self, synced: dsl.PipelineTask) -> dsl.PipelineTask:
+        """Tell whether data or settings are new to the destination; the task of `changes`."""
+        task = changes(
+            digest=synced.outputs["digest"],
+            destination=self.form["destination"],
+            model_name=self.form["model_name"],
+            training=self.plan["training"],
+            gate=self.plan["gate"],
+            job=self.plan["job"],
+        )
+        return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
     def trained(self, data: Data, training: Any = None) -> Model:
         """Train with DDP.
@@ -191,19 +218,30 @@ class Steps:
         self.computing(self.with_bucket(self.mounted(task, data.claim)))
         return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])
 
-    def judged(self, evaluation: Evaluation) -> dsl.PipelineTask:
-        """Judge an evaluation by the rules; the gate's task."""
+    def judged(self, evaluation: Evaluation, **more: Any) -> dsl.PipelineTask:
+        """Judge an evaluation by the rules; the gate's task, given `more` inputs."""
         task = judge(
             accuracy=evaluation.accuracy,
             evaluation=evaluation.path,
             rules=self.plan["gate"],
             champion=self.plan["champion"],
+            **more,
         )
         return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
-    def exported_if_blessed(self, data: Data, model: Model, evaluation: Evaluation) -> None:
-        """Judge a model, and export it if all rules hold."""
-        verdict = self.judged(evaluation)
+    def exported_if_blessed(
+        self, data: Data, model: Model, evaluation: Evaluation, attempt: Any = None
+    ) -> None:
+        """Judge a model, and export it if all rules hold.
+
+        Args:
+            data: As `trained` was given it.
+            model: What was trained.
+            evaluation: What it came to.
+            attempt: Output of `changes`, by which that is noted; None for no note.
+        """
+        noted = {} if attempt is None else {"attempt": attempt}
+        verdict = self.judged(evaluation, **noted)
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             task = export(
                 checkpoint=model.checkpoint,
@@ -214,5 +252,8 @@ class Steps:
                 destination=self.form["destination"],
                 champion=self.plan["champion"],
                 champion_version=verdict.outputs["champion_version"],
+                run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                **noted,
+                **self.keep,
             )
             self.computing(self.with_bucket(self.mounted(task, data.claim)))

@@ -1,7 +1,5 @@
 """The pipeline `train_resnet`: bucket to evaluated, gated and exported model."""
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
@@ -47,23 +45,3 @@ def train_resnet(
 ) -> None:
     """Check, sync a bucket, train with DDP, evaluate, gate and export."""
     wire(dict(locals()), Claims())
-
-
-def in_a_bucket(name: str, claims: Claims) -> Callable[..., None]:
-    """The pipeline's form and steps, with `work` below a bucket's prefix and no claim for it.
-
-    Args:
-        name: Of the pipeline's function.
-        claims: What it mounts.
-    """
-    form = inspect.signature(train_resnet.pipeline_func)
-    work = inspect.Parameter("work", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
-    source, *others = (p for n, p in form.parameters.items() if n != "work_claim")
-    signature = form.replace(parameters=[source, work, *others])
-
-    def pipeline(*given: Any) -> None:
-        wire(dict(zip(signature.parameters, given, strict=True)), claims)
-
-    pipeline.__name__, pipeline.__doc__ = name, "The steps of train_resnet, run in a bucket."
-    vars(pipeline)["__signature__"] = signature
-    return pipeline

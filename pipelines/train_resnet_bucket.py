@@ -5,12 +5,20 @@ The claim may be ReadWriteOnce with publish=clone or snapshot, as no two nodes m
 
 from kfp import dsl
 
-from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims
-from kfp_ddp.pipelines.train_resnet import in_a_bucket
+from kfp_ddp.pipelines.train_resnet import wire
 
 train_resnet_bucket = dsl.pipeline(
     name="train-resnet-bucket",
     display_name="Train a ResNet with PyTorch DDP, runs in a bucket",
     description="Like train-resnet, with checkpoints in a bucket: a claim for the dataset alone.",
-)(described(in_a_bucket("train_resnet_bucket", Claims(work=False))))
+)(
+    like_train_resnet(
+        wire,
+        "train_resnet_bucket",
+        Claims(work=False),
+        without=("work_claim",),
+        required=("work",),
+    )
+)

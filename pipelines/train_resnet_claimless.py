@@ -2,12 +2,20 @@
 
 from kfp import dsl
 
-from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims
-from kfp_ddp.pipelines.train_resnet import in_a_bucket
+from kfp_ddp.pipelines.train_resnet import wire
 
 train_resnet_claimless = dsl.pipeline(
     name="train-resnet-claimless",
     display_name="Train a ResNet with PyTorch DDP, without claims",
     description="Like train-resnet, with checkpoints in a bucket and the dataset on each node.",
-)(described(in_a_bucket("train_resnet_claimless", Claims(data=False, work=False))))
+)(
+    like_train_resnet(
+        wire,
+        "train_resnet_claimless",
+        Claims(data=False, work=False),
+        without=("work_claim",),
+        required=("work",),
+    )
+)

@@ -36,7 +36,7 @@ def run(
     """Look for a note of the same data and settings, and say what it says.
 
     Raises:
-        InputError: no destination, or one that cannot be read.
+        InputError: no destination, or one that cannot be written.
     """
     if not destination:
         raise InputError(
@@ -44,8 +44,10 @@ def run(
             "models are exported to"
         )
     check_model_name(model_name)
+    open_destination(destination).prepare()  # a folder is made, so that the champion may be missing
+    where = open_destination(f"{destination.rstrip('/')}/{model_name}")
     attempt = attempts.fingerprint(digest, training, gate, str(job.get("image", "")))
-    found = attempts.unchanged(open_destination(f"{destination.rstrip('/')}/{model_name}"), attempt)
+    found = attempts.unchanged(where, attempt)
     data = f"dataset {digest[:12]}"
     if found is None:
         said = f"something new to train: {data} was not trained on with these settings"

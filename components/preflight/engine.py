@@ -83,19 +83,11 @@ def run(inputs: dict[str, Any]) -> Plan:
     Raises:
         InputError: the first parameter that cannot be used, in the order of the steps.
     """
-    given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
-    parameters = Parameters.create(**given)
-    for name in ("source", "destination", "champion", "work"):
-        place = getattr(parameters, name)
-        if place != LAST:
-            check_place(name, place)
+    parameters, dataset, sync, config, spec, supervision, steps, gate, champion = settled(inputs)
     open_source(parameters.source)
-    dataset, sync = _dataset(parameters, inputs["publish"])
-    config = _training(parameters, inputs)
-    spec, supervision, steps = _job(parameters, inputs)
+    initial_weights.check(config.init_from)
     _check_work(parameters, spec)
-    (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    champion = _champion(parameters, Rules.create(**gate))
+    _find_champion(parameters, champion)
     if champion and champion != _exported_to(parameters):
         gate["champion_must_exist"] = True  # or one that is misspelt is beaten by every model
     _check_destination(parameters)
@@ -121,6 +113,46 @@ def run(inputs: dict[str, Any]) -> Plan:
     what = _in_words(config, parameters.backend, spec)
     _tell(inputs["plan_summary"], what, warnings, plan)
     return plan
+
+
+class Settled(NamedTuple):
+    """What the inputs of a run come to."""
+
+    parameters: Parameters
+    dataset: Dataset
+    sync: dict[str, Any]
+    config: TrainConfig
+    spec: LaunchSpec
+    supervision: dict[str, Any]
+    steps: StepResources
+    gate: dict[str, Any]
+    champion: str
+
+
+def settled(inputs: Mapping[str, Any]) -> Settled:
+    """What the inputs come to by themselves; no bucket, no cluster and no folder is looked at.
+
+    Args:
+        inputs: The component's inputs by name: boxes, mappings and `image`.
+
+    Raises:
+        InputError: the first parameter that cannot be used, in the order of the steps.
+    """
+    given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
+    parameters = Parameters.create(**given)
+    for name in ("source", "destination", "champion", "work"):
+        place = getattr(parameters, name)
+        if place != LAST:
+            check_place(name, place)
+    dataset, sync = _dataset(parameters, inputs["publish"])
+    config = _training(parameters, inputs)
+    spec, supervision, steps = _job(parameters, inputs)
+    check_model_name(parameters.model_name)
+    (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
+    champion = _champion(parameters, Rules.create(**gate))
+    if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
+        _check_batch(config, spec, parameters.backend)
+    return Settled(parameters, dataset, sync, config, spec, supervision, steps, gate, champion)
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
@@ -157,9 +189,7 @@ def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
     given = {**filled_in(inputs, TrainConfig), **training, **folders}
-    config = configured(parameters.recipe, given)
-    initial_weights.check(config.init_from)
-    return config
+    return configured(parameters.recipe, given)
 
 
 def _job(
@@ -279,7 +309,7 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
     """The folder or address of the model to beat; empty for none.
 
     Raises:
-        InputError: it cannot be read, is not there, or the rules need one.
+        InputError: the rules need one, or it is the last of no destination.
     """
     champion, own = parameters.champion.rstrip("/"), _exported_to(parameters)
     if champion == LAST:
@@ -287,6 +317,16 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
             raise InputError("champion=last is the last model at destination, which is empty")
         champion = own
     rules.check_champion(champion)
+    return champion
+
+
+def _find_champion(parameters: Parameters, champion: str) -> None:
+    """Refuse a champion that is not there, as far as it can be seen from here.
+
+    Raises:
+        InputError: naming what to give.
+    """
+    own = _exported_to(parameters)
     # A folder lies on a claim, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
     looked_at = champion and (mounted or open_destination(champion).remote)
@@ -296,7 +336,6 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
             f"champion={champion} is not there{exported}: correct it, or give last for the model "
             "that was exported last to destination, which need not be there yet"
         )
-    return champion
 
 
 def _exported_to(parameters: Parameters) -> str:
@@ -306,7 +345,6 @@ def _exported_to(parameters: Parameters) -> str:
 
 
 def _check_destination(parameters: Parameters) -> None:
-    check_model_name(parameters.model_name)
     if parameters.destination:
         where = open_destination(parameters.destination)
         if where.remote:

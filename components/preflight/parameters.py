@@ -57,6 +57,9 @@ class Parameters(Settings):
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
     service account, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AZURE_STORAGE_ACCOUNT and
     AZURE_STORAGE_KEY. It need not be there, but the name must not be empty."""
+    keep: int = Field(0, ge=0)
+    """Runs' folders and exported bundles that stay, the newest, and always the champion and the one
+    it was compared with; 0 for all. Where job has keep_runs, that counts for the folders."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the training by name, such as {"precision": "bf16"}."""
     job: dict[str, Any] = Field(default_factory=dict)

@@ -9,6 +9,7 @@ def teardown(
     backend: str = "pytorchjob",
     job: dict = {},  # noqa: B006
     work_dir: str = "",
+    keep: int = 0,
 ) -> str:
     """End whatever a run left behind; made for an exit handler, and content with nothing to do.
 
@@ -17,6 +18,7 @@ def teardown(
         backend: As given to train; local looks for processes alone, any other for jobs too.
         job: As given to train; its keep_runs is how many folders of runs stay.
         work_dir: Folder, or bucket's prefix, that holds the folder of the run, as given to train.
+        keep: Folders of runs that stay, where job has no keep_runs; 0 for all.
 
     Returns:
         One line that says what was ended.

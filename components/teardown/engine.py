@@ -21,11 +21,12 @@ from kfp_ddp.components.train.settings import Supervision
 
 
 @step
-def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str:
+def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int) -> str:
     """End what the run left and say so in one line; nothing to do is fine.
 
     Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
-    before the newest `keep_runs` of `job` are deleted unless they are in use, 0 for none.
+    before the newest `keep_runs` of `job`, else `keep`, are deleted unless they are in use, 0 for
+    none.
 
     Raises:
         InputError: for a setting that cannot be used.
@@ -38,7 +39,8 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str) -> str
     if backend != "local":
         ended += _jobs(run_id)
     # Last, and these alone: what else of the job cannot be used, train tells.
-    supervision = {name: job[name] for name in Supervision.model_fields if name in job}
+    told = {"keep_runs": keep, **job}
+    supervision = {name: told[name] for name in Supervision.model_fields if name in told}
     if keep_runs := Supervision.create(**supervision).keep_runs:
         ended += _old_runs(runs, run_id, keep_runs)
     said = "; ".join(ended) or "nothing was left to end"
