@@ -6,7 +6,7 @@ not in the document itself is not there. Colours follow the reader's light or da
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import Any, TypeGuard
 
 Point = tuple[float, float]
 MAX_POINTS = 300
+COLOURS = 6
 MAX_CELLS_SIDE = 100
 
 # Series colours: the Okabe-Ito palette, told apart under all common colour blindness.
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1c2733;--soft:#5c6b7a;--line:#dde3e9;
---card:#f5f7f9;--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--good:#00714f;--heat:0,96,168;--miss:196,78,0;--invert:#fff}
+--card:#f5f7f9;--s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#b2408a;--s4:#a66f00;--s5:#3a6b8f;--good:#00714f;--heat:0,96,168;--miss:196,78,0;--invert:#fff}
 @media(prefers-color-scheme:dark){:root{--paper:#14191f;--ink:#e4e9ee;--soft:#9aa8b5;--line:#2e3841;
---card:#1c232b;--s0:#56b4e9;--s1:#f0954a;--s2:#2fc79a;--good:#2fc79a;--heat:86,180,233;
+--card:#1c232b;--s0:#56b4e9;--s1:#f0954a;--s2:#2fc79a;--s3:#e08fc0;--s4:#e6b800;--s5:#a9c7e8;--good:#2fc79a;--heat:86,180,233;
 --miss:240,149,74;--invert:#0d1217}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:20px 24px 40px;max-width:1080px;background:var(--paper);color:var(--ink);
@@ -64,7 +65,7 @@ details{margin-top:10px}summary{cursor:pointer;color:var(--soft)}
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: its name in the legend, its points (x, y) by rising x, and its colour 0 to 2."""
+    """One curve: its name in the legend, its points (x, y) by rising x, its colour of `COLOURS`."""
 
     name: str
     points: Sequence[Point]
@@ -249,30 +250,31 @@ def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
 def training_curves(metrics: Path) -> str:
     """Loss and accuracy over the epochs as two charts, from a run's `metrics.jsonl`.
 
-    Steps that a resumed run did again count once, as last recorded; lines that are not whole
-    JSON objects, as a killed process leaves them, are skipped. A missing file gives ''.
+    A missing file, or one without any, gives ''.
     """
-    steps: dict[int, dict[str, Any]] = {}
-    evals: dict[int, dict[str, Any]] = {}
-    for event in read_events(metrics):
-        kind, step = event.get("event"), event.get("step")
-        if isinstance(step, int) and kind in ("step", "eval"):
-            (steps if kind == "step" else evals)[step] = event
-    if not steps and not evals:
+    events = read_events(metrics)
+
+    def series(kind: str, name: str, key: str, colour: int) -> Series:
+        return Series(name, curve(events, kind, key), colour)
+
+    loss = [series("step", "training", "loss", 0), series("eval", "validation", "loss", 1)]
+    accuracy = [series("eval", "top 1", "accuracy", 0), series("eval", "top 5", "top5", 2)]
+    if not any(each.points for each in (*loss, *accuracy)):
         return ""
-
-    def series(events: dict[int, dict[str, Any]], name: str, key: str, colour: int) -> Series:
-        rows = (events[step] for step in sorted(events))
-        pairs = [(row.get("epoch"), row.get(key)) for row in rows]
-        kept = [(float(x), float(y)) for x, y in pairs if _number(x) and _number(y)]
-        return Series(name, kept, colour)
-
-    loss = [series(steps, "training", "loss", 0), series(evals, "validation", "loss", 1)]
-    accuracy = [series(evals, "top 1", "accuracy", 0), series(evals, "top 5", "top5", 2)]
     charts = line_chart("Loss", loss, "epoch", bottom=0.0) + line_chart(
         "Validation accuracy", accuracy, "epoch", percent=True
     )
     return f'<div class="row">{charts}</div>'
+
+
+def curve(events: Iterable[Mapping[str, Any]], kind: str, key: str) -> list[Point]:
+    """A figure of a training over its epochs, from the events of a kind.
+
+    Steps that a resumed run did again count once, as last recorded.
+    """
+    steps = {e["step"]: e for e in events if e.get("event") == kind and _number(e.get("step"))}
+    pairs = [(steps[step].get("epoch"), steps[step].get(key)) for step in sorted(steps)]
+    return [(float(x), float(y)) for x, y in pairs if _number(x) and _number(y)]
 
 
 def read_events(metrics: Path) -> list[dict[str, Any]]:

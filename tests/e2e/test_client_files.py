@@ -58,7 +58,8 @@ def readers(grounds: Grounds) -> list[str]:
 
 
 def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_path: Path) -> None:
-    with on_a_claim(Api.connect(grounds.namespace), WORK, RUN, IMAGE) as files:
+    with on_a_claim(Api.connect(grounds.namespace), WORK, IMAGE) as read:
+        files = read(RUN)
         assert files.sizes() == {"train/metrics.jsonl": 3, "train/bundle/model": SIZE}
         files.bring(["train/bundle/model"], tmp_path)
         assert len(readers(grounds)) == 1
@@ -70,12 +71,10 @@ def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
     program = (
         "import time; from kfp_ddp.client.run_files import on_a_claim\n"
         "from kfp_ddp.components.shared.cluster.api import Api\n"
-        f"with on_a_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {RUN!r}, {IMAGE!r}):\n"
+        f"with on_a_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {IMAGE!r}):\n"
         "    print('reads', flush=True); time.sleep(600)"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ
-    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None
     with child.stdout as told:
         assert told.readline() == b"reads\n"
@@ -88,7 +87,7 @@ def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
     began = time.monotonic()
     with (
         pytest.raises(KfpDdpError, match='"nowhere" not found'),
-        on_a_claim(Api.connect(grounds.namespace), "nowhere", RUN, IMAGE),
+        on_a_claim(Api.connect(grounds.namespace), "nowhere", IMAGE),
     ):
         pass
     assert time.monotonic() - began < 60
@@ -98,7 +97,7 @@ def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
 def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Grounds) -> None:
     with (
         pytest.raises(KfpDdpError, match="does not start: cannot pull No/Such:1"),
-        on_a_claim(Api.connect(grounds.namespace), WORK, RUN, "No/Such:1"),
+        on_a_claim(Api.connect(grounds.namespace), WORK, "No/Such:1"),
     ):
         pass
     assert readers(grounds) == []

@@ -49,8 +49,8 @@ class Api:
         """What time it was by the server, and by the monotonic clock then."""
 
     @classmethod
-    def connect(cls, namespace: str = "") -> "Api":
-        """Use the pod's service account, or the current context of the kubeconfig.
+    def connect(cls, namespace: str = "", context: str = "") -> "Api":
+        """Use the pod's service account, or a context of the kubeconfig, '' for the current one.
 
         Raises:
             InputError: when there is neither.
@@ -63,14 +63,17 @@ class Api:
             found = NAMESPACE_FILE.read_text().strip()
         except config.ConfigException:
             try:
-                config.load_kube_config(client_configuration=configuration)
-                _, context = config.list_kube_config_contexts()
+                config.load_kube_config(
+                    client_configuration=configuration, context=context or None
+                )
+                contexts, current = config.list_kube_config_contexts()
+                chosen = next((each for each in contexts if each["name"] == context), current)
             except (config.ConfigException, TypeError) as error:
                 raise InputError(
                     f"no Kubernetes cluster is configured ({error}); run this step on a cluster, "
                     "set KUBECONFIG, or use backend=local"
                 ) from error
-            found = context["context"].get("namespace", "default")
+            found = chosen["context"].get("namespace", "default")
         configuration.retries = False
         return cls(client.ApiClient(configuration), namespace or found)
 

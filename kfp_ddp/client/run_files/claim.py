@@ -1,16 +1,18 @@
 """A run's files on a claim, read through a pod that mounts it and lives no longer than that."""
 
 import contextlib
+import functools
 import json
 import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.errors import JobError, StorageError, full
+from kfp_ddp.base.run_folder import check_run_id
 from kfp_ddp.client.run_files import in_the_pod
 from kfp_ddp.client.run_files.archive import unpack
 from kfp_ddp.client.run_files.execute import execute
@@ -32,6 +34,7 @@ class ClaimFiles(RunFiles):
     """The files of a run in its folder on a claim, by way of a pod that mounts it."""
 
     def __init__(self, api: Api, pod: str, claim: str, run_id: str) -> None:
+        check_run_id(run_id)
         self.where = f"{run_id} on the claim {claim}"
         self._api, self._pod, self._root = api, pod, f"{MOUNT}/{run_id}"
 
@@ -59,14 +62,13 @@ class ClaimFiles(RunFiles):
 
 @contextlib.contextmanager
 def on_a_claim(
-    api: Api, claim: str, run_id: str, image: str, account: str = "", user: int = USER
-) -> Iterator[RunFiles]:
-    """The files of a run on a claim; the pod that reads it is gone when the block is left.
+    api: Api, claim: str, image: str, account: str = "", user: int = USER
+) -> Iterator[Callable[[str], RunFiles]]:
+    """The files of runs on a claim, by their ids; the pod that reads it goes with the block.
 
     Args:
         api: The namespace of the claim.
         claim: Its name.
-        run_id: The run's folder on it.
         image: An image with a Python that the namespace can pull.
         account: Service account, for the secrets that it pulls images with.
         user: Id of the user that reads.
@@ -83,7 +85,7 @@ def on_a_claim(
         body = _pod(name, claim, image, account, user, node)
         _asked(api, "POST", core(api.namespace, "pods"), body)
         _wait(api, path)
-        yield ClaimFiles(api, name, claim, run_id)
+        yield functools.partial(ClaimFiles, api, name, claim)
     finally:
         with contextlib.suppress(ApiError):
             api.patient(lambda: api.call("DELETE", path, {"gracePeriodSeconds": 0}))

@@ -1,0 +1,97 @@
+"""The trainings of a run, as the files of their folders tell them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.base import failure
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.client.run_files import RunFiles
+from kfp_ddp.components.shared import evaluation
+from kfp_ddp.components.shared.bundle import SUCCESS
+from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.pictures import read_events
+from kfp_ddp.components.train.outputs import newest_checkpoint
+
+TOLD_BY = (
+    *("config.json", "metrics.jsonl", f"evaluation/{evaluation.FILE}"),
+    *("logs/failure*.json", "checkpoints/step-*/manifest.json"),
+)
+"""The small files that what follows is read from."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One task of a run that trained: what it was set to, what it measured, how far it came."""
+
+    task: str
+    settings: dict[str, Any]
+    """With its automatic values filled in; empty where it did not get that far."""
+    events: list[dict[str, Any]]
+    evaluation: Evaluation | None
+    checkpoint: int | None
+    """Step of the newest whole checkpoint."""
+    failure: failure.Failure | None
+    bundle: bool
+    """Whether a whole bundle was exported."""
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Its events of a kind, such as step or eval."""
+        return [each for each in self.events if each.get("event") == kind]
+
+
+def trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
+    """Those of a run, by the names of their tasks.
+
+    Args:
+        files: The run's.
+        folder: An empty one, for what is read.
+
+    Raises:
+        KfpDdpError: the files cannot be had.
+    """
+    sizes = files.sizes()
+    files.bring([n for n in sizes if any(fnmatch(n, f"*/{each}") for each in TOLD_BY)], folder)
+    return tuple(_found(folder, sizes))
+
+
+def _found(folder: Path, sizes: dict[str, int]) -> Iterator[Training]:
+    for path in sorted(each for each in folder.glob("*") if each.is_dir()):
+        there = RunFolder(path)
+        if not (there.config.exists() or there.metrics.exists()):
+            continue
+        newest = newest_checkpoint(path)
+        yield Training(
+            task=path.name,
+            settings=_json(there.config),
+            events=read_events(there.metrics),
+            evaluation=_evaluation(there.evaluation("val") / evaluation.FILE),
+            checkpoint=newest.step if newest else None,
+            failure=_failure(there.logs),
+            bundle=f"{path.name}/{there.bundle.name}/{SUCCESS}" in sizes,
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _evaluation(path: Path) -> Evaluation | None:
+    try:
+        return Evaluation.read(path)
+    except InputError:
+        return None
+
+
+def _failure(logs: Path) -> failure.Failure | None:
+    """The first cause that the launchers of the nodes wrote."""
+    found = (failure.Failure.parse(path.read_text()) for path in logs.glob("failure*.json"))
+    return failure.first_cause(each for each in found if each)

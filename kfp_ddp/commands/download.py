@@ -1,0 +1,67 @@
+"""`kfp-ddp download`: what a run made, brought here."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kfp_ddp.commands.options import connected
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.connection import Connection
+
+
+@click.command("download")
+@click.argument("run")
+@click.option(
+    *("--output", "-o"),
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A new folder for it.  [default: the name of the run]",
+)
+@click.option("--checkpoint", is_flag=True, help="Bring the newest checkpoint, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@connected
+def command(
+    run: str, output: Path | None, checkpoint: bool, as_json: bool, connection: "Connection"
+) -> None:
+    """Bring what RUN made here: bundle, evaluation with its report, curves, settings, metrics.
+
+    RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
+    --local. Files on a claim come through a pod that mounts it, which is gone afterwards: you
+    need the rights to create pods and pods/exec in the namespace. A bundle is compared with its
+    digests, and nothing is left here of a download that failed.
+
+    kfp-ddp download last --output flowers-model
+    """
+    from kfp_ddp.client.inspection import subjects
+    from kfp_ddp.client.inspection.take import take
+
+    with subjects(connection) as known:
+        subject = known.find(run)
+        where = output or Path(subject.name.replace("/", "-").strip(".") or subject.id)
+        found = take(subject.files(), where, checkpoint=checkpoint)
+    if as_json:
+        tasks = [
+            {name: str(value) if isinstance(value, Path) else value for name, value in each.items()}
+            for each in map(vars, found)
+        ]
+        click.echo(json.dumps({"run_id": subject.id, "output": str(where), "tasks": tasks}))
+        return
+    for each in found:
+        click.echo(f"{each.task}: {each.bytes / 1e6:,.1f} MB")
+        paths = (each.bundle, each.report, each.loss_curve, each.checkpoint)
+        for name, path in zip(("bundle", "report", "curves", "checkpoint"), paths, strict=True):
+            if path is not None:
+                click.echo(f"  {name:<12}{_shown(path)}")
+        if each.bundle is None:
+            click.echo("  no bundle: the run exported none")
+    if any(each.bundle for each in found):
+        bundle = next(each.bundle for each in found if each.bundle)
+        click.echo(f"try it: kfp-ddp predict {_shown(bundle)} picture.jpg")
+
+
+def _shown(path: Path) -> str:
+    """As a person would type it from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,100 @@
+"""A folder as `run --local` leaves it, of a run that was never run."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.evaluation import Evaluation, wilson
+from kfp_ddp.training.manifest import STATE, digest_of, step_dir
+
+RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
+STEPS = ("preflight", "data-sync", "dataset-volume", "train", "evaluate", "gate", "export")
+
+
+def make(
+    folder: Path, *, failed: str = "", said: str = "", correct: int = 90, **settings: Any
+) -> Path:
+    """A run's output; `folder` is made.
+
+    Args:
+        folder: Where.
+        failed: The step that failed, none for a run that succeeded.
+        said: Its last words.
+        correct: Of 100 samples; the training's curves lead there.
+        settings: Of the training.
+    """
+    done = STEPS[: STEPS.index(failed)] if failed else STEPS
+    lines = ["10:00:00.000 - INFO - Running pipeline: 'train-resnet'"]
+    for step in (*done, *([failed] if failed else []), "teardown"):
+        lines.append(f"10:00:00.000 - INFO - Executing task '{step}'")
+        lines += [said] if step == failed else []
+        status = "FAILURE" if step == failed else "SUCCESS"
+        lines.append(f"10:00:01.000 - INFO - Task '{step}' finished with status {status}")
+    status = "FAILURE" if failed else "SUCCESS"
+    lines.append(f"10:00:02.000 - INFO - Pipeline 'train-resnet' finished with status {status}")
+    (folder / "artifacts" / "train-resnet-2026-11-22-10-00-00-000000").mkdir(parents=True)
+    (folder / "pipeline.log").write_text("\n".join(lines) + "\n")
+    if "train" in (*done, failed):
+        task(folder / "work" / RUN_ID / "train", done, correct, settings)
+    return folder
+
+
+def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, Any]) -> None:
+    """The folder of a training, with what the steps that are done left in it."""
+    folder.mkdir(parents=True)
+    data = {"data": "/data/versions/aaaabbbbcccc", "output_dir": str(folder)}
+    (folder / "config.json").write_text(json.dumps(data | settings))
+    start = {"event": "start", "time": 100.0, "world_size": 2, "steps_total": 40}
+    events = [start]
+    for epoch in (1, 2):
+        at: dict[str, Any] = {"time": 100.0 + 10 * epoch, "step": 20 * epoch, "epoch": epoch}
+        events.append({"event": "step", **at, "loss": 2 / epoch, "images_per_s": 50.0 * epoch})
+        events.append({"event": "eval", **at, "loss": 1 / epoch, "accuracy": correct / 200 * epoch})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    checkpoint = step_dir(folder / "checkpoints", 40)
+    checkpoint.mkdir(parents=True)
+    (checkpoint / STATE).write_bytes(b"state")
+    sha256 = hashlib.sha256(b"state").hexdigest()
+    fields: dict[str, Any] = {"step": 40, "files": {STATE: {"sha256": sha256}}, "config": {}}
+    manifest = json.dumps(fields | {"sha256": digest_of(fields)})
+    (checkpoint / "manifest.json").write_text(manifest)
+    if "evaluate" in done:
+        (folder / "evaluation").mkdir()
+        found = evaluation(correct).model_dump_json()
+        (folder / "evaluation" / "evaluation.json").write_text(found)
+        (folder / "evaluation" / "report.html").write_text("<p>report</p>")
+        (folder / "evaluation" / "predictions.csv").write_text("path\n")
+    if "export" in done:
+        with bundle.replacing(folder) as made:
+            (made / "model.onnx").write_bytes(bytes(100_000))
+            (made / "serving").mkdir()
+            (made / "serving" / "labels.txt").write_text("a\nb\n")
+
+
+def evaluation(correct: int, **fields: Any) -> Evaluation:
+    """One of 100 samples."""
+    low, high = wilson(correct, 100)
+    measures = ("loss", "macro_precision", "macro_recall", "macro_f1", "calibration_error")
+    return Evaluation(
+        **{
+            "split": "val",
+            "samples": 100,
+            "correct": correct,
+            "accuracy": correct / 100,
+            "accuracy_low": low,
+            "accuracy_high": high,
+            **dict.fromkeys(measures, 0.5),
+            **dict.fromkeys(("top5", "roc_auc", "confusion")),
+            "classes": [],
+            "calibration": [],
+            **dict.fromkeys(("model", "checkpoint", "checkpoint_digest", "device"), "x"),
+            "image_size": 16,
+            "step": 40,
+            "seconds": 1.0,
+            "dataset_digest": "aaaabbbbcccc" + "0" * 52,
+            "samples_digest": "s",
+            **fields,
+        }
+    )

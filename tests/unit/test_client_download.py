@@ -1,0 +1,90 @@
+"""`kfp-ddp download`, from folders of runs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.cli import app
+from kfp_ddp.client.inspection import take as taking
+from kfp_ddp.client.run_files import PlacedFiles
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.destination import sha256
+from tests import run_output
+
+TRAIN = f"work/{run_output.RUN_ID}/train"
+
+
+def test_a_run_comes_with_a_bundle_that_is_whole_and_its_reports(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    to = tmp_path / "deep" / "here"
+    answer = CliRunner().invoke(app, ["download", str(run), "--output", str(to), "--json"])
+    assert answer.exit_code == 0, answer.output
+    (task,) = json.loads(answer.stdout)["tasks"]
+    assert task["bundle"] == str(to / "bundle")
+    assert bundle.digest(to / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
+    assert (to / "evaluation/report.html").read_text() == "<p>report</p>"
+    assert "<svg" in (to / "loss_curve.html").read_text()
+    assert sha256(to / "metrics.jsonl") == sha256(run / TRAIN / "metrics.jsonl")
+    assert task["checkpoint"] is None
+    assert not (to / "checkpoints").exists()
+
+
+def test_the_newest_checkpoint_comes_where_it_is_asked_for(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    kept = run / TRAIN / "checkpoints"
+    for name in ("step-99999999", "step-100000000"):
+        shutil.copytree(kept / "step-00000040", kept / name)
+    taking.take(PlacedFiles(str(run / "work" / run_output.RUN_ID)), tmp_path / "x", checkpoint=True)
+    held = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
+    assert held == ["step-100000000"]
+    assert (tmp_path / "x/checkpoints/step-100000000/state.pt").read_bytes() == b"state"
+
+
+def test_tasks_of_one_run_have_folders_of_their_own(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    shutil.copytree(run / TRAIN, run / f"{TRAIN}.2")
+    answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
+    assert answer.exit_code == 0, answer.output
+    assert (tmp_path / "to/train/bundle/_SUCCESS").exists()
+    assert (tmp_path / "to/train.2/bundle/_SUCCESS").exists()
+
+
+def test_a_damaged_bundle_leaves_nothing_here(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    (run / TRAIN / "bundle" / "model.onnx").write_bytes(b"damaged")
+    answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to" / "it")])
+    assert isinstance(answer.exception, StorageError)
+    assert "came damaged" in str(answer.exception)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_a_run_that_exported_nothing_says_so(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run", failed="evaluate")
+    answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
+    assert answer.exit_code == 0, answer.output
+    assert "no bundle: the run exported none" in answer.stdout
+    assert "predict" not in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "output", "line"),
+    [("run", "taken", "is there already"), ("early", "to", "left nothing, or was pruned")],
+)
+def test_what_cannot_be_brought_is_told_in_one_line(
+    tmp_path: Path, word: str, output: str, line: str
+) -> None:
+    run_output.make(tmp_path / "run")
+    run_output.make(tmp_path / "early", failed="preflight")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    answer = CliRunner().invoke(
+        app, ["download", str(tmp_path / word), "-o", str(tmp_path / output)]
+    )
+    assert isinstance(answer.exception, InputError)
+    assert line in str(answer.exception)
+    assert sorted(tmp_path.rglob("*")) == before
