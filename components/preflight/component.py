@@ -30,6 +30,7 @@ def preflight(
     work: str = "",
     publish: str = "",
     keep: int = 0,
+    init_from: str = "",
 ) -> NamedTuple(
     "Plan",
     [
@@ -93,6 +94,8 @@ def preflight(
         publish: How workers get the data in a pipeline that mounts no claim for it: each-node;
             empty for one that does.
         keep: Runs' folders and bundles that stay, in a pipeline that deletes old ones; 0 for all.
+        init_from: Weights to begin with, in a pipeline that asks for them; empty for none, or those
+            that training names.
 
     Returns:
         The settings of training, job, sync, gate and layout, the dataset's name, its claim and how

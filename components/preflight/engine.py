@@ -185,7 +185,7 @@ def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
     Raises:
         InputError: naming the setting.
     """
-    own = {name: BOX for name in inputs if name in TrainConfig.model_fields}
+    own = {n: BOX for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""}
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
     given = {**filled_in(inputs, TrainConfig), **training, **folders}

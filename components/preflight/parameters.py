@@ -21,7 +21,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName
 
 F = TypeVar("F", bound=Callable[..., Any])
-BOX_LEFT_OPEN = ("auto", 0)
+BOX_LEFT_OPEN = ("auto", 0, "")
 AMOUNT = QUANTITY.removeprefix("^$|")
 LAST = "last"
 """The champion that stands for the model exported last to this destination."""
@@ -149,7 +149,12 @@ def description(name: str) -> str:
     field = model.model_fields[name]
     text = field.description or ""
     open_box = "auto" if choices(name) or field.annotation is str else "0"
-    return f"{text} {open_box}: as the recipe has it." if model is TrainConfig else text
+    return f"{text} {open_box}: as the recipe has it." if _may_stay_open(model, name) else text
+
+
+def _may_stay_open(model: type[Settings], name: str) -> bool:
+    """Whether a box of the training stands for what the recipe has; a form asks for the others."""
+    return model is TrainConfig and model.model_fields[name].default != ""
 
 
 def choices(name: str) -> tuple[str, ...]:

@@ -1,0 +1,22 @@
+"""The pipeline `finetune`: `train_resnet` from weights of another training."""
+
+from typing import Any
+
+from kfp import dsl
+
+from kfp_ddp.pipelines import train_resnet
+from kfp_ddp.pipelines.forms import like_train_resnet
+from kfp_ddp.pipelines.steps import Claims
+
+
+def wire(form: dict[str, Any], claims: Claims) -> None:
+    """Train from weights that are there: a champion, a checkpoint, or those of torchvision."""
+    train_resnet.wire({**form, "recipe": "finetune"}, claims)
+
+
+finetune = dsl.pipeline(
+    name="finetune",
+    display_name="Fine-tune a network on your images",
+    description="Like train-resnet, from weights of another training, by the recipe finetune: for "
+    "hundreds to some ten thousand images.",
+)(like_train_resnet(wire, "finetune", without=("recipe",), required=("init_from",)))
