@@ -20,6 +20,7 @@ def export(
     champion_version: str = "",
     attempt: str = "",
     keep: int = 0,
+    run_id: str = "",
 ) -> NamedTuple("Exported", [("bundle", str), ("destination", str)]):
     """Export a checkpoint as a bundle that other runtimes serve, proven against the checkpoint.
 
@@ -43,6 +44,7 @@ def export(
             it is noted by it at the destination; empty for no note.
         keep: Bundles at the destination that stay, of those with such a note: the newest, the
             champion and the one it was compared with; 0 for all.
+        run_id: Of the run, which the bundle remembers.
 
     Returns:
         bundle: Folder of the bundle.

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import EXPORTED
 from kfp_ddp.components.shared import attempts, bundle
 from kfp_ddp.components.shared.champion import compared_with, move
 from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.in_use import using
+from kfp_ddp.components.shared.lineage import Lineage
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.manifest import read_manifest
@@ -39,6 +41,7 @@ def run(
     champion_version: str,
     attempt: str,
     keep: int,
+    run_id: str,
     exported_model: "dsl.Model",
     export_summary: "dsl.Markdown",
 ) -> tuple[str, str]:
@@ -57,10 +60,10 @@ def run(
         using("export", run_dir, data),
     ):
         made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))
-        folder = make(*made_of, model_name)
+        folder = make(*made_of, model_name, Lineage(run_id, champion, champion_version))
         found = task.there(folder)
         if target is not None:
-            uri, stays = publish(folder, model_name, target, expected)
+            uri, stays = publish(folder, model_name, target, expected, run_id)
             if attempt and not stays:
                 _note(f"{target.uri}/{model_name}", attempt, bundle.version(folder), expected, keep)
         _fill(folder, found, uri, stays, model_name, exported_model, export_summary)
@@ -79,7 +82,9 @@ def _note(models: str, attempt: str, version: str, champion: str, keep: int) -> 
         print(f"deleted {len(gone)} old bundle(s): {', '.join(gone)}")
 
 
-def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple[str, str]:
+def publish(
+    folder: Path, name: str, where: Destination, expected: str, run_id: str = ""
+) -> tuple[str, str]:
     """Upload a bundle and make it the champion, if that still is what it was compared with.
 
     Args:
@@ -87,6 +92,7 @@ def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple
         name: Of the model.
         where: The destination.
         expected: The version that it was compared with; '' for none.
+        run_id: Of the run that exports it.
 
     Returns:
         The bundle's URI, and why it is not the champion, '' if it is.
@@ -95,7 +101,7 @@ def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple
         KfpDdpError: it cannot be written, or arrives different.
     """
     uri, version = bundle.upload(folder, name, where), bundle.version(folder)
-    found = move(where, name, version, expected)
+    found = move(where, name, version, expected, run_id)
     if found == version:
         return uri, ""
     return uri, (
@@ -104,23 +110,33 @@ def publish(folder: Path, name: str, where: Destination, expected: str) -> tuple
     )
 
 
-def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model_name: str) -> Path:
+def make(
+    checkpoint: Path,
+    run_dir: Path,
+    samples: Path,
+    evaluation: Path,
+    model_name: str,
+    lineage: Lineage = Lineage(),  # noqa: B008
+) -> Path:
     """Make `<run_dir>/bundle`, unless it is there already, intact and of the same ingredients.
 
     `samples` is the split whose images the formats are compared on, `evaluation` the
-    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout.
+    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout, `lineage`
+    what else the bundle shall say of where it comes from.
 
     Raises:
         KfpDdpError: for input that cannot be used; a `ParityError` if a format does not agree.
     """
     result = _evaluation_of(evaluation, checkpoint)
-    ingredients = {
+    ingredients: dict[str, Any] = {
         "format": _FORMAT,
         "checkpoint": result.checkpoint_digest,
         "evaluation": sha256(evaluation),
         "model_name": model_name,
         "torch": version("torch"),
     }
+    if lineage.run_id:
+        ingredients["run_id"] = lineage.run_id
     target = run_dir / bundle.NAME
     if _made_of(target) == bundle.key(ingredients) and bundle.intact(target):
         return target
@@ -147,6 +163,7 @@ def make(checkpoint: Path, run_dir: Path, samples: Path, evaluation: Path, model
         if left_out:
             parity["left_out"] = signature["left_out"] = left_out
         config = describe.config(info, ingredients, bundle.key(ingredients))
+        config["lineage"] = lineage.record(result.dataset_digest)
         bundle.write_json(folder / "classes.json", list(info.classes))
         bundle.write_json(folder / "signature.json", signature)
         bundle.write_json(folder / "config.json", config)
@@ -219,6 +236,8 @@ def _fill(
         "digest": digest,
         "checkpoint_digest": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,
+        "run_id": content["config"].get("lineage", {}).get("run_id", ""),
+        "champion_version": content["config"].get("lineage", {}).get("champion_version", ""),
         "framework": "PyTorch",
         "architecture": result.model,
         "formats": ", ".join(weights),
@@ -233,6 +252,7 @@ def _fill(
     # The artifact's own object points to the bundle: its URI is KFP's to give.
     Path(model.path).parent.mkdir(parents=True, exist_ok=True)
     Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    (folder.parent / EXPORTED).write_text(json.dumps(described, indent=1) + "\n")
     where = f"{uri or place}, digest {digest}"
     text = card.markdown(model_name, [where, stays], weights, content["parity"], content["latency"])
     Path(summary.path).write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import succession
 from kfp_ddp.components.shared.bundle import MANIFEST, SUCCESS, WEIGHTS, listed_in
 from kfp_ddp.components.shared.destination import (
     Destination,
@@ -143,7 +144,7 @@ def pointed_at(where: Destination, name: str = "") -> str:
     return _version_in(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
 
 
-def move(where: Destination, name: str, version: str, expected: str) -> str:
+def move(where: Destination, name: str, version: str, expected: str, by: str = "") -> str:
     """Make CHAMPION name `version` if it names `expected` now, or is absent where that is ''.
 
     Args:
@@ -151,6 +152,7 @@ def move(where: Destination, name: str, version: str, expected: str) -> str:
         name: Of the model.
         version: An uploaded one.
         expected: What it was compared with.
+        by: Who asks: the run that exported it, promote or rollback.
 
     Returns:
         What CHAMPION names after that: `version`, or what came first.
@@ -168,6 +170,8 @@ def move(where: Destination, name: str, version: str, expected: str) -> str:
         return None if found == named else f"{version}\n".encode()
 
     where.update(file, change)
+    if named == version:
+        succession.note(where, name, version, expected, by)
     return named
 
 

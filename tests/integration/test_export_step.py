@@ -19,6 +19,7 @@ from kfp_ddp.components.export.component import export
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
 from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.lineage import Lineage
 
 FILES = [
     "MANIFEST.sha256",
@@ -53,6 +54,7 @@ def made(
         trained_dataset / "val",
         run_dir / "evaluation" / "evaluation.json",
         "squares",
+        Lineage("run-1", "gs://models/squares", "c" * 12),
     )
     return run_dir
 
@@ -69,6 +71,7 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
         "dataset_path": str(dataset),
         "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
         "model_name": "squares",
+        "run_id": "run-1",
         "exported_model": dsl.Model(name="model", uri=str(out / "model")),
         "export_summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
     }
@@ -150,6 +153,22 @@ def test_what_is_written_of_the_model_is_true(made: Path) -> None:
     assert "dims: [ 3, 16, 16 ]" in configured
 
 
+def test_a_bundle_says_of_which_run_data_and_settings_it_is_and_what_it_was_compared_with(
+    made: Path,
+) -> None:
+    config = json.loads((made / "bundle" / "config.json").read_text())
+    metrics = json.loads((made / "bundle" / "metrics.json").read_text())
+    lineage = config["lineage"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lineage.pop("exported_at"))
+    assert lineage == {
+        "run_id": "run-1",
+        "champion": "gs://models/squares",
+        "champion_version": "c" * 12,
+        "dataset_digest": metrics["dataset_digest"],
+    }
+    assert config["training"]["model"] == config["model"]
+
+
 def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -> None:
     card = (made / "bundle" / "README.md").read_text()
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
@@ -184,6 +203,7 @@ def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
     assert bundle.intact(there)
     metadata = given["exported_model"].metadata
     assert (metadata["uri"], metadata["digest"]) == (uri, digest)
+    assert (metadata["run_id"], metadata["champion_version"]) == ("run-1", "c" * 12)
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()

@@ -39,12 +39,13 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
         return {blob.name: (blob.download_as_bytes(), blob.time_created) for blob in blobs}
 
     first = there()
+    succession = {name: first[name][0] for name in ["exports/squares/CHAMPIONS"]}
     prefix = uri.removeprefix("gs://models/") + "/"
     pointer = f"{bundle.digest(sealed)[:12]}\n".encode()
     assert first["exports/squares/CHAMPION"][0] == pointer
     assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
         name: (sealed / name).read_bytes() for name in bundle.files(sealed)
-    } | {"exports/squares/CHAMPION": pointer}
+    } | {"exports/squares/CHAMPION": pointer, **succession}
     assert publish(sealed, "squares", where, "") == (uri, "")
     assert there() == first
 
@@ -75,9 +76,9 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
     publish(sealed, "squares", open_destination("gs://models"), "")
-    last = [name.rpartition("/")[2] for name in strict.order[-3:]]
-    assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION"]
-    assert len(strict.order) == len(bundle.files(sealed)) + 1
+    last = [name.rpartition("/")[2] for name in strict.order[-4:]]
+    assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION", "CHAMPIONS"]
+    assert len(strict.order) == len(bundle.files(sealed)) + 2
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
