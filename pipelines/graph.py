@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.pipelines import document
 
 DEEPEST = 20
 
@@ -41,39 +40,15 @@ class Node:
         return ", ".join(filter(None, (label, self.note)))
 
 
-def read(file: Path) -> dict[str, Any]:
-    """The specification in a compiled pipeline.
-
-    Raises:
-        InputError: it cannot be read, or is none.
-    """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        with file.open(encoding="utf-8") as opened:
-            documents = list(yaml.load_all(opened, Loader=loader))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        documents = []
-    for document in documents:
-        if isinstance(document, dict) and isinstance(document.get("root"), dict):
-            return document
-    raise InputError(
-        f"{file} is no compiled pipeline: give the YAML that `kfp-ddp compile` or kfp's compiler "
-        "wrote"
-    )
-
-
 def nodes(file: Path) -> tuple[Node, ...]:
     """What a compiled pipeline does, in an order that follows dependencies.
 
     Raises:
         InputError: the file is no compiled pipeline.
     """
-    specification = read(file)
+    spec = document.read(file).spec
     try:
-        tasks = specification["root"]["dag"]["tasks"]
-        return _level(tasks, specification.get("components", {}), DEEPEST)
+        return _level(spec["root"]["dag"]["tasks"], spec.get("components", {}), DEEPEST)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise InputError(
             f"{file} is no pipeline that can be drawn ({type(error).__name__}: {error}); "

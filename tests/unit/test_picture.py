@@ -147,17 +147,22 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\x00\x01{{{", "is no compiled pipeline"),
+        (b"\x00\x01{{{", "is no YAML"),
         (b"kind: Workflow\nspec: {}\n", "is no compiled pipeline"),
         (b"- 1\n", "is no compiled pipeline"),
-        (b"root: {dag: {tasks: {a: {}}}}\n", "is no pipeline that can be drawn"),
-        (b"root: {dag: 3}\n", "is no pipeline that can be drawn"),
         (
+            b"pipelineInfo: {name: p}\nroot: {dag: {tasks: {a: {}}}}\n",
+            "is no pipeline that can be drawn",
+        ),
+        (b"root: {dag: 3}\n", "is no compiled pipeline"),
+        (
+            b"pipelineInfo: {name: p}\n"
             b"root: {dag: {tasks: {a: {componentRef: {name: c}, dependentTasks: [a]}}}}\n"
             b"components: {c: {}}\n",
             "is no pipeline that can be drawn",
         ),
         (
+            b"pipelineInfo: {name: p}\n"
             b"root: {dag: &d {tasks: {a: {componentRef: {name: c}}}}}\n"
             b"components: {c: {dag: *d}}\n",
             "groups in groups without end",
