@@ -5,12 +5,15 @@ made from the models of settings and the signatures of components: text between
 
     <!-- settings: training.config.TrainConfig -->   and   <!-- /settings -->
     <!-- inputs: train -->                           and   <!-- /inputs -->
+    <!-- command: schedule -->                       and   <!-- /command -->
+    <!-- once: config.Config -->                     and   <!-- /once -->
 
 The names of torchvision's classifiers are in a file of their own, so that no torch is needed.
 Our images are tagged with the version of the package wherever they are named.
 """
 
 import ast
+import dataclasses
 import importlib
 import json
 import re
@@ -29,14 +32,14 @@ ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
 PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
 NAMES = ROOT / "training" / "torchvision_names.py"
-DOCUMENTS = ("README.md", "training/README.md", "components/*/README.md")
+DOCUMENTS = ("README.md", "docs/*.md", "training/README.md", "components/*/README.md")
 NAMING_IMAGES = (
     *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
     *(".ci/run", "benchmarks/*.py", "tests/**/*.py"),
 )
 NOT_CHECKED = ("bucket_secret",)
 IMAGE = re.compile(r"((?:kfp-ddp/(?:launcher|trainer)|\$image):)\d[\w.+-]*\w")
-BLOCK = re.compile(r"(<!-- (settings|inputs): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
+BLOCK = re.compile(r"(<!-- (settings|inputs|command|once): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
 TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 
 
@@ -110,7 +113,7 @@ def _wrapped(text: str) -> str:
 
 
 def _block(found: re.Match[str]) -> str:
-    lines = (settings_table if found[2] == "settings" else inputs_table)(found[3])
+    lines = TABLES[found[2]](found[3])
     return found[1] + "\n".join(lines) + "\n" + found[4]
 
 
@@ -143,6 +146,59 @@ def inputs_table(name: str) -> list[str]:
         kind = closed or TYPES.get(kind, kind.lower())
         lines.append(f"| `{one}` | {kind} | {default} | {text} |")
     return lines
+
+
+def once_table(path: str) -> list[str]:
+    """What is set once: the fields of a dataclass, with the variables that set them."""
+    from kfp_ddp.config import PREFIX
+
+    lines = ["| Setting | In the environment | Default | Meaning |"]
+    lines.append("|---|---|---|---|")
+    for field in dataclasses.fields(_named(path)):
+        variables = [PREFIX + field.name.upper(), field.metadata.get("variable")]
+        told = ", ".join(f"`{each}`" for each in variables if each)
+        text = _cell(field.metadata["description"])
+        lines.append(f"| `{field.name}` | {told} | {_value(field.default)} | {text} |")
+    return lines
+
+
+def command_tables(name: str) -> list[str]:
+    """The options of a command, or of each one of a group."""
+    import click
+
+    module = importlib.import_module(f"kfp_ddp.commands.{name.replace('-', '_')}")
+    group: click.Command = module.command
+    within = group.commands if isinstance(group, click.Group) else {"": group}
+    lines = [] if within == {"": group} else ["", _cell(group.help)]
+    for sub, command in within.items():
+        title = f"kfp-ddp {name} {sub}".rstrip()
+        context = click.Context(command, info_name=title, terminal_width=1000)
+        lines += ["", f"`{command.get_usage(context).partition(' ')[2]}`", ""]
+        lines += [_cell((command.help or "").partition("\n\n")[0]), ""]
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        lines += ["| Option | Default | What |", "|---|---|---|"] if options else []
+        for option in options:
+            names = ", ".join(f"`{each}`" for each in (*option.opts, *option.secondary_opts))
+            shown = option.default if isinstance(option.default, str | int | float) else ""
+            default = "" if option.is_flag and not option.default else _value(shown)
+            if not option.hidden:
+                text = _cell(option.help) + _of(option.type)
+                lines.append(f"| {names} | {default} | {text} |")
+    return lines
+
+
+def _of(kind: object) -> str:
+    """What an option may be, where that is a choice."""
+    choices = ", ".join(f"`{each}`" for each in getattr(kind, "choices", ()) if each)
+    return f" One of {choices}." if choices else ""
+
+
+TABLES = {
+    "settings": settings_table,
+    "inputs": inputs_table,
+    "once": once_table,
+    "command": command_tables,
+}
 
 
 def _named(path: str) -> Any:

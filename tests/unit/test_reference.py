@@ -65,7 +65,22 @@ def test_stale_text_is_named_and_written_anew(
     assert reference.main([]) == 0
     assert reference.main(["--check"]) == 0
     text = readme.read_text()
-    assert "old" not in text
+    assert "\nold\n" not in text
     assert "| `accuracy` | float | required | Accuracy of the model" in text
     assert text.startswith("a\n")
     assert text.endswith("\nb\n")
+
+
+def test_the_options_of_a_command_stand_in_a_table_with_choices_and_defaults() -> None:
+    rows = reference.command_tables("install")
+    told = {row.split("`")[1]: row for row in rows if row.startswith("| `--")}
+    assert told["--claims"].startswith("| `--claims` | `both` | both for train_resnet, data for ")
+    assert told["--claims"].endswith(" One of `both`, `data`, `none`. |")
+    assert told["--dry-run"].startswith("| `--dry-run` |  | Let the server say")
+
+
+def test_what_is_set_once_is_told_with_the_variables_that_set_it() -> None:
+    rows = reference.once_table("config.Config")
+    told = {row.split("`")[1]: row for row in rows[2:]}
+    assert told["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_ENDPOINT` |  | Addr")
+    assert "| `kubeflow` |" in told["kfp_namespace"]
