@@ -84,7 +84,8 @@ class Steps:
         self.keep = {"keep": form["keep"]} if "keep" in form else {}
         self.at = {} if claims.work else {"work_dir": self.work}
         # Not in the group: where a claim is missing, the pod of teardown could not start either.
-        each = {} if claims.data else {"publish": "each-node"}
+        each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
+        each |= {} if claims.data else {"publish": "each-node"}
         first = pods.waiting(preflight(**self.form, **each).set_caching_options(False))
         self.plan = self.with_bucket(first).outputs
 
@@ -132,7 +133,7 @@ class Steps:
             **self.keep,
         )
         self.mounted(last, None)
-        pods.waiting(last if self.claims.work else self.with_bucket(last))
+        pods.waiting(self.with_bucket(last))
         return dsl.ExitHandler(last, name=name)
 
     def data(self) -> Data:

@@ -1,11 +1,15 @@
 """The gate step: accuracy and evaluation in, verdict out. A failed gate is not a failed step."""
 
+import contextlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict_of
 from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared.champion import Champion, find
@@ -38,9 +42,12 @@ def run(
     checked = Rules.create(**rules)
     with opened(evaluation.rpartition("/")[0], "gate") as folder:
         here = str(folder.file(evaluation)) if evaluation else ""
-        checks, version = judge(checked, accuracy, here, champion)
-    blessed, reason = verdict_of(checks)
-    Path(gate_verdict.path).write_text(markdown(blessed, checks), encoding="utf-8")
+        judged = judge(checked, accuracy, here, champion)
+        version = judged.champion
+        blessed, reason = verdict_of(judged.checks)
+        if here:
+            _record(Path(here), judged, blessed, reason)
+    Path(gate_verdict.path).write_text(markdown(blessed, judged.checks), encoding="utf-8")
     gate_verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})
     print(reason)
     if attempt and not blessed:
@@ -49,8 +56,32 @@ def run(
     return Judged(blessed, version)
 
 
-def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> tuple[list[Check], str]:
-    """Apply the rules; what came of each, and the champion's version, '' where there is none.
+class Judgement(NamedTuple):
+    """What came of each rule, and the champion: its version, and its accuracy on these samples."""
+
+    checks: list[Check]
+    champion: str = ""
+    champion_accuracy: float | None = None
+
+
+def _record(evaluation: Path, judged: Judgement, blessed: bool, reason: str) -> None:
+    """Leave the verdict beside the evaluation, for who tells of the run; a folder may refuse it."""
+    found = Evaluation.read(evaluation)
+    said = {
+        "blessed": blessed,
+        "reason": reason,
+        "model": found.model,
+        "accuracy": found.accuracy,
+        "dataset_digest": found.dataset_digest,
+        "champion": judged.champion,
+        "champion_accuracy": judged.champion_accuracy,
+    }
+    with contextlib.suppress(OSError), atomic_write(evaluation.with_name(VERDICT)) as file:
+        file.write(json.dumps(said, indent=1).encode())
+
+
+def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> Judgement:
+    """Apply the rules.
 
     Raises:
         InputError: for a rule that lacks what it compares with, or a file that cannot be used.
@@ -71,32 +102,36 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> tupl
         )
     checks = own_checks(rules, accuracy, found)
     if not champion or found is None:
-        return checks, ""
+        return Judgement(checks)
     held = find(champion)
     if held is None:
         must = rules.champion_must_exist
         checks.append(Check(not must, f"there is no champion at {champion} yet"))
-        return checks, ""
-    return checks + _against(rules, found, Path(evaluation).parent, held), held.version
+        return Judgement(checks)
+    compared, theirs = _against(rules, found, Path(evaluation).parent, held)
+    return Judgement(checks + compared, held.version, theirs)
 
 
-def _against(rules: Rules, challenger: Evaluation, folder: Path, held: Champion) -> list[Check]:
-    """The comparison with the champion."""
+def _against(
+    rules: Rules, challenger: Evaluation, folder: Path, held: Champion
+) -> tuple[list[Check], float | None]:
+    """The comparison with the champion, and its accuracy where the two compare."""
     again = None
     if not held.evaluation.same_samples(challenger):
         again = _evaluated_again(folder / AGAIN, held, challenger)
         if again is None:
-            return [Check(False, incomparable(held, challenger))]
+            return [Check(False, incomparable(held, challenger))], None
     hits = None
     if rules.max_p_value < 1:
-        theirs = again.read_hits(folder / AGAIN) if again is not None else held.predictions()
-        hits = (challenger.read_hits(folder), theirs)
+        its = again.read_hits(folder / AGAIN) if again is not None else held.predictions()
+        hits = (challenger.read_hits(folder), its)
     note = ""
     if again is not None:
         note = f" (champion {held.version} re-evaluated on this split: {again.accuracy:.4f})"
     elif not challenger.of_known_content:
         note = " (their samples have the same names; neither side knows a digest of them)"
-    return champion_checks(rules, challenger, again or held.evaluation, hits, note)
+    theirs = again or held.evaluation
+    return champion_checks(rules, challenger, theirs, hits, note), theirs.accuracy
 
 
 def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Evaluation | None:

@@ -29,6 +29,7 @@ def preflight(
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
     work: str = "",
     publish: str = "",
+    run_id: str = "",
     keep: int = 0,
     init_from: str = "",
 ) -> NamedTuple(
@@ -93,6 +94,8 @@ def preflight(
         work: Prefix of a bucket for the runs' folders, in place of work_claim; empty for that.
         publish: How workers get the data in a pipeline that mounts no claim for it: each-node;
             empty for one that does.
+        run_id: Id of the pipeline run, for those who are told where it is refused; empty to tell
+            nobody.
         keep: Runs' folders and bundles that stay, in a pipeline that deletes old ones; 0 for all.
         init_from: Weights to begin with, in a pipeline that asks for them; empty for none, or those
             that training names.

@@ -36,6 +36,7 @@ from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import amount
+from kfp_ddp.components.shared.notify import Notification, refusals_told
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.batches import check_divides
@@ -74,6 +75,7 @@ class Plan(NamedTuple):
 
 
 @step
+@refusals_told
 def run(inputs: dict[str, Any]) -> Plan:
     """Check all, write what will run, and return it as the later steps take it.
 
@@ -201,7 +203,8 @@ def _job(
         InputError: naming the setting.
     """
     own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), BOX)}
-    job, supervision, steps = split("job", parameters.job, *SUBJECTS["job"], own=own)
+    job, supervision, steps, told = split("job", parameters.job, *SUBJECTS["job"], own=own)
+    Notification.create(**told)
     Supervision.create(**supervision)
     check_backend(parameters.backend, inputs["nodes"])
     kind = "pytorchjob" if parameters.backend == "local" else parameters.backend

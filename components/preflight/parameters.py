@@ -16,6 +16,7 @@ from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
+from kfp_ddp.components.shared.notify import Notification
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName
@@ -128,7 +129,7 @@ MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)
 """Who has the text of a box, in the order of asking."""
 SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
-    "job": (LaunchSpec, Supervision, StepResources),
+    "job": (LaunchSpec, Supervision, StepResources, Notification),
     "sync": (Dataset, SyncSettings),
     "gate": (Rules,),
 }

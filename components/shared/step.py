@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +19,8 @@ NETRC = "/var/run/secrets/kfp-ddp/netrc"
 """The same with the logins at web servers, a key of the same secret."""
 
 HIDDEN = "(not recorded)"
+
+EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def step(run: Callable[P, R]) -> Callable[P, R]:
@@ -43,6 +46,29 @@ def adopt_secrets() -> None:
     for name, path in (("GOOGLE_APPLICATION_CREDENTIALS", KEY), ("NETRC", NETRC)):
         if os.path.exists(path):
             os.environ.setdefault(name, path)
+
+
+def secret(key: str) -> str:
+    """What a key of the bucket's secret holds: the mounted file, else the variable of this name.
+
+    Args:
+        key: A plain name.
+
+    Returns:
+        The text without white space around it; '' where there is no such key.
+    """
+    try:
+        return (Path(KEY).parent / key).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return os.environ.get(key, "").strip()
+
+
+def last_error(log: str) -> str:
+    """What a failed step said of it in its log: its `error:` line, else its exception, else ''."""
+    lines = [line.strip() for line in log.splitlines()]
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    raised = [line for line in lines if EXCEPTION.match(line)]
+    return next(iter(said[-1:] + raised[:1]), "")
 
 
 def write_job(artifact: Any, job: dict[str, Any]) -> None:

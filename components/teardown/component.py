@@ -16,7 +16,8 @@ def teardown(
     Args:
         run_id: Id of the pipeline run.
         backend: As given to train; local looks for processes alone, any other for jobs too.
-        job: As given to train; its keep_runs is how many folders of runs stay.
+        job: As given to train; its keep_runs is how many folders of runs stay, and who is told of
+            the end stands in notify_webhook and the like.
         work_dir: Folder, or bucket's prefix, that holds the folder of the run, as given to train.
         keep: Folders of runs that stay, where job has no keep_runs; 0 for all.
 

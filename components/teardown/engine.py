@@ -14,14 +14,16 @@ from kfp_ddp.components.shared.launch.identity import RUN
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
+from kfp_ddp.components.shared.notify import Notification, send
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import is_address
+from kfp_ddp.components.teardown.came_to import outcome
 from kfp_ddp.components.teardown.old_runs import InBucket, OnClaim, Runs, tasks
 from kfp_ddp.components.train.settings import Supervision
 
 
 @step
-def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int) -> str:
+def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
     """End what the run left and say so in one line; nothing to do is fine.
 
     Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
@@ -34,6 +36,13 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
     """
     check_run_id(run_id)
     work = folders.work_dir(work_dir)
+    try:
+        return _ended(run_id, backend, job, work, keep)
+    finally:
+        _tell(run_id, job, work)
+
+
+def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
     runs: Runs = InBucket(work) if is_address(work) else OnClaim(Path(work))
     ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
     if backend != "local":
@@ -46,6 +55,17 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
     said = "; ".join(ended) or "nothing was left to end"
     print(said, flush=True)
     return said
+
+
+def _tell(run_id: str, job: Mapping[str, Any], work: str) -> None:
+    """Tell who wants to know what the run came to; whatever stands against it is said, no more."""
+    try:
+        notification = Notification.among(job)
+        if notification.keys:
+            found = outcome(run_id, work, notification.link(run_id))
+            print(*send(notification, found), sep="\n", flush=True)
+    except Exception as error:  # noqa: BLE001 - a run that ended well stays one
+        print(f"warning: nobody was told of the run's end: {error}", flush=True)
 
 
 def _processes(run_dir: Path) -> list[str]:

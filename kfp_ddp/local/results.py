@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -12,9 +11,8 @@ from typing import Any
 
 from kfp_ddp.components.shared.launch.training_progress import TrainingProgress, clock
 from kfp_ddp.components.shared.pictures import read_events
+from kfp_ddp.components.shared.step import last_error as error_in
 from kfp_ddp.local.screen import bar
-
-EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def progress(output: Path) -> str:
@@ -63,11 +61,8 @@ def images_per_second(output: Path) -> float:
 
 
 def last_error(log: Path) -> str:
-    """What the failed step said of it: its `error:` line, else its exception, else ''."""
-    lines = [line.strip() for line in log.read_text().splitlines()]
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    raised = [line for line in lines if EXCEPTION.match(line)]
-    return next(iter(said[-1:] + raised[:1]), "")
+    """What the failed step said of it; '' for nothing."""
+    return error_in(log.read_text())
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Ending:
 
     def cancelled(self) -> bool:
         """Whether the run was terminated: nobody wants the job any more."""
-        return any(_terminated(each) for each in self._objects())
+        return any(terminated(each) for each in self._objects())
 
     def evicted(self) -> bool:
         """Whether this step's own pod is being deleted; it will be run again."""
@@ -191,7 +191,8 @@ def _tell_kubernetes(said: str) -> None:
             path.write_text(said)
 
 
-def _terminated(item: Object) -> bool:
+def terminated(item: Object) -> bool:
+    """Whether it is the Workflow of a run that was cancelled."""
     spec = item.get("spec") or {}
     if "containers" in spec:
         return False
