@@ -122,3 +122,21 @@ def test_wilson_against_published_values() -> None:
     assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
+
+
+def test_sums_are_exact_and_on_the_device() -> None:
+    held = {n: v for n, v in vars(Tally(3, torch.device("meta"))).items() if isinstance(v, Tensor)}
+    assert {n: (v.dtype, v.device.type) for n, v in held.items()} == {
+        "_loss": (torch.float64, "meta"),
+        "_top5": (torch.int64, "meta"),
+        "_pairs": (torch.int64, "meta"),
+        "_bins": (torch.float64, "meta"),
+    }
+
+
+def test_a_mean_is_over_classes_that_were_there_or_were_predicted() -> None:
+    """Class 1 was only predicted, class 2 was there once, class 3 neither."""
+    counts = Tally(4)
+    counts.update(10 * torch.eye(4)[[0, 0, 1, 2]], torch.tensor([0, 0, 0, 2]))
+    results = counts.per_class(["a", "b", "c", "d"])
+    assert counts.macro(results) == pytest.approx((2 / 3, (2 / 3 + 1) / 3, (0.8 + 1) / 3))

@@ -95,3 +95,21 @@ def test_more_scores_than_are_kept_give_no_roc_and_hold_no_more_memory(
     assert tally.roc() is None
     assert tally.kept_scores == 0
     assert tally.samples == 600
+
+
+def test_the_curve_begins_before_the_highest_score_and_ends_at_the_lowest() -> None:
+    logits, targets = drawn(5000, 2, 1.0, 3)
+    tally = Tally(2)
+    tally.update(logits, targets)
+    roc = tally.roc()
+    assert roc is not None
+    odds = logits.double()[:, 1] - logits.double()[:, 0]
+    assert roc.threshold[0] == 1.0
+    assert roc.threshold[1] == pytest.approx(float(odds.max().sigmoid()), abs=1e-12)
+    assert roc.threshold[-1] == pytest.approx(float(odds.min().sigmoid()), abs=1e-12)
+
+
+def test_the_area_is_that_of_all_pairs_of_a_million() -> None:
+    """Each side is one score, so that the count is known: the positives are counted in parts."""
+    positive = torch.zeros((1 << 20) + 2, dtype=torch.float64)
+    assert measure._area(torch.tensor([-1.0, 0.0], dtype=torch.float64), positive) == 0.75
