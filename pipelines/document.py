@@ -26,8 +26,18 @@ class Document(NamedTuple):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The parameters of its form, as the compiler describes them."""
-        found: Mapping[str, Any] = self.spec["root"].get("inputDefinitions", {})
-        return found.get("parameters", {})
+        found: Mapping[str, Any] = (
+            self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
+        )
+        return found
+
+    def programs(self) -> dict[str, str]:
+        """The commands of its steps, by the labels of their executors."""
+        executors = self.spec.get("deploymentSpec", {}).get("executors", {})
+        return {
+            label: " ".join(each.get("container", {}).get("command", []))
+            for label, each in executors.items()
+        }
 
     def body(self) -> dict[str, Any]:
         """Both as the API of KFP takes them in one object."""
@@ -69,6 +79,19 @@ def parsed(text: str, called: str) -> Document:
         raise InputError(f"{called} is no compiled pipeline, {wrong}: {NO_PIPELINE}")
     spec, *others = documents
     return Document(spec, others[0] if others else {})
+
+
+def of_api(spec: Mapping[str, Any], called: str) -> Document:
+    """The pipeline as the API of KFP tells it.
+
+    Raises:
+        InputError: it tells none; naming what it is called.
+    """
+    inner = spec.get("pipeline_spec", spec)
+    wrong = _what_is_wrong([inner])
+    if wrong:
+        raise InputError(f"{called} is no pipeline of KFP 2, {wrong}")
+    return Document(inner, spec.get("platform_spec", {}))
 
 
 def _what_is_wrong(documents: list[Any]) -> str:

@@ -1,6 +1,7 @@
 """Settings as a person gives them: `key=value` on the command line, and a file of them."""
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ class Form:
     def __init__(self, pipeline: Document) -> None:
         self.parameters = pipeline.parameters
         # What our components take under these names, they check by these models.
-        ours = any("kfp_ddp.components" in command for command in _commands(pipeline.spec))
+        ours = any("kfp_ddp.components" in each for each in pipeline.programs().values())
         self.subjects = {
             name: models for name, models in SUBJECTS.items() if ours and self._is(name, "STRUCT")
         }
@@ -170,6 +171,12 @@ def form_of(name: str) -> Form:
     return Form(read_document(COMPILED / f"{name}.yaml"))
 
 
+def named_after(source: str) -> str:
+    """A model's name, after the last folder of its source."""
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").rpartition("/")[2])
+    return last.strip("._-")[:63] or "photographs"
+
+
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of the pipeline with others over them, setting by setting."""
     both = {**under, **over}
@@ -178,17 +185,14 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _commands(spec: Mapping[str, Any]) -> Iterable[str]:
-    executors = spec.get("deploymentSpec", {}).get("executors", {})
-    for executor in executors.values():
-        yield from executor.get("container", {}).get("command", [])
-
-
 def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
-    """With the text of a model's file, and the whole path of weights to begin with."""
+    """With the texts of files of code, and the whole path of weights to begin with."""
     training = arguments.get("training", {})
-    found = model_file.with_code({"model": arguments.get("model", ""), **training})
-    more = {"model_code": found["model_code"]} if "model_code" in found else {}
+    boxes = {name: arguments[name] for name in ("model", "script") if name in arguments}
+    found = model_file.with_code({**boxes, **training})
+    if "script" in boxes:
+        arguments = {**arguments, "script": found.pop("script")}
+    more = {name: found[name] for name in ("model_code", "script") if name in found}
     if training.get("init_from") and Path(training["init_from"]).exists():
         more["init_from"] = str(Path(training["init_from"]).resolve())
     return {**arguments, "training": {**training, **more}} if more else arguments

@@ -1,6 +1,5 @@
 """Runs of a KFP server: to find one by what a person types, and what is told of each."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -99,8 +98,7 @@ def spec_of(client: "kfp.Client", run: "V2beta1Run") -> Mapping[str, Any] | None
 
 def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
     """What a run was given."""
-    given = run.runtime_config and run.runtime_config.parameters
-    return json.loads(json.dumps(given or {}))
+    return dict((run.runtime_config and run.runtime_config.parameters) or {})
 
 
 def started(run: "V2beta1Run") -> datetime | None:

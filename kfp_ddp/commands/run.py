@@ -1,20 +1,30 @@
-"""`kfp-ddp run`: the pipeline on photographs of one's own."""
+"""`kfp-ddp run`: the pipeline on photographs of one's own, here or on KFP."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from kfp_ddp.client.connection import Connection
+from kfp_ddp.commands.options import configured, connected
+
+if TYPE_CHECKING:
+    from kfp_ddp.pipelines.document import Document
+
+OF_THE_RUN = ("experiment", "pipeline_root", "service_account")
+OF_THE_IMAGES = ("registry", "launcher_image", "trainer_image")
+HERE = ("output", "ranks")
+ON_KFP = ("pipeline", "gpus", "name", "follow", "wait", "dry_run")
 
 
 @click.command("run")
 @click.argument("source")
 @click.option("--local", is_flag=True, help="Run on this machine, without a cluster.")
 @click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("run-output"),
-    show_default=True,
-    help="Folder for the copied data and the results: a new one, or that of an earlier run.",
+    "--pipeline",
+    default="",
+    help="Pipeline to run on SOURCE: one of ours, or one that was uploaded, as NAME or "
+    "NAME@VERSION.  [default: train_resnet]",
 )
 @click.option(
     *("--set", "words"),
@@ -28,33 +38,59 @@ import click
     type=click.Path(path_type=Path, dir_okay=False),
     help="YAML file of such settings, under those of --set.",
 )
-@click.option("--ranks", type=click.IntRange(1), help="Processes that train.  [default: by cores]")
+@click.option("--gpus", type=click.IntRange(0), help="GPUs of each node; as gpus_per_node.")
+@click.option("--name", default="", help="Name of the run.  [default: by model and time]")
+@click.option("--follow", is_flag=True, help="Show its steps until it ends; 1 if it failed.")
+@click.option("--wait", is_flag=True, help="Wait in silence until it ends; 1 if it failed.")
+@click.option("--dry-run", is_flag=True, help="Check all and print what would be sent.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --local, folder for the copied data and the results: a new one, or that of an "
+    "earlier run.  [default: run-output]",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    help="With --local, processes that train.  [default: by cores]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary alone, as JSON.")
-def command(
+@configured(*OF_THE_RUN, "destination", *OF_THE_IMAGES)
+@connected
+def command(connection: Connection, source: str, local: bool, **options: Any) -> None:
+    """Train on SOURCE: gs://, s3://, az:// or hf://, with a folder for each class, or run FILE.
+
+    With --local SOURCE may be a folder of photographs, and what nobody sets is chosen by what is
+    there: images, cores, memory and GPU. FILE is the YAML of any compiled pipeline, whose
+    parameters all are given by --set and -f. All are checked before anything is sent; the run goes
+    on when this command is interrupted.
+
+    \b
+    kfp-ddp run ./photos --local --set epochs=20 --set model=resnet18
+    kfp-ddp run gs://bucket/flowers --gpus 1 --set epochs=30 --follow
+    kfp-ddp run my_pipeline.yaml --set rounds=3
+    """
+    others = ON_KFP if local else HERE
+    if given := [name for name in others if options[name]]:
+        from kfp_ddp.base.errors import InputError
+
+        flag = f"--{given[0].replace('_', '-')}"
+        where = "of a run on KFP: leave it out with --local" if local else "of a run with --local"
+        raise InputError(f"{flag} is {where}")
+    if local:
+        _here(source, **{name: options[name] for name in (*HERE, "words", "file", "as_json")})
+    else:
+        _on_kfp(connection, source, options)
+
+
+def _here(
     source: str,
-    local: bool,
-    output: Path,
+    output: Path | None,
     words: tuple[str, ...],
     file: Path | None,
     ranks: int | None,
     as_json: bool,
 ) -> None:
-    """Train on SOURCE: a folder of photographs, or gs:// or s3://, with a folder for each class.
-
-    What nobody sets is chosen by what is there: images, cores, memory and GPU.
-
-    kfp-ddp run ./photos --local --set epochs=20 --set model=resnet18
-    """
-    from kfp_ddp.base.errors import InputError
-
-    if not local:
-        import kfp_ddp
-
-        yaml = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
-        raise InputError(
-            "runs on a cluster are started in its own UI as yet: give --local to run here, or "
-            f"upload {yaml} (Pipelines, Upload pipeline)"
-        )
     from kfp_ddp.local.installed import require
 
     require("local")
@@ -62,10 +98,113 @@ def command(
     from kfp_ddp.local.results import example, shown
     from kfp_ddp.local.session import conduct
 
-    def begin() -> dict[str, Any]:
-        return train(source, output.resolve(), words, file, ranks or 0)
+    folder = output or Path("run-output")
 
-    summary = conduct(begin, output, as_json)
+    def begin() -> dict[str, Any]:
+        return train(source, folder.resolve(), words, file, ranks or 0)
+
+    summary = conduct(begin, folder, as_json)
     if "bundle" in summary and not as_json:
-        picture = example(output)
+        picture = example(folder)
         click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")
+
+
+def _on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
+    import contextlib
+
+    from kfp_ddp.client import submission
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.follow import check_success, until_over
+
+    as_json, staying = options["as_json"], options["follow"] or options["wait"]
+    with contextlib.ExitStack() as stack:
+        pipeline, version = _of_this_machine(word, options), None
+        if pipeline is None:
+            client = stack.enter_context(open_client(connection))
+            pipeline, version = submission.of_server(client, options["pipeline"])
+        boxes = _boxes(word, pipeline, options)
+        given = submission.arguments(pipeline, options["file"], options["words"], boxes)
+        name = options["name"] or submission.name_of_a_run(pipeline, given)
+        once = {each: options[each] for each in OF_THE_RUN}
+        made = submission.Submission(pipeline, version, name, arguments=given, **once)
+        if options["dry_run"]:
+            _print(made.document(), as_json)
+            return
+        if version is None:
+            client = stack.enter_context(open_client(connection))
+        run = made.send(client)
+        page = connection.run_page(run.run_id)
+        click.echo(f"{name} begins: {page or run.run_id}", err=as_json)
+        if staying:
+            run = until_over(client, connection, run.run_id, options["wait"], as_json)
+        elif not as_json:
+            click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --watch")
+        if as_json:
+            told = {"run_id": run.run_id, "state": run.state, "page": page, **made.document()}
+            _print(told, as_json)
+        if staying:
+            check_success(run)
+
+
+def _of_this_machine(word: str, options: dict[str, Any]) -> "Document | None":
+    """The pipeline of a file, or one of ours; None where the server has to be asked.
+
+    Raises:
+        InputError: the file is none, or is given beside another.
+    """
+    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.client import submission
+    from kfp_ddp.pipelines.images import Images
+
+    if not submission.is_file(word):
+        images = Images(*(options[each] for each in OF_THE_IMAGES))
+        return submission.ours(options["pipeline"] or "train_resnet", images)
+    if options["pipeline"]:
+        raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
+    return submission.of_file(word)
+
+
+def _boxes(word: str, pipeline: "Document", options: dict[str, Any]) -> dict[str, Any]:
+    """What arguments and options of this command put into the pipeline's form.
+
+    Raises:
+        InputError: the form lacks a box for one, or it is given by --set, too.
+    """
+    from click.core import ParameterSource
+
+    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.client import submission
+    from kfp_ddp.pipelines.given import named_after
+
+    named = click.get_current_context().get_parameter_source("destination")
+    asked = {
+        "source": ("SOURCE", "" if submission.is_file(word) else word),
+        "gpus_per_node": ("--gpus", options["gpus"]),
+        "destination": ("--destination", options["destination"]),
+    }
+    keys = [each.partition("=")[0] for each in options["words"]]
+    boxes = {}
+    for name, (what, value) in asked.items():
+        if value in (None, ""):
+            continue
+        if name in pipeline.parameters:
+            boxes[name] = value
+            if name in keys and what != "--destination":
+                raise InputError(f"{name} cannot be set: it is the argument {what}")
+        elif what != "--destination" or named == ParameterSource.COMMANDLINE:
+            raise InputError(f"{what} cannot be used: {pipeline.name} has no parameter {name}")
+    if "source" in boxes and "model_name" in pipeline.parameters:
+        boxes["model_name"] = named_after(word)
+    return boxes
+
+
+def _print(document: dict[str, Any], as_json: bool) -> None:
+    import json
+
+    import yaml
+
+    click.echo(
+        json.dumps(document)
+        if as_json
+        else yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+    )

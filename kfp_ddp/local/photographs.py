@@ -1,6 +1,5 @@
 """Train on photographs of one's own, with what fits this machine."""
 
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.local import engine, machine, survey
 from kfp_ddp.local.choice import Choice, choose
-from kfp_ddp.pipelines.given import form_of
+from kfp_ddp.pipelines.given import form_of, named_after
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -52,7 +51,7 @@ def train(
     engine.prepare(output)
     click.echo(f"{found}; {computer}: {_in_words(choice)}")
     click.echo("".join(f"note: {note}\n" for note in found.notes))
-    everything = {"model_name": _name_of(source), **choice.arguments}
+    everything = {"model_name": named_after(source), **choice.arguments}
     everything |= {"source": source, "backend": "local"}
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     return engine.run(output, everything, threads, started)
@@ -66,12 +65,6 @@ def _check_apart(source: Path, output: Path) -> None:
             f"--output {output} and the photographs in {folder} lie in each other; "
             "name an output folder beside them"
         )
-
-
-def _name_of(source: str) -> str:
-    """The model's name, after the last folder of the source."""
-    last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").rpartition("/")[2])
-    return last.strip("._-")[:63] or "photographs"
 
 
 def _in_words(choice: Choice) -> str:

@@ -1,0 +1,133 @@
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from kfp_ddp.cli import app
+from tests.kfp_server.server import KfpServer
+
+COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
+OWN = {
+    "pipelineInfo": {"name": "own"},
+    "schemaVersion": "2.1.0",
+    "root": {
+        "dag": {"tasks": {"only": {"componentRef": {"name": "comp-only"}}}},
+        "inputDefinitions": {
+            "parameters": {
+                "rounds": {"parameterType": "NUMBER_INTEGER"},
+                "training": {"parameterType": "STRUCT", "defaultValue": {"a": 1}},
+            }
+        },
+    },
+    "components": {"comp-only": {"executorLabel": "exec-only"}},
+    "deploymentSpec": {"executors": {"exec-only": {"container": {"image": "busybox"}}}},
+}
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Runs a command of the program against the server, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
+
+    def called(*words: str) -> Result:
+        return CliRunner().invoke(app, list(words))
+
+    return called
+
+
+def _sent(server: KfpServer) -> dict[str, Any]:
+    (request,) = server.asked("create_run")
+    body = request.body
+    assert isinstance(body, dict)
+    return body
+
+
+def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpServer) -> None:
+    done = call(
+        "run", "gs://bucket/flowers", "--gpus", "2", "--set", "epochs=30", "--set", "seed=7"
+    )
+    assert done.exit_code == 0, done.output
+    run_id = next(iter(kfp_server.store.runs))
+    assert f"{kfp_server.url}/#/runs/details/{run_id}" in done.output
+    sent = _sent(kfp_server)
+    assert re.fullmatch(r"flowers-\d{8}-\d{6}", sent["display_name"])
+    assert sent["runtime_config"]["parameters"] == {
+        "source": "gs://bucket/flowers",
+        "gpus_per_node": 2,
+        "model_name": "flowers",
+        "epochs": 30,
+        "training": {"seed": 7},
+    }
+    file = list(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
+    assert sent["pipeline_spec"] == {"pipeline_spec": file[0], "platform_spec": file[1]}
+
+
+def test_images_are_of_the_registry_that_is_set_once(call: Call, kfp_server: KfpServer) -> None:
+    Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
+    assert call("run", "gs://bucket/flowers").exit_code == 0
+    text = json.dumps(_sent(kfp_server))
+    assert "registry.example.com/ml/launcher:" in text
+    assert "ghcr.io" not in text
+    names = [each["display_name"] for each in kfp_server.store.experiments.values()]
+    assert "flowers" in names
+
+
+def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) -> None:
+    Path("own.yaml").write_text(yaml.safe_dump(OWN))
+    Path("set.yaml").write_text("rounds: 2\ntraining: {b: 2}\n")
+    done = call("run", "own.yaml", "-f", "set.yaml", "--set", "rounds=3", "--name", "third")
+    assert done.exit_code == 0, done.output
+    sent = _sent(kfp_server)
+    assert sent["display_name"] == "third"
+    assert sent["runtime_config"]["parameters"] == {"rounds": 3, "training": {"b": 2}}
+    assert sent["pipeline_spec"] == OWN
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gs://bucket/flowers", "--set", "epoch=3"], "no setting 'epoch'; did you mean 'epochs'?"),
+        (["gs://bucket/flowers", "--set", "epochs=1.5"], "epochs=1.5 cannot be used: it should be"),
+        (["gs://bucket/flowers", "--set", "precision=half"], "precision='half' is unknown"),
+        (
+            ["gs://bucket/flowers", "--set", "batch_size=100", "--gpus", "8"],
+            "batch_size=100 cannot be divided evenly among 8 ranks",
+        ),
+        (["gs://bucket/flowers", "--set", "champion=last"], "destination, which is empty"),
+        (["gs://bucket/flowers", "--set", "source=gs://x"], "it is the argument SOURCE"),
+        (["bucket/flowers"], "for a bucket write gs://bucket/flowers"),
+        (["photos"], "is a folder of this machine, which a cluster cannot read"),
+        (["gs://bucket/flowers", "--ranks", "2"], "--ranks is of a run with --local"),
+        (["gs://bucket/flowers", "--pipeline", "retrian"], "none of ours; did you mean 'retrain'?"),
+        (["own.yaml"], "rounds is missing"),
+        (["own.yaml", "--set", "rounds=ten"], "rounds='ten' cannot be used: it should be a whole"),
+        (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
+        (["own.yaml", "--pipeline", "retrain"], "are two pipelines: give one of them"),
+        (["junk.yaml"], "junk.yaml is no YAML"),
+        (["set.yaml"], "set.yaml is no compiled pipeline"),
+        (["mine.py"], "mine.py is not compiled: kfp-ddp compile mine.py"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_nothing_is_begun(
+    call: Call, kfp_server: KfpServer, words: list[str], line: str
+) -> None:
+    Path("photos").mkdir()
+    Path("own.yaml").write_text(yaml.safe_dump(OWN))
+    Path("junk.yaml").write_bytes(b"\x00\x01{{{")
+    Path("set.yaml").write_text("rounds: 2\n")
+    refused = call("run", *words)
+    told = str(refused.exception)
+    assert line in told
+    assert "\n" not in told
+    assert getattr(refused.exception, "exit_code", None) == 2
+    created = [each for each in kfp_server.requests if each.method == "POST"]
+    assert created == []
