@@ -43,6 +43,11 @@ class TrainConfig(Settings):
     images, or mine.py:build for a function of a file of your own."""
     model_code: str = ""
     """Text of that file, packed; the command line reads it from the file itself."""
+    script: str = ""
+    """Text of a Python file, packed, that trains in place of the loop here, run by every rank as
+    under torchrun; a command line takes the name of the file, such as mine.py."""
+    script_args: str = ""
+    """Arguments of that file, written as on a command line."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     init_from: str = ""
@@ -192,7 +197,13 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.script:
+            model_file.check_script(self.script, self.script_args)
+        elif self.script_args:
+            raise ValueError("script_args is set, but no script takes them")
         if model_file.is_file(self.model):
+            if self.script and not self.model_code:
+                object.__setattr__(self, "model_code", self.script)  # not sent twice
             named = model_file.checked(self.model, self.model_code)
             object.__setattr__(self, "model", named)
         elif self.model not in MODELS:
@@ -259,6 +270,8 @@ class TrainConfig(Settings):
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 argv.append(f"--{flag}" if value else f"--no-{flag}")
+            elif str(value).startswith("-"):
+                argv.append(f"--{flag}={value}")
             else:
                 argv += [f"--{flag}", str(value)]
         return argv

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shlex
 import symtable
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,7 @@ def checked(model: str, code: str) -> str:
             f"model={model!r} is a file, whose text travels in model_code: set it to "
             f"kfp_ddp.training.model_file.pack({file!r})"
         )
-    text = unpack(code)
-    try:
-        top = symtable.symtable(text, file, "exec")
-    except SyntaxError as error:
-        raise ValueError(f"{file}, line {error.lineno}: {error.msg}: correct the file") from None
+    top = _table(unpack(code), file)
     names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_local()}
     if function not in names:
         raise ValueError(
@@ -56,8 +53,28 @@ def checked(model: str, code: str) -> str:
     return f"{file}:{function}"
 
 
-def pack(path: str | Path) -> str:
-    """The text of a file for `model_code`.
+def check_script(script: str, arguments: str) -> None:
+    """Look at the file of a training script without running it.
+
+    Raises:
+        ValueError: it is not packed, no Python, or its arguments are no words; one line.
+    """
+    _table(unpack(script, "script"), "script")
+    try:
+        shlex.split(arguments)
+    except ValueError as error:
+        raise ValueError(f"script_args={arguments!r} are no words: {error}") from None
+
+
+def _table(text: str, file: str) -> symtable.SymbolTable:
+    try:
+        return symtable.symtable(text, file, "exec")
+    except SyntaxError as error:
+        raise ValueError(f"{file}, line {error.lineno}: {error.msg}: correct the file") from None
+
+
+def pack(path: str | Path, what: str = "model") -> str:
+    """The text of a file for `model_code` or `script`.
 
     Raises:
         InputError: it cannot be read, or is too long.
@@ -65,22 +82,22 @@ def pack(path: str | Path) -> str:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read the model {path}: {error.strerror}; correct model") from None
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}; correct it") from None
     if len(content) > LARGEST:
         raise InputError(
-            f"the model {path} has {len(content):,} bytes, {LARGEST:,} are allowed: put what it "
+            f"the {what} {path} has {len(content):,} bytes, {LARGEST:,} are allowed: put what it "
             "uses into a package of the image and import it"
         )
     return packed.pack(content)
 
 
-def unpack(code: str) -> str:
-    """The text in `model_code`; raises ValueError in one line."""
+def unpack(code: str, name: str = "model_code") -> str:
+    """The text in `model_code` or `script`; raises ValueError in one line."""
     try:
         return packed.unpack(code)
     except ValueError as error:
         raise ValueError(
-            f"model_code={code[:40]!r}... is no packed Python file in UTF-8 ({error}); make it "
+            f"{name}={code[:40]!r}... is no packed Python file in UTF-8 ({error}); make it "
             "with kfp_ddp.training.model_file.pack"
         ) from None
 
@@ -91,12 +108,17 @@ def digest(code: str) -> str:
 
 
 def with_code(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a TrainConfig with the text of the file that `model` names on this machine.
+    """Fields of a TrainConfig with the texts of the files that it names on this machine.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: one cannot be read.
     """
-    model = str(fields.get("model", ""))
-    if not is_file(model) or fields.get("model_code"):
-        return fields
-    return {**fields, "model_code": pack(model.rpartition(":")[0] or model)}
+    found = dict(fields)
+    if str(found.get("script", "")).endswith(".py"):
+        found["script"] = pack(found["script"], "script")
+    model = str(found.get("model", ""))
+    if is_file(model) and not found.get("model_code"):
+        file = Path(model.rpartition(":")[0] or model)
+        if file.exists() or not found.get("script"):
+            found["model_code"] = pack(file)
+    return found

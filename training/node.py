@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     """Refuse more ranks than there is work for, where their number is known before they start."""
+    if config.script:
+        return
     least, most = _nodes(args.nnodes)
     if least < most or not str(args.nproc_per_node).isdecimal():
         return  # elastic, or one for each GPU: the ranks find out

@@ -27,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent = Parent()
     try:
         config = parse(argv, prog="python -m kfp_ddp.training")
+        if config.script:
+            from kfp_ddp.training import own_script
+
+            return 0 if own_script.run(config) else PREEMPTED
         return 0 if run(config, parent) else PREEMPTED
     except KfpDdpError as error:
         return _end(error)

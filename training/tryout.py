@@ -26,7 +26,7 @@ def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
             _logits(network, config, len(classes), size)
-    own = own_model.of(config)
+    own = None if config.script else own_model.of(config)
     if own:
         network.train()
         logits = _logits(network, config, len(classes), max(training))

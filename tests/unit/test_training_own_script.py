@@ -1,0 +1,168 @@
+"""A training script of one's own in place of the loop, run by the launcher of a node."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from kfp_ddp.base import packed
+from kfp_ddp.base.errors import InputError, JobError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.training import own_script
+from kfp_ddp.training.checkpoint import load_model, newest_valid
+from kfp_ddp.training.config import TrainConfig, parse
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_script.py"
+SMALL = """
+import csv, json, os, sys, torch
+from pathlib import Path
+def build(num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))
+if __name__ == "__main__":
+    config = json.loads(Path(os.environ["KFP_DDP_CONFIG"]).read_text())
+    rows = list(csv.DictReader(Path(os.environ["KFP_DDP_IMAGES"]).read_text().splitlines()))
+    output = Path(os.environ["KFP_DDP_OUTPUT"])
+    said = [sys.argv[1:], config["epochs"], config["classes"], rows]
+    (output / "said").write_text(json.dumps(said))
+"""
+SAVES = (
+    SMALL
+    + """
+    network = build(2)
+    torch.nn.init.constant_(network[1].weight, 0.25)
+    torch.save({f"module.{n}": t for n, t in network.state_dict().items()}, output / "model.pt")
+    (output / "result.json").write_text(json.dumps({"step": 12, "accuracy": 0.75}))
+"""
+)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for label in ("cat", "dog"):
+        for number in range(12):
+            path = tmp_path / "data" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shade = 200 if label == "cat" else 10
+            Image.new("RGB", (8, 8), (shade, number, number)).save(path)
+    return tmp_path / "data"
+
+
+def settings(data: Path, text: str, **more: Any) -> dict[str, Any]:
+    given = {"data": str(data), "output_dir": str(data.parent / "run"), "image_size": 8}
+    code = packed.pack(text.encode())
+    return {**given, "epochs": 3, "model": "mine.py:build", "script": code, **more}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (own_script.IMAGES, own_script.CONFIG, own_script.OUTPUT):
+        monkeypatch.setenv(name, "")
+
+
+def test_it_is_told_images_settings_and_arguments_and_its_weights_become_a_checkpoint(
+    data: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = settings(data, SAVES, val_fraction=0.25, script_args="--depth 3 'two words'")
+    config = parse(TrainConfig.create(**words).to_argv())
+    assert own_script.run(config)
+    folder = RunFolder(words["output_dir"])
+    argv, epochs, classes, rows = json.loads((folder.path / "said").read_text())
+    assert (argv, epochs, classes) == (["--depth", "3", "two words"], 3, ["cat", "dog"])
+    assert {row["path"] for row in rows} == {str(path) for path in data.glob("*/*")}
+    assert {(row["class"], row["target"]) for row in rows} == {("cat", "0"), ("dog", "1")}
+    checkpoint = newest_valid(folder.checkpoints)
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.manifest["metrics"]) == (12, {"accuracy": 0.75})
+    assert checkpoint.manifest["config"]["val_fraction"] == 0.25  # whoever evaluates splits alike
+    network, info = load_model(checkpoint.path)
+    assert bool((network.state_dict()["1.weight"] == 0.25).all())
+    assert info.classes == ("cat", "dog")
+    assert own_script.run(config)
+    assert "nothing to train" in capfd.readouterr().out
+
+
+def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) -> None:
+    words = settings(data, EXAMPLE.read_text(), epochs=12, learning_rate=0.05, batch_size=8)
+    config = TrainConfig.create(**words)
+    module = [sys.executable, "-m", "kfp_ddp.training.node", "--nproc-per-node=2", "--"]
+    done = subprocess.run([*module, *config.to_argv()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    checkpoint = newest_valid(RunFolder(words["output_dir"]).checkpoints)
+    assert checkpoint is not None
+    network, _ = load_model(checkpoint.path)
+    light, dark = (torch.full((1, 3, 8, 8), value) for value in (1.5, -1.5))
+    with torch.no_grad():
+        assert network(light).argmax() == 0
+        assert network(dark).argmax() == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        (SMALL, InputError, "the script left no weights: let rank 0 save the network's state_dict"),
+        (SMALL + "    sys.exit(7)\n", JobError, "the script ended with 7"),
+        (SMALL + "    raise ValueError('no')\n", ValueError, "no"),
+        (
+            SAVES.replace("network = build(2)", "network = build(3)"),
+            InputError,
+            "model.pt does not fit model=mine.py:build: size mismatch for 1.weight",
+        ),
+        (SAVES.replace("0.75", "'much'"), InputError, "result.json holds no numbers"),
+        (
+            SMALL.replace("Linear(3", "Linear(4"),
+            InputError,
+            "model=mine.py:build on images of 8 px raises",
+        ),
+    ],
+)
+def test_what_it_does_wrong_is_told_in_one_line(
+    data: Path, text: str, error: type[Exception], said: str
+) -> None:
+    words = settings(data, text)
+    with pytest.raises(error, match=re.escape(said)) as found:
+        own_script.run(TrainConfig.create(**words))
+    assert "\n" not in str(found.value)
+    assert newest_valid(RunFolder(words["output_dir"]).checkpoints) is None
+
+
+def test_it_may_stop_as_asked_and_go_on_later(data: Path) -> None:
+    words = settings(data, SMALL + "    sys.exit(143)\n")
+    assert not own_script.run(TrainConfig.create(**words))
+    words["script"] = settings(data, SAVES)["script"]
+    assert own_script.run(TrainConfig.create(**words))
+
+
+def test_its_file_is_read_where_it_is_named(data: Path) -> None:
+    file = data.parent / "mine.py"
+    file.write_text(SAVES)
+    flags = ["--data", str(data), "--output-dir", str(data.parent / "run"), "--script", str(file)]
+    config = parse([*flags, "--model", "mine.py:build"])
+    assert config.script == config.model_code == packed.pack(SAVES.encode())
+    assert "--model-code" not in config.to_argv()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"script": "print(1)"}, "is no packed Python file"),
+        ({"script_args": "'open"}, 'script_args="\'open" are no words: No closing quotation'),
+        ({"script": "", "model": "resnet18", "script_args": "x"}, "no script takes them"),
+        ({"model": "mine.py:other"}, "mine.py defines no other"),
+        (
+            {"script": packed.pack(b"x = (")},
+            "script, line 1: '(' was never closed: correct the file",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_does(
+    data: Path, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        TrainConfig.create(**settings(data, SMALL, **more))
+    assert said in str(error.value)

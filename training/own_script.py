@@ -1,0 +1,194 @@
+"""A training script of one's own in place of the loop: what it is told, and what it leaves.
+
+Every rank runs it as torchrun would, with torchrun's variables and these:
+
+    KFP_DDP_IMAGES   a CSV file of the dataset's images: path, class, target (its number), and
+                     split, which is train or val; the evaluation is on those of val
+    KFP_DDP_CONFIG   a JSON file of the run's settings, such as epochs and learning_rate, and of
+                     classes, and mean and std, by which images are normalised for the network
+    KFP_DDP_OUTPUT   a folder that a retried run finds again as it was left
+
+Rank 0 leaves the weights there, the network's state_dict as model.safetensors or model.pt, and may
+leave a result.json with numbers `step`, `accuracy` and `loss`. They are loaded into the network
+that the run's `model` names, one of torchvision or `build(num_classes)` of a file, which may be the
+script itself; its main part then stands below `if __name__ == "__main__":`.
+"""
+
+import csv
+import json
+import os
+import runpy
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from kfp_ddp.base.errors import InputError, JobError, StorageError
+from kfp_ddp.base.failure import Failure, write_record
+from kfp_ddp.base.run_folder import RunFolder, try_to_write
+from kfp_ddp.training import checkpoint, model, model_file, weights_file
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.manifest import step_dir
+from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.splits import Splits, splits_of
+from kfp_ddp.training.tryout import try_out
+from kfp_ddp.training.watch import Heartbeat
+
+WEIGHTS = ("model.safetensors", "model.pt")
+RESULT = "result.json"
+IMAGES, CONFIG, OUTPUT = "KFP_DDP_IMAGES", "KFP_DDP_CONFIG", "KFP_DDP_OUTPUT"
+PREEMPTED = (143, 130)
+
+
+def run(config: TrainConfig) -> bool:
+    """Run the script on this rank, and make a checkpoint of what it left; False when preempted.
+
+    Raises:
+        KfpDdpError: settings, data or the output folder cannot be used, or the script failed.
+    """
+    folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
+    found = splits_of(Path(config.data), config.val_fraction, config.labels)
+    config = config.model_copy(update={"val_fraction": config.val_fraction * found.by_name})
+    if found.train.slices is not None:
+        raise InputError("a script reads image files, and these are packed: set no pack=tar")
+    if first and (done := checkpoint.newest_valid(folder.checkpoints)):
+        print(f"nothing to train: {done.path} is saved", flush=True)
+        return True
+    if first:
+        _begin(config, folder, found)
+    with tempfile.TemporaryDirectory(prefix="kfp-ddp-script-") as told:
+        _tell(Path(told), config, found)
+        if not _call(Path(told), config):
+            return False
+    if first:
+        _finish(config, folder, found)
+    return True
+
+
+def _begin(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
+    """Try all that can be known before the script runs."""
+    try:
+        try_to_write(folder.path)
+    except OSError as error:
+        raise StorageError(f"cannot write to {folder.path}: {error.strerror}") from None
+    try_out(config, found.train.classes)
+    folder.config.write_text(config.to_json() + "\n")
+    if config.stop_when_stale:
+        Heartbeat(Path(config.stop_when_stale), config.stale_seconds, _stale)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    metrics = Metrics(folder.metrics)
+    metrics.write("start", world_size=world, steps_total=0, resumed_from_step=0)
+    metrics.close()
+
+
+def _stale() -> None:
+    write_record(Failure(PREEMPTED[0], 0, "the heartbeat is stale", retryable=True), final=True)
+    os._exit(PREEMPTED[0])
+
+
+def _tell(told: Path, config: TrainConfig, found: Splits) -> None:
+    """Write the files that the script reads, and name them in the environment."""
+    classes = found.train.classes
+    with (told / "images.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("path", "class", "target", "split"))
+        for split, index in (("train", found.train), ("val", found.val)):
+            for path, target in zip(index.paths, index.targets, strict=True):
+                rows.writerow((path, classes[target], target, split))
+    settings = {**config.model_dump(), "classes": classes, "mean": model.MEAN, "std": model.STD}
+    (told / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    (told / "script.py").write_text(model_file.unpack(config.script))
+    os.environ.update(
+        {IMAGES: f"{told}/images.csv", CONFIG: f"{told}/config.json", OUTPUT: config.output_dir}
+    )
+
+
+def _call(told: Path, config: TrainConfig) -> bool:
+    """Run the file with its arguments as the main program; False when it stopped as asked.
+
+    Raises:
+        JobError: it ended with a code of its own; what it raises is raised here.
+    """
+    argv, sys.argv = sys.argv, [f"{told}/script.py", *shlex.split(config.script_args)]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code in PREEMPTED:
+            return False
+        if ended.code:
+            raise JobError(f"the script ended with {ended.code}") from None
+    finally:
+        sys.argv = argv
+    return True
+
+
+def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
+    """A checkpoint of the weights that the script left.
+
+    Raises:
+        KfpDdpError: there are none, or they are not of the run's network.
+    """
+    weights = next((folder.path / n for n in WEIGHTS if (folder.path / n).is_file()), None)
+    if weights is None:
+        raise InputError(
+            f"the script left no weights: let rank 0 save the network's state_dict as "
+            f"{' or '.join(WEIGHTS)} in ${OUTPUT}"
+        )
+    classes = found.train.classes
+    network = model.of(config, len(classes))
+    _load(network, weights, config.model)
+    result = _result(folder.path / RESULT)
+    step, figures = int(result.get("step", config.epochs)), dict(result)
+    figures.pop("step", None)
+    manifest = checkpoint.manifest_of(
+        config,
+        classes,
+        epoch=float(config.epochs),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        samples=len(found.train),
+        metrics=figures,
+        best=None,
+    )
+    writer = checkpoint.Writer(folder.checkpoints, config.keep_checkpoints)
+    writer.save(step, {"model": network.state_dict(), "ema": None}, manifest)
+    writer.wait()
+    metrics = Metrics(folder.metrics)
+    if figures:
+        metrics.write("eval", step=step, epoch=config.epochs, **figures)
+    metrics.write("checkpoint", step=step, path=str(step_dir(folder.checkpoints, step)))
+    metrics.write("end", status="done", step=step)
+    metrics.close()
+
+
+def _load(network: nn.Module, weights: Path, name: str) -> None:
+    tensors = weights_file.read(weights).tensors
+    consume_prefix_in_state_dict_if_present(tensors, "module.")
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        said = " ".join(str(error).partition("\n")[2].split())[:300]
+        raise InputError(
+            f"{weights.name} does not fit model={name}: {said}; set model to the network that the "
+            "script trains"
+        ) from None
+
+
+def _result(file: Path) -> dict[str, Any]:
+    """The numbers that the script told of itself; none if it did not.
+
+    Raises:
+        InputError: they are no numbers.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+        return {name: float(found[name]) for name in ("step", "accuracy", "loss") if name in found}
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{file.name} holds no numbers step, accuracy and loss: {error}; correct the script"
+        ) from None
