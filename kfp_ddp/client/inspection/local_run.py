@@ -1,6 +1,7 @@
 """What a folder of `run --local` tells of its run."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,19 @@ def read(folder: Path) -> LocalRun:
         end=None if state == "UNFINISHED" else ended,
         steps=tuple(Step(name, name, state) for name, state in states.items()),
     )
+
+
+def log(folder: Path, step: str) -> Iterator[str]:
+    """The lines that a step wrote."""
+    inside = False
+    with (folder / LOG).open(errors="replace") as file:
+        for line in file:
+            if begun := STARTED.search(line):
+                inside = begun[1] == step
+            elif ENDED.search(line):
+                inside = False
+            elif inside:
+                yield line.rstrip("\n")
 
 
 def _start(folder: Path) -> datetime | None:

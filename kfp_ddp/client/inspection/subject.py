@@ -44,6 +44,10 @@ class Subject:
     """That of `run --local`; None for a run on KFP."""
     page: str = ""
     """Its address in the UI."""
+    pipeline: str = ""
+    """The pipeline's name, as its artifacts are kept under."""
+    root: str = ""
+    """Where KFP keeps them; '' where that is not known."""
 
     @property
     def word(self) -> str:
@@ -122,6 +126,8 @@ class Subjects:
             files=lambda: self._files(run, parameters, spec),
             parameters=parameters,
             page=self.connection.run_page(run.run_id),
+            pipeline=str(_graph(spec).get("pipelineInfo", {}).get("name", "")),
+            root=_root(run).rstrip("/"),
         )
 
     def _files(
@@ -156,6 +162,11 @@ def _graph(spec: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The pipeline's spec alone, without that of its platform; empty where it is not known."""
     found = (spec or {}).get("pipeline_spec", spec)
     return found if isinstance(found, Mapping) else {}
+
+
+def _root(run: "V2beta1Run") -> str:
+    given = run.runtime_config and run.runtime_config.pipeline_root
+    return str(given or config().pipeline_root)
 
 
 def _defaults(spec: Mapping[str, Any] | None) -> dict[str, Any]:

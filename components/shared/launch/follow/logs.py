@@ -1,7 +1,7 @@
 """The logs of all pods, each line once and in order, across cuts, restarts and adoption."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
 from kfp_ddp.components.shared.launch.follow.pods import has_started
@@ -28,8 +28,14 @@ def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator
 class PodLogs:
     """The logs that are followed, a thread for each."""
 
-    def __init__(self, api: Api, containers: Sequence[str], printer: Printer) -> None:
-        self.api, self.containers, self.printer = api, containers, printer
+    def __init__(
+        self,
+        api: Api,
+        containers: Sequence[str],
+        printer: Printer,
+        title: Callable[[Object], str] = pod_title,
+    ) -> None:
+        self.api, self.containers, self.printer, self.title = api, containers, printer, title
         self.threads: dict[tuple[str, str], PodLog] = {}
 
     def follow(self, pods: Mapping[str, Object]) -> None:
@@ -42,7 +48,7 @@ class PodLogs:
                 log.latest = pods[uid]
         for uid, container in to_follow(pods, self.containers):
             if (uid, container) not in self.threads:
-                log = PodLog(self.api, pods[uid], container, self.printer)
+                log = PodLog(self.api, pods[uid], container, self.printer, self.title(pods[uid]))
                 self.threads[uid, container] = log
                 log.start()
 
@@ -60,13 +66,13 @@ class PodLogs:
 class PodLog(threading.Thread):
     """Follows one container until it is over and every line of it is printed."""
 
-    def __init__(self, api: Api, pod: Object, container: str, printer: Printer) -> None:
+    def __init__(self, api: Api, pod: Object, container: str, printer: Printer, title: str) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
         self.path = core(api.namespace, "pods", pod["metadata"]["name"])
         self.pod_name = pod["metadata"]["name"]
         self.key = f"{pod['metadata']['uid']}/{container}"
-        self.title = pod_title(pod)
+        self.title = title or pod_title(pod)
         self.latest = pod
         """The pod as it is now."""
         self.abandoned = threading.Event()

@@ -1,0 +1,177 @@
+"""The logs of a run's steps: of their pods, of the pipeline root, or of a run here."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kfp_ddp.base.errors import InputError, KfpDdpError
+from kfp_ddp.client import pods
+from kfp_ddp.client.inspection import local_run
+from kfp_ddp.client.inspection.subject import Subject
+from kfp_ddp.client.steps import OVER, Step
+from kfp_ddp.components.shared.cluster.api import Api, Object
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.launch.follow.logs import PodLogs
+from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer
+
+LOOK_SECONDS = 2.0
+LARGEST = 256 << 20
+KEPT = "executor-logs"
+"""The artifact that KFP's launcher keeps of each step."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A step that runs a program, with the name that tells it from others of its name."""
+
+    label: str
+    step: Step
+
+
+def leaves(steps: Sequence[Step], of: str = "") -> Iterator[Leaf]:
+    """The steps that run programs; a label has the number of an iteration, as in 0/train."""
+    for step in steps:
+        inside = f"{of}{step.name}/" if step.name.isdigit() else of
+        if step.steps:
+            yield from leaves(step.steps, inside)
+        else:
+            yield Leaf(f"{of}{step.name}", step)
+
+
+def chosen(subject: Subject, word: str) -> list[Leaf]:
+    """The steps that a word names: one, all in a group, or all of a name; '' for every step.
+
+    Raises:
+        InputError: it names none.
+    """
+    every = list(leaves(subject.steps))
+    if not word:
+        return every
+    found = [leaf for leaf in every if word in (leaf.label, leaf.step.name, leaf.step.title)]
+    return found or list(leaves(subject.step(word).steps))
+
+
+def lines(subject: Subject, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
+    """The log of a step as far as there is one; none where it has not begun.
+
+    Raises:
+        KfpDdpError: it is gone, or cannot be read.
+    """
+    if subject.folder is not None:
+        yield from local_run.log(subject.folder, leaf.step.name)
+        return
+    if leaf.step.state in ("SKIPPED", "OMITTED", "CACHED"):
+        return
+    known = api()
+    pod = pods.of_step(pods.of_steps(known, subject.id), leaf.step, leaf.step.by_driver)
+    if pod is not None:
+        yield from pods.log(known, pod)
+    elif leaf.step.state in OVER:
+        yield from kept(subject, leaf)
+
+
+def kept(subject: Subject, leaf: Leaf) -> Iterator[str]:
+    """The log that KFP keeps as an artifact, where the pipeline root is a bucket of ours.
+
+    Raises:
+        KfpDdpError: it cannot be had.
+    """
+    gone = f"the pod of {leaf.label} is gone"
+    see = f": its log is in the UI, {subject.page}" if subject.page else ""
+    if not subject.root.startswith(("gs://", "s3://", "az://")):
+        raise InputError(f"{gone}{see or '; set pipeline_root to read the log that KFP keeps'}")
+    where = open_destination(subject.root)
+    prefix = f"{subject.pipeline}/{subject.id}/{leaf.step.name}/"
+    names = [name for name, _ in where.list(prefix) if name.rpartition("/")[2] == KEPT]
+    if not names:
+        raise InputError(f"{gone}, and there is no log of it below {subject.root}/{prefix}{see}")
+    for name in names:
+        text = where.read(name, LARGEST) or b""
+        yield from text.decode("utf-8", "replace").splitlines()
+
+
+def follow(
+    subject: Subject, word: str, api: Api, again: Callable[[], Subject], prefix: bool
+) -> None:
+    """Print the logs of steps as they are written, until the steps are over.
+
+    Args:
+        subject: The run.
+        word: Names the steps, as for `chosen`.
+        api: The namespace of its pods.
+        again: Tells how the run is now.
+        prefix: Write the step's name before each line.
+
+    Raises:
+        KfpDdpError: the server or the cluster does not answer.
+    """
+    printer = Printer() if prefix else _Bare()
+    labels: dict[str, str] = {}
+    logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
+    began = [leaf for leaf in chosen(subject, word) if leaf.step.state in OVER]
+    _print(subject, began, lambda: api, prefix)  # in their order, for they do not run side by side
+    before = {leaf.label for leaf in began}
+    try:
+        while True:
+            now = [leaf for leaf in chosen(subject, word) if leaf.label not in before]
+            logs.follow(_of(pods.of_steps(api, subject.id), now, labels))
+            over = subject.state in OVER or all(leaf.step.state in OVER for leaf in now)
+            if over and logs.printed:
+                return
+            time.sleep(LOOK_SECONDS)
+            subject = again()
+    finally:
+        logs.abandon()
+
+
+def _of(
+    there: Sequence[Object], wanted: Iterable[Leaf], labels: dict[str, str]
+) -> dict[str, Object]:
+    found = {}
+    for leaf in wanted:
+        pod = pods.of_step(there, leaf.step)
+        if pod is not None:
+            labels[pod["metadata"]["uid"]] = leaf.label
+            found[pod["metadata"]["uid"]] = pod
+    return found
+
+
+class _Bare(Printer):
+    """Prints the lines of one step without its name."""
+
+    def line(self, key: str, cursor: LogCursor, text: str) -> None:
+        """Print what comes after the name."""
+        super().line(key, cursor, text.partition("] ")[2])
+
+
+def printed(subject: Subject, word: str, api: Callable[[], Api]) -> None:
+    """Print the logs of steps as far as they are, one step after the other.
+
+    Raises:
+        KfpDdpError: none of them can be had.
+    """
+    wanted = chosen(subject, word)
+    problems, some = _print(subject, wanted, api, prefix=len(wanted) > 1)
+    if problems and not some:
+        raise problems[0]
+    for error in problems:
+        sys.stdout.flush()
+        sys.stderr.write(f"warning: {error}\n")
+
+
+def _print(
+    subject: Subject, wanted: Iterable[Leaf], api: Callable[[], Api], prefix: bool
+) -> tuple[list[KfpDdpError], bool]:
+    """Print the logs of steps; why some cannot be had, and whether there was a line."""
+    problems: list[KfpDdpError] = []
+    some = False
+    for leaf in wanted:
+        before = f"[{leaf.label}] " if prefix else ""
+        try:
+            for line in lines(subject, leaf, api):
+                sys.stdout.write(f"{before}{line}\n")
+                some = True
+        except KfpDdpError as error:
+            problems.append(error)
+    return problems, some

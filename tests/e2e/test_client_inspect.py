@@ -1,0 +1,191 @@
+"""`logs`, `describe` and `download` of a run whose pods and claim are on a cluster."""
+
+import json
+import time
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from kubernetes import client
+
+from kfp_ddp.cli import app
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.scene import WORK, namespace
+from tests.kfp_server.server import KfpServer, serving
+
+FAILED, RUN = "run_get_failed", "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
+WORKFLOW = "train-resnet-pxrp4"
+TRAIN, SYNC = f"{WORKFLOW}-3502054445", f"{WORKFLOW}-2775395171"
+LEAVE = f"""
+import sys; sys.path.insert(0, '/checkout')
+from pathlib import Path
+from tests import run_output
+run_output.task(Path('/work/{RUN}/train'), ('train', 'evaluate', 'export'), 90, {{'epochs': 2}})
+"""
+
+
+def pod(grounds: Grounds, node: str, program: str, **more: Any) -> str:
+    """Start a pod as Argo names and labels that of a node; its name."""
+    workflow, _, number = node.rpartition("-")
+    name = f"{workflow}-system-container-impl-{number}"
+    container = {"name": "main", "image": more.get("image", IMAGE), "command": ["python3", "-u"]}
+    container["args"] = ["-c", program]
+    container |= more.get("container", {})
+    grounds.core.create_namespaced_pod(
+        grounds.namespace,
+        {
+            "metadata": {"name": name, "labels": {"pipeline/runid": more.get("run", RUN)}},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 0,
+                "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+                "containers": [container],
+                **more.get("spec", {}),
+            },
+        },
+    )
+    return name
+
+
+def over(grounds: Grounds, name: str) -> None:
+    """Wait until a pod has ended."""
+    phases = ("Succeeded", "Failed")
+    read = grounds.core.read_namespaced_pod
+    until(lambda: read(name, grounds.namespace).status.phase in phases, name)
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    """A namespace with the pods of a run that failed, and what it left on its claim."""
+    with namespace(cluster) as ground:
+        claim(ground, WORK)
+        volume = {"name": "work", "persistentVolumeClaim": {"claimName": WORK}}
+        mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
+        synced = pod(ground, SYNC, "print('600 files')")
+        said = "print('step 1'); print('error: master-0: rank 1: no room'); raise SystemExit(1)"
+        trained = pod(ground, TRAIN, said)
+        left = pod(
+            ground,
+            f"{WORKFLOW}-1",
+            LEAVE.replace("/checkout", _checkout()),
+            run="another",
+            container=mount,
+            spec={"volumes": [volume]},
+        )
+        for name in (synced, trained, left):
+            over(ground, name)
+        assert ground.core.read_namespaced_pod(left, ground.namespace).status.phase == "Succeeded"
+        yield ground
+
+
+def _checkout() -> str:
+    from tests.conftest import CHECKOUT
+
+    return str(CHECKOUT)
+
+
+@pytest.fixture
+def server() -> Iterator[KfpServer]:
+    """A KFP server that knows the run."""
+    with serving() as kfp:
+        kfp.record(FAILED, runtime_config={"parameters": {"work_claim": WORK}})
+        yield kfp
+    assert not kfp.violations
+
+
+def called(grounds: Grounds, server: KfpServer, *words: str) -> Result:
+    """What a command answers."""
+    where = ["--host", server.url, "--namespace", grounds.namespace]
+    answer = CliRunner().invoke(app, [*words, *where])
+    assert answer.exit_code == 0, (answer.output, answer.exception)
+    return answer
+
+
+def goes_on(server: KfpServer) -> Any:
+    """Let the run be one whose teardown runs; the run."""
+    run = server.store.runs[RUN]
+    run["state"] = "RUNNING"
+    for task in run["run_details"]["task_details"]:
+        if task["display_name"] != "teardown-driver" and task["end_time"] > "2026-11-21T22:55:42Z":
+            task["state"] = "RUNNING"
+    return run
+
+
+def readers(grounds: Grounds) -> list[str]:
+    """Pods that read for somebody."""
+    found = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
+    return [each.metadata.name for each in found.items]
+
+
+def test_a_failed_run_is_described_with_cause_checkpoint_and_next_command(
+    grounds: Grounds, server: KfpServer
+) -> None:
+    found = json.loads(called(grounds, server, "describe", "shapes-1", "--json").stdout)
+    assert found["step"] == "train"
+    assert found["cause"] == "master-0: rank 1: no room"
+    assert [each["checkpoint"] for each in found["trainings"]] == [40]
+    assert found["next"] == ["kfp-ddp logs 8fa2b9a1 train", "kfp-ddp retry 8fa2b9a1"]
+    assert found["notes"] == []
+    assert readers(grounds) == []
+
+
+def test_logs_are_those_of_a_step_or_of_all_by_name(grounds: Grounds, server: KfpServer) -> None:
+    assert called(grounds, server, "logs", RUN, "data-sync").stdout == "600 files\n"
+    every = called(grounds, server, "logs", RUN)
+    assert "[data-sync] 600 files\n[train] step 1\n[train] error:" in every.stdout
+    assert "the pod of preflight is gone" in every.stderr
+
+
+def test_a_bundle_comes_from_the_claim(grounds: Grounds, server: KfpServer, tmp_path: Any) -> None:
+    to = str(tmp_path / "model")
+    answer = called(grounds, server, "download", RUN, "--output", to, "--json")
+    (task,) = json.loads(answer.stdout)["tasks"]
+    assert (tmp_path / "model" / "bundle" / "model.onnx").stat().st_size == 100_000
+    assert task["report"] == f"{to}/evaluation/report.html"
+    assert readers(grounds) == []
+
+
+def test_a_pod_that_does_not_start_is_told_with_its_warnings(
+    grounds: Grounds, server: KfpServer
+) -> None:
+    goes_on(server)
+    name = pod(grounds, f"{WORKFLOW}-3661753320", "", image="No/Such:1")
+    try:
+
+        def told() -> Any:
+            found = json.loads(
+                called(grounds, server, "describe", RUN, "--no-files", "--json").stdout
+            )
+            return found if found["events"] and "pull" in str(found["waiting"]) else None
+
+        found = until(told, "a warning, and why the pod waits")
+    finally:
+        grounds.core.delete_namespaced_pod(name, grounds.namespace)
+    assert found["waiting"][0]["pod"] == name
+    assert "cannot pull No/Such:1" in found["waiting"][0]["reason"]
+    assert found["events"][0]["object"] == name
+    assert "kfp-ddp doctor" in found["next"]
+
+
+def test_following_ends_with_the_run_and_misses_no_line(
+    grounds: Grounds, server: KfpServer
+) -> None:
+    """The step is there before its pod is, and the pod before it writes."""
+    run = goes_on(server)
+    program = "import time\nfor n in range(20): print('line', n); time.sleep(0.3)"
+    node = f"{WORKFLOW}-3661753320"
+
+    def later() -> None:
+        time.sleep(1)
+        over(grounds, pod(grounds, node, program))
+        run["state"] = "FAILED"
+
+    thread = Thread(target=later)
+    thread.start()
+    try:
+        answer = called(grounds, server, "logs", RUN, "teardown", "-f")
+    finally:
+        thread.join()
+    assert answer.stdout.splitlines() == [f"line {n}" for n in range(20)]
