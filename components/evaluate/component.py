@@ -18,12 +18,16 @@ def evaluate(
     batch_size: int = 256,
     worst: int = 24,
     champion: str = "",
+    run_id: str = "",
+    work_dir: str = "",
 ) -> NamedTuple("Evaluated", [("accuracy", float), ("evaluation", str)]):
     """Evaluate a checkpoint on every sample of a split, each exactly once.
 
     Args:
-        checkpoint: Folder of the checkpoint, as train returned it.
-        run_dir: Folder of the run; the evaluation is written below it.
+        checkpoint: Folder of the checkpoint, as train returned it. With an empty run_dir it may be
+            the folder or address of a bundle too, or of a model's exports for the champion.
+        run_dir: Folder of the run; the evaluation is written below it. Empty for one of this step,
+            <work_dir>/<run_id>/evaluate.
         dataset_path: Folder of the dataset version.
         evaluation_metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration
             error, AUC.
@@ -36,6 +40,8 @@ def evaluate(
         worst: How many of the worst mistakes the report shows, 0 to 200.
         champion: The gate's, if it has one. A bundle whose own evaluation is not of the samples of
             this split is evaluated on them too, so that the gate can compare.
+        run_id: Id of the pipeline run, where run_dir is empty.
+        work_dir: Folder, or bucket's prefix, for that; empty for KFP_DDP_WORK_DIR or /work.
 
     Returns:
         accuracy: Share of the samples whose likeliest class is the true one.

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
@@ -14,8 +15,7 @@ from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.shared.workspace import opened
-from kfp_ddp.training.manifest import read_manifest
+from kfp_ddp.components.shared.workspace import opened, own_folder
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
@@ -40,20 +40,23 @@ def run(
     batch_size: int,
     worst: int,
     champion: str,
+    run_id: str,
+    work_dir: str,
     evaluation_metrics: "dsl.Metrics",
     confusion_matrix: "dsl.ClassificationMetrics",
     evaluation_report: "dsl.HTML",
     evaluation_summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
+    elsewhere = not run_dir
+    run_dir = run_dir or own_folder(folders.work_dir(work_dir), run_id, "evaluate")
     with (
         opened(run_dir, "evaluate") as folder,
         at_hand(dataset_path, folder.path) as data,
     ):
         with using("evaluate", run_dir, data):
-            found = evaluate(
-                folder.here(checkpoint), folder.path, data, split, batch_size, worst, champion
-            )
+            subject = checkpoint if elsewhere else folder.here(checkpoint)
+            found = evaluate(subject, folder.path, data, split, batch_size, worst, champion)
         evaluation = folder.there(RunFolder(folder.path).evaluation(split) / FILE)
     from kfp_ddp.components.evaluate.report import markdown
 
@@ -79,7 +82,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    checkpoint: Path,
+    checkpoint: Path | str,
     run_dir: Path,
     dataset: Path,
     split: str,
@@ -89,7 +92,8 @@ def evaluate(
 ) -> Evaluated:
     """Evaluate on a split, and with val on test too; all is also written below `run_dir`.
 
-    A champion whose own evaluation is of other samples is evaluated on these after it.
+    A champion whose own evaluation is of other samples is evaluated on these after it. A checkpoint
+    as text may be a bundle, or an address.
 
     Raises:
         InputError: for a checkpoint, split, champion or parameter that cannot be used.
@@ -100,7 +104,7 @@ def evaluate(
         raise InputError(f"batch_size is {batch_size}: images at a time must be at least 1")
     if not 0 <= worst <= 200:
         raise InputError(f"worst is {worst}: the report shows 0 to 200 mistakes")
-    if not checkpoint.is_dir():
+    if isinstance(checkpoint, Path) and not checkpoint.is_dir():
         raise InputError(
             f"there is no checkpoint {checkpoint}: give the step folder that train returned"
         )
@@ -111,16 +115,14 @@ def evaluate(
     # From here on torch is needed, which takes seconds to import.
     import torch
 
-    from kfp_ddp.components.evaluate import baseline, report
+    from kfp_ddp.components.evaluate import baseline, report, subject
     from kfp_ddp.components.evaluate.predict import Predictions, predict
-    from kfp_ddp.training.checkpoint import load_model
     from kfp_ddp.training.data import Index
     from kfp_ddp.training.splits import sides_of
 
-    model, info = load_model(checkpoint)
+    model, info, digest = subject.read(checkpoint)
     index, test_index = sides_of(dataset, split, info.classes, info.config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    digest = read_manifest(checkpoint).digest
 
     def measure(index: Index, split: str, started: float) -> tuple[Predictions, Evaluation]:
         found = predict(model, info, index, batch_size, device, info.on_bad_image, info.max_pixels)

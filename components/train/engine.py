@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.base import failure, folders
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
-from kfp_ddp.base.run_folder import RunFolder, open_run_dir, task_title
+from kfp_ddp.base.run_folder import RunFolder, task_title
 from kfp_ddp.base.settings import split
 from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.each_node import at_hand, is_brought
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.launch import local_processes
@@ -33,8 +32,7 @@ from kfp_ddp.components.shared.workspace import (
     carried,
     followed,
     is_address,
-    leases,
-    run_address,
+    own_folder,
 )
 from kfp_ddp.components.train.on_node import begun, moved
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
@@ -81,7 +79,7 @@ def run(
     fields = {"image": image, **given}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
-    place = _place(folders.work_dir(work_dir), run_id, task)
+    place = own_folder(folders.work_dir(work_dir), run_id, task)
     own: dict[str, Any] = {
         "data": dataset_path,
         "output_dir": place,
@@ -113,19 +111,6 @@ def run(
     checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
     print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
     return Trained(checkpoint, place)
-
-
-def _place(work: str, run_id: str, task: str) -> str:
-    """The folder of the task, where something can be written: a path, or an address.
-
-    Raises:
-        InputError, StorageError: it cannot be.
-    """
-    if not is_address(work):
-        return str(open_run_dir(work, run_id, task))
-    place = run_address(work, run_id, task)
-    leases.begin(open_destination(place))
-    return place
 
 
 def _train_here(

@@ -7,6 +7,6 @@ at `followed`. Each gives a folder of this machine; on a claim that is the folde
 from kfp_ddp.components.shared.workspace.address import is_address, run_address
 from kfp_ddp.components.shared.workspace.carried import carried
 from kfp_ddp.components.shared.workspace.follow import followed
-from kfp_ddp.components.shared.workspace.opened import Opened, opened
+from kfp_ddp.components.shared.workspace.opened import Opened, opened, own_folder
 
-__all__ = ["Opened", "carried", "followed", "is_address", "opened", "run_address"]
+__all__ = ["Opened", "carried", "followed", "is_address", "opened", "own_folder", "run_address"]

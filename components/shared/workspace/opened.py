@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.base.run_folder import open_run_dir
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from kfp_ddp.components.shared.workspace import checkpoints, files, leases
-from kfp_ddp.components.shared.workspace.address import is_address, local_folder
+from kfp_ddp.components.shared.workspace.address import is_address, local_folder, run_address
 from kfp_ddp.components.shared.workspace.files import Changes
 
 
@@ -63,6 +64,24 @@ class Opened:
         """Put what was written; raises KfpDdpError."""
         if self._where is not None:
             self._changes.put(self._where)
+
+
+def own_folder(work: str, run_id: str, task: str) -> str:
+    """The folder of a run's task, where something can be written: a path, or an address.
+
+    Args:
+        work: Folder, or bucket's prefix, of all runs.
+        run_id: Id of the pipeline run.
+        task: Its `task_title`.
+
+    Raises:
+        InputError, StorageError: it cannot be.
+    """
+    if not is_address(work):
+        return str(open_run_dir(work, run_id, task))
+    place = run_address(work, run_id, task)
+    leases.begin(open_destination(place))
+    return place
 
 
 @contextlib.contextmanager
