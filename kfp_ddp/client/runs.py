@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError, RefusedError
+from kfp_ddp.client.connection import Connection
 
 if TYPE_CHECKING:
     import kfp
@@ -16,6 +17,8 @@ PAGE = 100
 LOOKED_AT = 1000
 """Runs that a name or a part of an id is looked for in, the newest first."""
 SHOWN = 5
+STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELING", "CANCELED", "PAUSED")
+CAN_GO_ON = ("FAILED", "CANCELED")
 NOT_YET = datetime(1970, 1, 2, tzinfo=UTC)
 """The server says 1970 for what has not come."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -79,6 +82,49 @@ def newest_runs(
         if not runs or token in tokens:
             return
         tokens.add(token)
+
+
+def listed(
+    client: "kfp.Client", most: int, experiment: str = "", state: str = ""
+) -> list["V2beta1Run"]:
+    """The newest runs.
+
+    Args:
+        client: Of the server.
+        most: So many of them.
+        experiment: Name of theirs; empty for any.
+        state: Theirs; empty for any.
+
+    Raises:
+        InputError: there is no such experiment or state.
+    """
+    wanted = state.upper()
+    if wanted and wanted not in STATES:
+        raise InputError(f"state {state!r} is unknown: it is one of {', '.join(STATES).lower()}")
+    found_in = None
+    if experiment:
+        try:
+            found_in = client.get_experiment(experiment_name=experiment).experiment_id
+        except RefusedError:
+            raise
+        except ValueError:  # kfp's, for a name that it does not find
+            raise InputError(f"there is no experiment {experiment!r}{_there(client)}") from None
+    runs = newest_runs(client, LOOKED_AT if wanted else most, found_in)
+    return [run for run in runs if not wanted or run.state == wanted][:most]
+
+
+def document(run: "V2beta1Run", connection: Connection) -> dict[str, Any]:
+    """What `--json` prints of a run."""
+    began, over = started(run), ended(run)
+    return {
+        "run_id": run.run_id,
+        "name": run.display_name,
+        "state": run.state or "PENDING",
+        "began": began and began.isoformat(),
+        "ended": over and over.isoformat(),
+        "page": connection.run_page(run.run_id),
+        "parameters": parameters_of(run),
+    }
 
 
 def spec_of(client: "kfp.Client", run: "V2beta1Run") -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ is folded into a tree of tasks, groups and iterations.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,24 @@ def steps_of(run: "V2beta1Run", spec: Mapping[str, Any] | None = None) -> tuple[
 def every_step(steps: Sequence[Step]) -> list[Step]:
     """All steps of a tree, from the top on."""
     return [each for step in steps for each in step.walk()]
+
+
+def documents(
+    steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
+) -> list[dict[str, Any]]:
+    """The tree as JSON has it."""
+    return [
+        {
+            "name": step.name,
+            "title": step.title,
+            "state": step.state,
+            "start": step.start and step.start.isoformat(),
+            "end": step.end and step.end.isoformat(),
+            **({"progress": said} if (said := progress(step)) else {}),
+            **({"steps": documents(step.steps, progress)} if step.steps else {}),
+        }
+        for step in steps
+    ]
 
 
 def node_id(workflow: str, name: str) -> str:

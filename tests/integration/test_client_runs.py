@@ -1,0 +1,195 @@
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from kfp_ddp.base.errors import InputError, JobError, ServerError
+from kfp_ddp.cli import app
+from kfp_ddp.client import follow
+from kfp_ddp.client.connection import Connection, open_client
+from kfp_ddp.client.runs import find_run, newest_runs
+from kfp_ddp.client.steps import Step
+from tests.kfp_server import faults
+from tests.kfp_server.server import KfpServer
+
+COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
+DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Runs a command of the program against the server, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
+
+    def called(*words: str) -> Result:
+        return CliRunner().invoke(app, list(words))
+
+    return called
+
+
+@pytest.fixture
+def client(kfp_server: KfpServer) -> Iterator[Any]:
+    with open_client(Connection(host=kfp_server.url)) as opened:
+        yield opened
+
+
+def _begin(server: KfpServer, *names: str) -> list[str]:
+    """Runs of these names; their ids."""
+    spec = next(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
+    given = {"parameters": {"source": "gs://bucket/flowers"}}
+    return [
+        str(
+            server.store.create_run(
+                {"display_name": name, "pipeline_spec": spec, "runtime_config": given}, {}
+            )["run_id"]
+        )
+        for name in names
+    ]
+
+
+def _put(server: KfpServer, name: str, run_id: str) -> None:
+    """Let a run have an id of the test's own."""
+    (old,) = _begin(server, name)
+    run = server.store.runs.pop(old)
+    server.store.runs[run_id] = run | {"run_id": run_id}
+
+
+def test_a_run_is_found_by_what_a_person_types(client: Any, kfp_server: KfpServer) -> None:
+    first, second = _begin(kfp_server, "flowers-1", "flowers-2")
+    for word, run_id in (
+        *((first, first), (first[:8], first), ("flowers-1", first)),
+        *((second[:8], second), ("last", second)),
+    ):
+        assert find_run(client, word).run_id == run_id
+
+
+def test_a_run_that_is_gone_or_meant_twice_is_one_line(client: Any, kfp_server: KfpServer) -> None:
+    with pytest.raises(InputError, match="there is no run yet; kfp-ddp run starts one"):
+        find_run(client, "last")
+    for run_id, name in (("a1", "twice"), ("a2", "twice"), ("b1", "once")):
+        _put(kfp_server, name, f"{run_id}000000-0000-4000-8000-000000000000")
+    gone = "c1000000-0000-4000-8000-000000000000"
+    for word, line in (
+        ("a", r"^'a' is 2 runs: a2000000 of .*, a1000000 of .*; give one's id$"),
+        ("twice", r"^'twice' is 2 runs: "),
+        ("onze", r"^there is no run 'onze'; did you mean 'once'\?$"),
+        ("c1", r"^there is no run 'c1'; kfp-ddp runs lists them$"),
+        (gone, rf"^there is no run {gone}: it was deleted, or is another server's"),
+        ("", r"^the name of a run is empty"),
+    ):
+        with pytest.raises(InputError, match=line):
+            find_run(client, word)
+
+
+def test_all_pages_of_runs_are_read_and_a_token_that_leads_to_itself_ends_them(
+    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kfp_ddp.client.runs.PAGE", 2)
+    ids = _begin(kfp_server, *(f"run-{number}" for number in range(5)))
+    assert sorted(run.run_id for run in newest_runs(client, 100)) == sorted(ids)
+    assert len(list(newest_runs(client, 3))) == 3
+    kfp_server.fail("list_runs", faults.endless("runs", [{"run_id": "x", "display_name": "x"}]))
+    assert len(list(newest_runs(client, 100))) == 2
+
+
+def test_runs_are_listed_by_state_and_experiment(call: Call, kfp_server: KfpServer) -> None:
+    good, bad, _ = _begin(kfp_server, "good", "bad", "new")
+    kfp_server.store.set_state(good, "SUCCEEDED")
+    kfp_server.store.set_state(bad, "FAILED")
+    table = call("runs").output
+    assert [line.split()[2] for line in table.splitlines()[1:]] == ["new", "bad", "good"]
+    (one,) = json.loads(call("runs", "--state", "failed", "--json").output)
+    assert (one["run_id"], one["state"], one["name"]) == (bad, "FAILED", "bad")
+    assert one["parameters"] == {"source": "gs://bucket/flowers"}
+    assert len(json.loads(call("runs", "--experiment", "Default", "--json").output)) == 3
+    assert "no experiment 'nightly'" in str(call("runs", "--experiment", "nightly").exception)
+    assert "it is one of pending, running" in str(call("runs", "--state", "lost").exception)
+
+
+def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
+    shown = call("status", "flowers").output
+    assert [line.strip("│├└─ ").split("  ")[0] for line in shown.splitlines()] == [
+        "● flowers",
+        *("✓ preflight", "● training", "✓ data-sync", "✓ dataset-volume", "● train"),
+        *("· evaluate", "· gate", "· blessed", "· export", "· teardown"),
+        f"{kfp_server.url}/#/runs/details/{run_id}",
+    ]
+    told = json.loads(call("status", run_id[:8], "--json").output)
+    assert told["state"] == "RUNNING"
+    train = told["steps"][1]["steps"][2]
+    assert (train["name"], train["state"], train["end"]) == ("train", "RUNNING", None)
+
+
+def test_a_watched_run_that_failed_ends_the_command_with_1(
+    call: Call, kfp_server: KfpServer
+) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    kfp_server.put_run(run_id, "FAILED", DONE | {"train": "FAILED", "teardown": "SUCCEEDED"})
+    watched = call("status", "last", "--watch")
+    assert "✗ train           failed" in watched.output
+    assert "– evaluate        not run" in watched.output
+    assert isinstance(watched.exception, JobError)
+    assert f"kfp-ddp describe {run_id[:8]} tells why" in str(watched.exception)
+
+
+def test_a_run_is_followed_through_faults_of_the_server(client: Any, kfp_server: KfpServer) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    lines: list[str] = []
+
+    def progress(step: Step) -> str:
+        return "step 3/9 · loss 0.5" if step.name == "train" else ""
+
+    def meanwhile() -> Iterator[None]:
+        kfp_server.put_run(run_id, "RUNNING", {"preflight": "RUNNING"})
+        yield
+        kfp_server.fail("get_run", faults.status(503), times=1)
+        yield
+        kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
+        yield
+        after = dict.fromkeys(("train", "evaluate", "gate", "teardown"), "SUCCEEDED")
+        kfp_server.put_run(run_id, "SUCCEEDED", DONE | after | {"condition-2": "SKIPPED"})
+        yield
+
+    steps = meanwhile()
+    teller = follow.LineTeller(lines.append, progress)
+    run = follow.follow(client, run_id, teller, sleep=lambda _: next(steps))
+    assert run.state == "SUCCEEDED"
+    told = [line.split(maxsplit=1)[1] for line in lines]
+    assert told[0] == "● preflight       runs"
+    assert "● train           step 3/9 · loss 0.5" in told
+    assert [line for line in told if "export" in line] == ["– export          not run"]
+
+
+def test_a_server_that_stays_silent_ends_the_following(
+    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    kfp_server.fail("get_run", faults.status(503))
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
+    with pytest.raises(ServerError, match="503"):
+        follow.follow(client, run_id, follow.LineTeller(print, lambda _: ""))
+
+
+def test_a_run_is_ended_and_goes_on(call: Call, kfp_server: KfpServer) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    assert "is PENDING: only a run that failed can go on" in str(call("retry", "last").exception)
+    told = json.loads(call("cancel", "flowers", "--json").stdout)
+    assert (told["run_id"], told["state"]) == (run_id, "CANCELING")
+    kfp_server.store.set_state(run_id, "FAILED")
+    refused = call("cancel", "flowers")
+    assert "flowers is over (FAILED): nothing to end" in str(refused.exception)
+    assert len(kfp_server.asked("terminate_run")) == 1
+    assert call("retry", run_id[:8]).exit_code == 0
+    assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
+    kfp_server.store.set_state(run_id, "SUCCEEDED")
+    assert "flowers succeeded: only a run" in str(call("retry", "last").exception)
