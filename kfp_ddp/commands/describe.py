@@ -71,6 +71,10 @@ def told(found: "Description") -> Iterator[str]:
     for each in found.reached:
         checkpoint = "none" if each.checkpoint is None else f"step {each.checkpoint}"
         yield f"  checkpoint  {checkpoint} of {each.task}; {each.progress or 'no step yet'}"
+        if each.verdict:
+            yield f"  gate        {each.verdict}"
+        if each.bundle:
+            yield f"  bundle      {each.bundle}{', the champion now' if each.champion else ''}"
     for event in found.events[-EVENTS:]:
         times = f" ({event.times} times)" if event.times > 1 else ""
         yield f"  event       {event.object}: {event.reason}: {event.message}{times}"

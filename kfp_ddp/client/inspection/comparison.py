@@ -79,6 +79,8 @@ class Comparison:
                 "task": side.training.task,
                 "state": side.state,
                 "start": side.start.isoformat() if side.start else None,
+                "verdict": side.training.verdict.get("reason", ""),
+                "bundle": side.training.exported.get("uri", ""),
             }
             for side in self.sides
         ]

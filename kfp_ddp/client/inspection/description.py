@@ -33,6 +33,11 @@ class Reached:
     task: str
     checkpoint: int | None
     progress: str
+    verdict: str
+    """The gate's reason."""
+    bundle: str
+    """Where the exported bundle is."""
+    champion: bool
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,14 @@ def _waiting(found: Sequence[Object]) -> Iterator[tuple[str, str]]:
 def _reached(training: Training) -> Reached:
     progress = TrainingProgress()
     progress.update(training.events)
-    return Reached(training.task, training.checkpoint, progress.line() if progress.last else "")
+    return Reached(
+        task=training.task,
+        checkpoint=training.checkpoint,
+        progress=progress.line() if progress.last else "",
+        verdict=str(training.verdict.get("reason", "")),
+        bundle=str(training.exported.get("uri", "")),
+        champion=bool(training.exported.get("champion")),
+    )
 
 
 def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[], Api]) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 
 from kfp_ddp.base import failure
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.run_folder import EXPORTED, VERDICT, RunFolder
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.components.shared import evaluation
-from kfp_ddp.components.shared.bundle import SUCCESS
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.pictures import read_events
 from kfp_ddp.components.train.outputs import newest_checkpoint
@@ -20,6 +19,7 @@ from kfp_ddp.components.train.outputs import newest_checkpoint
 TOLD_BY = (
     *("config.json", "metrics.jsonl", f"evaluation/{evaluation.FILE}"),
     *("logs/failure*.json", "checkpoints/step-*/manifest.json"),
+    *(f"evaluation/{VERDICT}", EXPORTED),
 )
 """The small files that what follows is read from."""
 
@@ -36,8 +36,10 @@ class Training:
     checkpoint: int | None
     """Step of the newest whole checkpoint."""
     failure: failure.Failure | None
-    bundle: bool
-    """Whether a whole bundle was exported."""
+    verdict: dict[str, Any]
+    """The gate's: blessed, reason, and what it compared with; empty before it."""
+    exported: dict[str, Any]
+    """What the export says of the bundle: its uri, and whether it is the champion."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Its events of a kind, such as step or eval."""
@@ -54,12 +56,12 @@ def trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
     Raises:
         KfpDdpError: the files cannot be had.
     """
-    sizes = files.sizes()
-    files.bring([n for n in sizes if any(fnmatch(n, f"*/{each}") for each in TOLD_BY)], folder)
-    return tuple(_found(folder, sizes))
+    names = [n for n in files.sizes() if any(fnmatch(n, f"*/{each}") for each in TOLD_BY)]
+    files.bring(names, folder)
+    return tuple(_found(folder))
 
 
-def _found(folder: Path, sizes: dict[str, int]) -> Iterator[Training]:
+def _found(folder: Path) -> Iterator[Training]:
     for path in sorted(each for each in folder.glob("*") if each.is_dir()):
         there = RunFolder(path)
         if not (there.config.exists() or there.metrics.exists()):
@@ -72,7 +74,8 @@ def _found(folder: Path, sizes: dict[str, int]) -> Iterator[Training]:
             evaluation=_evaluation(there.evaluation("val") / evaluation.FILE),
             checkpoint=newest.step if newest else None,
             failure=_failure(there.logs),
-            bundle=f"{path.name}/{there.bundle.name}/{SUCCESS}" in sizes,
+            verdict=_json(there.evaluation("val") / VERDICT),
+            exported=_json(path / EXPORTED),
         )
 
 

@@ -66,7 +66,9 @@ class PodLogs:
 class PodLog(threading.Thread):
     """Follows one container until it is over and every line of it is printed."""
 
-    def __init__(self, api: Api, pod: Object, container: str, printer: Printer, title: str) -> None:
+    def __init__(
+        self, api: Api, pod: Object, container: str, printer: Printer, title: str = ""
+    ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
         self.path = core(api.namespace, "pods", pod["metadata"]["name"])
