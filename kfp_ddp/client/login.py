@@ -21,6 +21,16 @@ class Login:
     """Read for each request: who mounts it renews it."""
     cookie: str = ""
 
+    def __bool__(self) -> bool:
+        return bool(self.token or self.token_file or self.cookie)
+
+    def headers(self) -> dict[str, str]:
+        """What goes with the next request."""
+        if self.cookie:
+            return {"Cookie": self.cookie}
+        token = self.token or (secret_of("", self.token_file) if self.token_file else "")
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
 
 def find(connection: Connection, host: str) -> Login:
     """The login to use: what was set, else the token of the pod that this runs in, else none.

@@ -5,6 +5,7 @@ import logging
 import re
 import warnings
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,11 +15,12 @@ import urllib3
 from kfp_server_api.rest import RESTClientObject
 
 from kfp_ddp.base.errors import InputError, RefusedError, ServerError
-from kfp_ddp.client.connection import Connection, own_namespace, secret_of
+from kfp_ddp.client.connection import Connection, own_namespace
 from kfp_ddp.client.login import Login
 
 CONNECT_SECONDS = 10.0
 LONGEST_MESSAGE = 300
+LOGINS = "set a token, a cookie or a user of Dex (kfp-ddp config --help tells how)"
 # kfp prints links to stdout, where a command's own output goes.
 kfp.client.client.print = lambda *_, **__: None
 
@@ -44,7 +46,7 @@ class Client(kfp.Client):  # type: ignore[misc]
         self._connection, self._login = connection, login
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that servers of KFP 1 are not served
-            super().__init__(host=host, namespace="kubeflow", cookies=login.cookie or None)
+            super().__init__(host=host, namespace="kubeflow")
         api: Any = self._run_api.api_client
         api.rest_client = Transport(self._existing_config, connection, login)
         health = self._healthz_api.healthz_service_get_healthz()
@@ -58,18 +60,11 @@ class Client(kfp.Client):  # type: ignore[misc]
     def _load_config(self, host: str, *_: Any) -> kfp_server_api.Configuration:
         config = kfp_server_api.Configuration()
         config.host = host
-        config.ssl_ca_cert = self._connection.ca_file or None
+        config.ssl_ca_cert = _existing(self._connection.ca_file)
         config.retries = urllib3.Retry(
-            total=None, connect=2, read=1, redirect=False, status=0, backoff_factor=0.2
+            total=2, connect=2, read=1, redirect=False, status=0, other=0, backoff_factor=0.2
         )
-        if self._login.token or self._login.token_file:
-            config.api_key_prefix["authorization"] = "Bearer"
-            config.refresh_api_key_hook = self._renew
         return config
-
-    def _renew(self, config: kfp_server_api.Configuration) -> None:
-        token = self._login.token or secret_of("", self._login.token_file)
-        config.api_key["authorization"] = token
 
     def _load_context_setting_or_default(self) -> None:
         self._context_setting = {"namespace": "asked once the server is reached"}
@@ -97,16 +92,29 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         """
         limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
         more["_request_timeout"] = more.get("_request_timeout") or limit
+        more["headers"] = {**more.get("headers", {}), **self._login.headers()}
         try:
             answer = super().request(method, url, **more)
             json.loads(answer.data)
         except kfp_server_api.ApiException as error:
+            if not error.status:  # a certificate, the only one of them that has no answer
+                raise ServerError(
+                    self._silence(urllib3.exceptions.SSLError(error.reason))
+                ) from None
             raise self._refusal(error) from None
         except urllib3.exceptions.HTTPError as error:
             raise ServerError(self._silence(error)) from None
         except ValueError:
-            raise self._stranger(f"with {_kind(answer)} where KFP answers JSON") from None
+            if "json" in (kind := _kind(answer)):
+                raise ServerError(self._silent("the answer broke off")) from None
+            raise self._stranger(f"with {kind} where KFP answers JSON") from None
         return answer
+
+    def _silent(self, said: str) -> str:
+        return (
+            f"the KFP API server at {self._host} does not answer: {said}; see that it is up and "
+            "that --host is its address (kfp-ddp config show)"
+        )
 
     def _silence(self, error: urllib3.exceptions.HTTPError) -> str:
         reason: Any = getattr(error, "reason", None) or error
@@ -118,47 +126,47 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             said = f"nothing came for {self._seconds:g} s"
         elif isinstance(reason, urllib3.exceptions.ProtocolError):
             said = "the answer broke off"
+        elif isinstance(reason, urllib3.exceptions.SSLError):
+            said = f"{_short(str(reason))}; --ca-file gives the certificates to trust"
         else:
-            said = _short(str(reason).rpartition(": ")[2])
-        return (
-            f"the KFP API server at {self._host} does not answer: {said}; see that it is up and "
-            "that --host is its address (kfp-ddp config show)"
-        )
+            said = _short(str(reason))
+        return self._silent(said)
 
     def _refusal(self, error: kfp_server_api.ApiException) -> RefusedError | ServerError:
-        if not error.status:
-            return ServerError(
-                f"no safe connection to {self._host}: {_short(str(error.reason))}; give the "
-                "certificates to trust with --ca-file"
-            )
         if error.status in (301, 302, 303, 307, 308):
             to = str(error.headers.get("location", "another address"))
             if to.split("?")[0].replace("https:", "http:").startswith(f"{self._host}/"):
                 return self._stranger(f"by sending on to {to.partition('/apis/')[0]}")
             return self._stranger("by asking for a login")
-        code, said = HTTPStatus(error.status), _message(error.body)
+        code, said = int(error.status), _message(error.body)
         if code == HTTPStatus.UNAUTHORIZED:
-            return RefusedError(
-                f"{self._host} refuses {self._login.name} (401: {said}): it has expired, or is for "
-                "another server; renew it",
-                401,
-            )
+            what = f"refuses {self._login.name} (401: {said}): it has expired or is for another"
+            if not self._login:
+                what = f"asks for a login (401: {said}) and none is set; {LOGINS}"
+            return RefusedError(f"{self._host} {what}", 401)
         if code == HTTPStatus.FORBIDDEN:
             return RefusedError(
-                f"{self._host} does not allow this to {self._login.name} (403: {said}); see that "
+                f"KFP does not allow this to {self._login.name} (403: {said}); see that "
                 "--namespace is one of yours",
                 403,
             )
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS:
-            return ServerError(f"the KFP API server failed ({code.value}): {said}; try again later")
-        return RefusedError(f"KFP refuses this ({code.value}): {said}", code.value)
+            return ServerError(f"the KFP API server failed ({code}): {said}; try again later")
+        return RefusedError(f"KFP refuses this ({code}): {said}", code)
 
     def _stranger(self, how: str) -> RefusedError:
+        used = f"{self._login.name} is not taken, or" if self._login else f"{LOGINS}, or"
         return RefusedError(
-            f"{self._host} answers {how}: --host should be the address of KFP's API (often ending "
-            f"in /pipeline), and the login one that it takes; used was {self._login.name}",
+            f"{self._host} answers {how}: {used} --host should be the address of KFP's API, which "
+            "often ends in /pipeline",
             401,
         )
+
+
+def _existing(path: str) -> str | None:
+    if path and not Path(path).is_file():
+        raise InputError(f"ca_file={path!r} is no file")
+    return path or None
 
 
 def _message(body: Any) -> str:

@@ -103,7 +103,7 @@ def serving(**store: Any) -> Iterator[KfpServer]:
     server = KfpServer(Store(**store))
     handler = type("Handler", (_Handler,), {"kfp": server})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    http.daemon_threads = False
+    http.block_on_close = False  # a kept connection ends with its client
     server.url = f"http://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
