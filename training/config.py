@@ -157,6 +157,10 @@ class TrainConfig(Settings):
     early_stop_epochs: int = Field(0, ge=0)
     """End the training when the accuracy in the evaluations has not risen for this many epochs; 0:
     never."""
+    stop_behind_epochs: int = Field(0, ge=0)
+    """End the training, from this epoch on, when its best accuracy is below the median of what
+    trainings whose folders lie beside output_dir had by the same epoch, two or more of them; 0:
+    never."""
     resume: Literal["auto", "never"] = "auto"
     """Continue from the newest checkpoint that verifies, or begin anew."""
 
@@ -186,6 +190,15 @@ class TrainConfig(Settings):
     """Write TensorBoard events too, to tensorboard/ in the output folder."""
     prometheus_port: int = Field(0, ge=0, le=65535)
     """Serve the metrics to Prometheus on this port of rank 0; 0: no."""
+    mlflow_uri: str = ""
+    """Address of an MLflow server, which gets settings and metrics too, such as
+    https://mlflow.example.com; '' for none. Its login is not in it: MLFLOW_TRACKING_TOKEN, or
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of the bucket's secret."""
+    mlflow_experiment: str = Field("kfp-ddp", min_length=1)
+    """Experiment of MLflow that the run is one of; made if need be."""
+    wandb_project: str = ""
+    """Project of Weights & Biases that gets settings and metrics too; '' for none. The image needs
+    the package wandb, and the bucket's secret WANDB_API_KEY."""
     profile_steps: int = Field(0, ge=0)
     """Profile this many steps of rank 0, to profile/ in the output folder; 0: none."""
     peak_tflops: float = Field(0.0, ge=0)
@@ -213,6 +226,7 @@ class TrainConfig(Settings):
             )
         elif self.model_code:
             raise ValueError(f"model_code is set, but model={self.model} is no function of a file")
+        _check_mlflow(self.mlflow_uri)
         if not self.is_set("warmup_epochs"):
             yielding = min(self.warmup_epochs, self.epochs / 10)
             object.__setattr__(self, "warmup_epochs", yielding)
@@ -275,6 +289,18 @@ class TrainConfig(Settings):
             else:
                 argv += [f"--{flag}", str(value)]
         return argv
+
+
+def _check_mlflow(uri: str) -> None:
+    """Refuse an address that has a login in it, without telling it, or that is none."""
+    scheme, _, rest = uri.partition("://")
+    if "@" in rest.partition("/")[0]:
+        raise ValueError(
+            "mlflow_uri has a login in it, which a run's settings would show: put "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into the bucket's secret"
+        )
+    if uri and scheme not in ("http", "https", "file", "databricks"):
+        raise ValueError(f"mlflow_uri={uri!r} is no address such as https://mlflow.example.com")
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:

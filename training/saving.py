@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, resume
@@ -12,6 +13,7 @@ from kfp_ddp.training.distributed import World
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.peers import behind
 from kfp_ddp.training.prepared import Split
 
 
@@ -37,6 +39,7 @@ class Saving:
         """What the last evaluation came to."""
         self.best: Best | None = None
         self.saved_step = -1
+        self._behind = ""
         self.restart_clock()
 
     def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
@@ -48,11 +51,17 @@ class Saving:
             self.best = Best(step, epoch, accuracy, 0)
         else:
             self.best = dataclasses.replace(self.best, waited=epoch - self.best.epoch)
+        first, highest = self.config.stop_behind_epochs, self.best.accuracy
+        if first and epoch >= first:
+            folder = Path(self.config.output_dir)
+            self._behind = self.world.from_first(lambda: behind(folder, epoch, highest))
         return better
 
     @property
     def exhausted(self) -> str:
-        """Why the run ends before its last epoch, by early_stop_epochs; empty if it does not."""
+        """Why the run ends before its last epoch; empty if it does not."""
+        if self._behind:
+            return self._behind
         patience = self.config.early_stop_epochs
         if not patience or self.best is None or self.best.waited < patience:
             return ""

@@ -1,0 +1,65 @@
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.preflight.sweep import MOST, Sweep, trials_of
+
+
+def test_lists_are_tried_in_all_combinations_and_trials_written_out_besides() -> None:
+    sweep = Sweep.create(
+        space={"learning_rate": [0.1, 0.2], "model": ["resnet18", "resnet34"]},
+        trials=[{"epochs": 3}, {"learning_rate": 0.1, "model": "resnet18"}],
+    )
+    assert trials_of(sweep) == [
+        {"epochs": 3},
+        {"learning_rate": 0.1, "model": "resnet18"},
+        {"learning_rate": 0.1, "model": "resnet34"},
+        {"learning_rate": 0.2, "model": "resnet18"},
+        {"learning_rate": 0.2, "model": "resnet34"},
+    ]
+
+
+def test_samples_lie_in_their_ranges_and_are_the_same_again() -> None:
+    space = {
+        "learning_rate": {"min": 0.001, "max": 0.1, "log": True},
+        "label_smoothing": {"min": 0, "max": 0.2},
+        "epochs": {"min": 2, "max": 9},
+        "optimizer": ["sgd", "adamw"],
+    }
+    found = trials_of(Sweep.create(space=space, samples=40))
+    assert len(found) == 40
+    assert all(0.001 <= each["learning_rate"] <= 0.1 for each in found)
+    low = sum(each["learning_rate"] < 0.01 for each in found)
+    assert 10 <= low <= 30, "half of the draws by logarithm"
+    assert all(0 <= each["label_smoothing"] <= 0.2 for each in found)
+    assert {type(each["epochs"]) for each in found} == {int}
+    assert {each["epochs"] for each in found} == set(range(2, 10))
+    assert {each["optimizer"] for each in found} == {"sgd", "adamw"}
+    assert trials_of(Sweep.create(space=space, samples=40)) == found
+    assert trials_of(Sweep.create(space=space, samples=40, seed=1)) != found
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({}, "sweep has 0 trials, and 2 to 64 can be tried"),
+        ({"trials": [{"epochs": 1}]}, "sweep has 1 trials"),
+        ({"space": {"epochs": [1, 1]}}, "sweep has 1 trials"),
+        ({"space": {"seed": [*range(MOST + 1)]}}, "space has 65 combinations, and 64 can be tried"),
+        ({"samples": 4}, "sweep sets samples, but no space to draw them from"),
+        ({"space": {"epochs": {"min": 1, "max": 3}}}, "epochs is a range: set samples"),
+        ({"space": {"epochs": 3}}, "epochs=3 should be a list of what to try"),
+        ({"space": {"epochs": []}}, "epochs=[] should be a list of what to try"),
+        (
+            {"samples": 2, "space": {"learning_rate": {"min": 0.1, "max": 0.01}}},
+            "learning_rate={'min': 0.1, 'max': 0.01} is no range",
+        ),
+        (
+            {"samples": 2, "space": {"learning_rate": {"min": 0, "max": 0.1, "log": True}}},
+            "is no range",
+        ),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(sweep: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        trials_of(Sweep.create(**sweep))
+    assert said in str(error.value)
