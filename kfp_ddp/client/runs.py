@@ -1,8 +1,10 @@
 """Runs of a KFP server: to find one by what a person types, and what is told of each."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError, RefusedError
@@ -65,23 +67,44 @@ def find_run(client: "kfp.Client", word: str) -> "V2beta1Run":
 def newest_runs(
     client: "kfp.Client", most: int, experiment_id: str | None = None
 ) -> "Iterator[V2beta1Run]":
-    """Runs, the newest first, with their details but not always with a pipeline's spec."""
+    """Runs, the newest first, without their details and specs: to find one by."""
     token, seen = "", 0
     tokens = {token}
     while seen < most:
-        answer = client.list_runs(
-            page_token=token,
-            page_size=min(PAGE, most - seen),
-            sort_by="created_at desc",
-            experiment_id=experiment_id,
-        )
-        runs = answer.runs or []
-        yield from runs
+        answer = _page(client, token, min(PAGE, most - seen), experiment_id)
+        runs = answer.get("runs", [])
+        yield from (_slim(client, run) for run in runs)
         seen += len(runs)
-        token = answer.next_page_token or ""
+        token = answer.get("next_page_token", "")
         if not runs or token in tokens:
             return
         tokens.add(token)
+
+
+def _page(client: "kfp.Client", token: str, size: int, experiment_id: str | None) -> dict[str, Any]:
+    """A page of the list, as JSON: kfp's objects of all nodes of a run take it 80 ms."""
+    whose = {"experiment_id": experiment_id} if experiment_id else {"namespace": _namespace(client)}
+    asked = {"page_token": token, "page_size": size, "sort_by": "created_at desc", **whose}
+    answer = client._run_api.api_client.call_api(
+        "/apis/v2beta1/runs",
+        "GET",
+        query_params=[(name, value) for name, value in asked.items() if value],
+        header_params={"Accept": "application/json"},
+        response_type="object",
+        auth_settings=["Bearer"],
+        _return_http_data_only=True,
+    )
+    return dict(answer)
+
+
+def _slim(client: "kfp.Client", run: Mapping[str, Any]) -> "V2beta1Run":
+    kept = {name: run[name] for name in run if name not in ("run_details", "pipeline_spec")}
+    answer = SimpleNamespace(data=json.dumps(kept))
+    return client._run_api.api_client.deserialize(answer, "V2beta1Run")
+
+
+def _namespace(client: "kfp.Client") -> str:
+    return client.get_user_namespace() or ""
 
 
 def listed(
@@ -174,7 +197,7 @@ def _get(client: "kfp.Client", run_id: str) -> "V2beta1Run":
 
 
 def _there(client: "kfp.Client") -> str:
-    namespace = client.get_user_namespace()
+    namespace = _namespace(client)
     return f" in namespace {namespace}" if namespace else ""
 
 

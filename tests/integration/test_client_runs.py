@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from kfp_ddp.base.errors import InputError, JobError, ServerError
@@ -13,6 +12,7 @@ from kfp_ddp.client import follow
 from kfp_ddp.client.connection import Connection, open_client
 from kfp_ddp.client.runs import find_run, newest_runs
 from kfp_ddp.client.steps import Step
+from kfp_ddp.pipelines.document import read
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 
@@ -43,7 +43,7 @@ def client(kfp_server: KfpServer) -> Iterator[Any]:
 
 def _begin(server: KfpServer, *names: str) -> list[str]:
     """Runs of these names; their ids."""
-    spec = next(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
+    spec = read(COMPILED / "train_resnet.yaml").body()
     given = {"parameters": {"source": "gs://bucket/flowers"}}
     return [
         str(
