@@ -88,6 +88,7 @@ def until_over(
     run_id: str,
     silent: bool = False,
     aside: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> "V2beta1Run":
     """Show a run until it is over: a tree on a terminal, lines elsewhere.
 
@@ -97,6 +98,7 @@ def until_over(
         run_id: The run.
         silent: Show nothing.
         aside: Show it on stderr, since stdout is for a program.
+        sleep: Waits between two looks.
 
     Raises:
         SystemExit: 130 after an interrupt, with a line.
@@ -106,11 +108,12 @@ def until_over(
     stream = sys.stderr if aside else sys.stdout
     try:
         if silent:
-            return follow(client, run_id, LineTeller(lambda _: None, lambda _: ""))
+            return follow(client, run_id, LineTeller(lambda _: None, lambda _: ""), sleep)
         if stream.isatty():
             with TreeTeller(progress, stream) as teller:
-                return follow(client, run_id, teller)
-        return follow(client, run_id, LineTeller(lambda line: print(line, file=stream), progress))
+                return follow(client, run_id, teller, sleep)
+        lines = LineTeller(lambda line: print(line, file=stream, flush=True), progress)
+        return follow(client, run_id, lines, sleep)
     except KeyboardInterrupt:
         print(f"the run goes on: kfp-ddp status {run_id[:8]} --watch", file=sys.stderr)
         raise SystemExit(130) from None

@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,3 +194,41 @@ def test_a_run_is_ended_and_goes_on(call: Call, kfp_server: KfpServer) -> None:
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
     kfp_server.store.set_state(run_id, "SUCCEEDED")
     assert "flowers succeeded: only a run" in str(call("retry", "last").exception)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
+    client: Any, kfp_server: KfpServer
+) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+    terminal = _Terminal()
+
+    def end(_: float) -> None:
+        kfp_server.put_run(run_id, "SUCCEEDED", DONE | {"train": "SUCCEEDED"})
+
+    kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
+    with follow.TreeTeller(lambda _: "step 3/9 · loss 0.5", terminal) as teller:
+        follow.follow(client, run_id, teller, sleep=end)
+    running, over = terminal.getvalue().split("\x1b[2K", 1)
+    assert "step 3/9 · loss 0.5" in running
+    assert "SUCCEEDED" in over
+    assert "step 3/9" not in over
+
+
+def test_an_interrupt_ends_the_following_and_not_the_run(
+    client: Any, kfp_server: KfpServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_id,) = _begin(kfp_server, "flowers")
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        follow.until_over(client, Connection(), run_id, sleep=interrupt)
+    assert ended.value.code == 130
+    assert f"the run goes on: kfp-ddp status {run_id[:8]} --watch" in capsys.readouterr().err
+    assert not kfp_server.asked("terminate_run")
