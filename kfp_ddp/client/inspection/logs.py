@@ -17,6 +17,7 @@ from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer
 
 LOOK_SECONDS = 2.0
 LARGEST = 256 << 20
+BUCKETS = ("gs://", "s3://", "az://")
 KEPT = "executor-logs"
 """The artifact that KFP's launcher keeps of each step."""
 
@@ -63,23 +64,28 @@ def lines(subject: Subject, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]
         return
     if leaf.step.state in ("SKIPPED", "OMITTED", "CACHED"):
         return
-    known = api()
-    pod = pods.of_step(pods.of_steps(known, subject.id), leaf.step, leaf.step.by_driver)
+    over, pod = leaf.step.state in OVER, None
+    try:
+        known = api()
+        pod = pods.of_step(pods.of_steps(known, subject.id), leaf.step, leaf.step.by_driver)
+    except KfpDdpError:
+        if not (over and subject.root.startswith(BUCKETS)):
+            raise
     if pod is not None:
         yield from pods.log(known, pod)
-    elif leaf.step.state in OVER:
+    elif over:
         yield from kept(subject, leaf)
 
 
 def kept(subject: Subject, leaf: Leaf) -> Iterator[str]:
-    """The log that KFP keeps as an artifact, where the pipeline root is a bucket of ours.
+    """The log that KFP keeps as an artifact, where the pipeline root is a bucket that we read.
 
     Raises:
         KfpDdpError: it cannot be had.
     """
     gone = f"the pod of {leaf.label} is gone"
     see = f": its log is in the UI, {subject.page}" if subject.page else ""
-    if not subject.root.startswith(("gs://", "s3://", "az://")):
+    if not subject.root.startswith(BUCKETS):
         raise InputError(f"{gone}{see or '; set pipeline_root to read the log that KFP keeps'}")
     where = open_destination(subject.root)
     prefix = f"{subject.pipeline}/{subject.id}/{leaf.step.name}/"

@@ -96,9 +96,18 @@ class Subjects:
         return self._client
 
     def api(self) -> Api:
-        """The cluster's API, in the namespace of the runs."""
+        """The cluster's API, in the namespace of the runs.
+
+        Raises:
+            InputError: no cluster is configured.
+        """
         wanted = self.connection.namespace or own_namespace(self.connection.context)
-        return Api.connect(wanted or self.connection.kfp_namespace, self.connection.context)
+        try:
+            return Api.connect(wanted or self.connection.kfp_namespace, self.connection.context)
+        except InputError:
+            raise InputError(
+                "no cluster is configured to look at pods and claims: set KUBECONFIG, or --context"
+            ) from None
 
     def _here(self, folder: Path) -> Subject:
         found = local_run.read(folder)

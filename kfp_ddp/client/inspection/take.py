@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -121,9 +121,17 @@ def _there(path: Path) -> Path | None:
 
 def _moved(found: Taken, before: Path, after: Path) -> Taken:
     """The same where its files are in the end."""
-    paths = (found.bundle, found.report, found.loss_curve, found.checkpoint)
-    moved = (path and after / path.relative_to(before) for path in paths)
-    return Taken(found.task, *moved, found.bytes)
+
+    def there(path: Path | None) -> Path | None:
+        return path and after / path.relative_to(before)
+
+    return replace(
+        found,
+        bundle=there(found.bundle),
+        report=there(found.report),
+        loss_curve=there(found.loss_curve),
+        checkpoint=there(found.checkpoint),
+    )
 
 
 def _lift(folder: Path, above: Path) -> None:

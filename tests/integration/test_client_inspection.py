@@ -1,0 +1,104 @@
+"""Runs of a KFP server looked into where there is no cluster: their files lie in a bucket."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kfp_ddp.base.errors import InputError, ServerError
+from kfp_ddp.cli import app
+from tests import run_output
+from tests.kfp_server import faults
+from tests.kfp_server.server import KfpServer
+
+RUN = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+def fill(s3: Any, tmp_path: Path, task: Path) -> str:
+    """Put the folder of a task below a prefix of runs; the prefix."""
+    for path in task.rglob("*"):
+        if path.is_file():
+            name = f"runs/{RUN}/{task.name}/{path.relative_to(task).as_posix()}"
+            s3.upload_file(str(path), "bucket", name)
+    return "s3://bucket/runs"
+
+
+def called(server: KfpServer, *words: str) -> Result:
+    """What a command answers."""
+    return CliRunner().invoke(app, [*words, "--host", server.url, "--namespace", "kubeflow"])
+
+
+def test_a_run_in_a_bucket_is_described_compared_and_brought(
+    kfp_server: KfpServer, s3: Any, tmp_path: Path
+) -> None:
+    run_output.task(tmp_path / "train", ("train", "evaluate", "export"), 80, {"epochs": 2})
+    work = fill(s3, tmp_path, tmp_path / "train")
+    kfp_server.record("run_get_failed", runtime_config={"parameters": {"work": work}})
+    here = run_output.make(tmp_path / "here", correct=90, epochs=3)
+
+    described = json.loads(called(kfp_server, "describe", "shapes-1", "--json").stdout)
+    assert (described["state"], described["step"]) == ("FAILED", "train")
+    assert described["trainings"][0]["checkpoint"] == 40
+    assert described["next"][-1] == "kfp-ddp retry 8fa2b9a1"
+    assert "its pods were not looked at: no cluster is configured" in described["notes"][0]
+
+    compared = json.loads(called(kfp_server, "compare", "last", str(here), "--json").stdout)
+    assert [each["value"] for each in compared["metrics"]["accuracy"]] == [0.8, 0.9]
+    assert compared["settings"]["epochs"] == [2, 3]
+
+    brought = called(kfp_server, "download", "8fa2b9a1", "--json")
+    assert brought.exit_code == 0, brought.output
+    assert (tmp_path / "shapes-1/bundle/model.onnx").stat().st_size == 100_000
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_a_log_that_kfp_keeps_is_read_where_the_pod_cannot_be(
+    kfp_server: KfpServer, s3: Any
+) -> None:
+    spec = {"pipelineInfo": {"name": "train-resnet"}, "root": {"dag": {"tasks": {}}}}
+    root = {"parameters": {}, "pipeline_root": "s3://bucket/kfp"}
+    kfp_server.record("run_get_failed", pipeline_spec=spec, runtime_config=root)
+    key = f"kfp/train-resnet/{RUN}/train/0a1b/executor-logs"
+    s3.put_object(Bucket="bucket", Key=key, Body=b"step 1\nerror: rank 0: no room\n")
+    assert called(kfp_server, "logs", RUN, "train").stdout == "step 1\nerror: rank 0: no room\n"
+    found = json.loads(called(kfp_server, "describe", RUN, "--json").stdout)
+    assert found["cause"] == "rank 0: no room"
+
+
+def test_what_cannot_be_looked_into_is_told_in_one_line(kfp_server: KfpServer) -> None:
+    kfp_server.record("run_get_failed", runtime_config={"parameters": {}})
+    said: dict[tuple[str, ...], tuple[type[Exception], str]] = {
+        ("compare", RUN): (InputError, "its pipeline has no parameter work or work_claim"),
+        ("download", RUN): (InputError, "its pipeline has no parameter work or work_claim"),
+        ("logs", RUN, "train"): (InputError, "no cluster is configured"),
+        ("logs", RUN, "trian"): (InputError, "shapes-1 has no step 'trian'"),
+        ("describe", "shapes-2"): (InputError, "there is no run 'shapes-2'"),
+    }
+    for words, (kind, line) in said.items():
+        answer = called(kfp_server, *words)
+        assert isinstance(answer.exception, kind), words
+        assert line in str(answer.exception)
+        assert "\n" not in str(answer.exception)
+
+
+def test_a_server_that_is_down_is_told_and_not_waited_for(kfp_server: KfpServer) -> None:
+    kfp_server.fail("*", faults.status(503, "no healthy upstream"))
+    answer = called(kfp_server, "describe", "last")
+    assert isinstance(answer.exception, ServerError)
+
+
+def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
+    kfp_server.record("run_get_succeeded")
+    answer = called(kfp_server, "describe", "shapes-2", "--no-files")
+    assert answer.exit_code == 0, answer.output
+    assert "shapes-2  SUCCEEDED after 3:34, began 2026-11-21 22:56 UTC" in answer.stdout
+    assert "next        kfp-ddp download 1cb3d7e4" in answer.stdout
+    assert "note" not in answer.stdout
