@@ -1,3 +1,6 @@
 """Pipelines, one a file: only wiring. Each is compiled to `compiled/<file name>.yaml`."""
 
-NAMES = ("train_resnet", "train_resnet_bucket", "train_resnet_claimless", "retrain", "finetune")
+NAMES = (
+    *("train_resnet", "train_resnet_bucket", "train_resnet_claimless", "retrain", "finetune"),
+    *("evaluate_checkpoint", "sync_dataset"),
+)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl, kubernetes
+from kfp.dsl.pipeline_channel import PipelineChannel
 
 # A PodDisruptionBudget in deploy/eviction selects by the label.
 KEPT = ("kfp-ddp/evict", "false")
@@ -28,8 +29,9 @@ def working(
     gpu_resource: Any = None,
 ) -> dsl.PipelineTask:
     """A step that asks for something and may use what an earlier step has told."""
-    given = [each for each in (cpu, memory, gpus, gpu_resource) if each is not None]
-    task.register_pipeline_channels(given)  # or groups around the task do not hand them on
+    given = (cpu, memory, gpus, gpu_resource)
+    channels = [each for each in given if isinstance(each, PipelineChannel)]
+    task.register_pipeline_channels(channels)  # or groups around the task do not hand them on
     task.set_cpu_request(asks["cpu"]).set_cpu_limit(cpu)
     task.set_memory_request(asks["memory"]).set_memory_limit(memory)
     if gpus is not None:

@@ -35,6 +35,8 @@ SECRET_ENV = (
     *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
     *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
     *("AZURE_CLIENT_SECRET", "HF_TOKEN", "HF_ENDPOINT"),
+    *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+    "WANDB_API_KEY",
 )
 
 
@@ -71,23 +73,30 @@ class Evaluation(NamedTuple):
 class Steps:
     """Steps of one pipeline, the first of which checks its form."""
 
-    def __init__(self, form: dict[str, Any], claims: Claims) -> None:
-        """Add `preflight`, whose outputs become `plan`.
+    def __init__(
+        self, form: dict[str, Any], claims: Claims, plan: dict[str, Any] | None = None
+    ) -> None:
+        """Add `preflight`, whose outputs become `plan`, unless there is one.
 
         Args:
             form: The pipeline's parameters by name: preflight's inputs and `bucket_secret`.
             claims: What its pods mount.
+            plan: What `preflight` would return, as far as the steps need it.
         """
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
         self.claims, self.secret = claims, form["bucket_secret"]
-        self.work = form["work_claim" if claims.work else "work"]
+        self.work = form.get("work_claim" if claims.work else "work")
         self.keep = {"keep": form["keep"]} if "keep" in form else {}
         self.at = {} if claims.work else {"work_dir": self.work}
+        self.plan: Any = plan or self._checked()
+
+    def _checked(self) -> Any:
+        """Add `preflight`; its outputs."""
         # Not in the group: where a claim is missing, the pod of teardown could not start either.
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
-        each |= {} if claims.data else {"publish": "each-node"}
+        each |= {} if self.claims.data else {"publish": "each-node"}
         first = pods.waiting(preflight(**self.form, **each).set_caching_options(False))
-        self.plan = self.with_bucket(first).outputs
+        return self.with_bucket(first).outputs
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """Give a step the bucket's credentials, if such a secret is there."""
@@ -208,13 +217,20 @@ class Steps:
         pods.kept(pods.working(task, LAUNCHER_ASKS, plan["train_cpu"], plan["train_memory"]))
         return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
-    def evaluated(self, data: Data, model: Model) -> Evaluation:
-        """Evaluate a model, and the champion on the same samples if need be."""
+    def evaluated(self, data: Data, model: Model, **more: Any) -> Evaluation:
+        """Evaluate a model, and the champion on the same samples if need be.
+
+        Args:
+            data: Whose samples.
+            model: What `trained` returned.
+            more: Further inputs of `evaluate`.
+        """
         task = evaluate(
             checkpoint=model.checkpoint,
             run_dir=model.run_dir,
             dataset_path=data.path,
             champion=self.plan["champion"],
+            **more,
         )
         self.computing(self.with_bucket(self.mounted(task, data.claim)))
         return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])

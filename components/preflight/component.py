@@ -32,6 +32,11 @@ def preflight(
     run_id: str = "",
     keep: int = 0,
     init_from: str = "",
+    script: str = "",
+    script_args: str = "",
+    sweep: dict = {},  # noqa: B006
+    checkpoint: str = "",
+    split: str = "val",
 ) -> NamedTuple(
     "Plan",
     [
@@ -52,6 +57,7 @@ def preflight(
         ("evaluate_memory", str),
         ("evaluate_gpus", str),
         ("gpu_resource", str),
+        ("trials", list),
     ],
 ):
     """Check the parameters of a training run before a byte moves, and return them as checked.
@@ -99,10 +105,17 @@ def preflight(
         keep: Runs' folders and bundles that stay, in a pipeline that deletes old ones; 0 for all.
         init_from: Weights to begin with, in a pipeline that asks for them; empty for none, or those
             that training names.
+        script: Text of a Python file that trains, in a pipeline that asks for it; empty for none,
+            or that of training.
+        script_args: Its arguments, written as on a command line.
+        sweep: What is tried in a pipeline that trains several times; empty for one that does not.
+        checkpoint: What is evaluated, in a pipeline that trains nothing; empty for one that does.
+        split: What it is evaluated on.
 
     Returns:
         The settings of training, job, sync, gate and layout, the dataset's name, its claim and how
-        it is published, the model to beat, and what the pods of the steps take, as KFP takes it.
+        it is published, the model to beat, what the pods of the steps take, as KFP takes it, and
+        the settings of the training of each trial.
     """
     inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run

@@ -26,6 +26,7 @@ from kfp_ddp.components.preflight.parameters import (
     filled_in,
 )
 from kfp_ddp.components.preflight.places import check_place
+from kfp_ddp.components.preflight.sweep import Sweep, trials_of
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import initial_weights
 from kfp_ddp.components.shared.bundle import check_model_name
@@ -72,6 +73,8 @@ class Plan(NamedTuple):
     evaluate_gpus: str
     """Empty for none: KFP's driver then leaves them out, where it fails for an empty CPU."""
     gpu_resource: str
+    trials: list[dict[str, Any]]
+    """The training of each trial of a sweep."""
 
 
 @step
@@ -85,7 +88,9 @@ def run(inputs: dict[str, Any]) -> Plan:
     Raises:
         InputError: the first parameter that cannot be used, in the order of the steps.
     """
-    parameters, dataset, sync, config, spec, supervision, steps, gate, champion = settled(inputs)
+    parameters, dataset, sync, config, spec, supervision, steps, gate, champion, trials = settled(
+        inputs
+    )
     open_source(parameters.source)
     initial_weights.check(config.init_from)
     _check_work(parameters, spec)
@@ -93,7 +98,9 @@ def run(inputs: dict[str, Any]) -> Plan:
     if champion and champion != _exported_to(parameters):
         gate["champion_must_exist"] = True  # or one that is misspelt is beaten by every model
     _check_destination(parameters)
-    if parameters.backend == "local":
+    if parameters.checkpoint:
+        warnings = _there(parameters.checkpoint)
+    elif parameters.backend == "local":
         warnings = _in_this_image()
     else:
         left_open = inputs["gpus_per_node"] == -1
@@ -111,8 +118,13 @@ def run(inputs: dict[str, Any]) -> Plan:
         publish=dataset.publish,
         champion=champion,
         **_pods(steps, spec, parameters.backend),
+        trials=[
+            {n: v for n, v in each.given().items() if n not in TrainConfig.own} for each in trials
+        ],
     )
     what = _in_words(config, parameters.backend, spec)
+    if parameters.checkpoint:
+        what = f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"
     _tell(inputs["plan_summary"], what, warnings, plan)
     return plan
 
@@ -129,6 +141,7 @@ class Settled(NamedTuple):
     steps: StepResources
     gate: dict[str, Any]
     champion: str
+    trials: list[TrainConfig]
 
 
 def settled(inputs: Mapping[str, Any]) -> Settled:
@@ -142,7 +155,7 @@ def settled(inputs: Mapping[str, Any]) -> Settled:
     """
     given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
     parameters = Parameters.create(**given)
-    for name in ("source", "destination", "champion", "work"):
+    for name in ("source", "destination", "champion", "work", "checkpoint"):
         place = getattr(parameters, name)
         if place != LAST:
             check_place(name, place)
@@ -154,7 +167,10 @@ def settled(inputs: Mapping[str, Any]) -> Settled:
     champion = _champion(parameters, Rules.create(**gate))
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         _check_batch(config, spec, parameters.backend)
-    return Settled(parameters, dataset, sync, config, spec, supervision, steps, gate, champion)
+    trials = _trials(parameters, inputs)
+    return Settled(
+        parameters, dataset, sync, config, spec, supervision, steps, gate, champion, trials
+    )
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
@@ -181,8 +197,33 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, A
     return dataset, sync
 
 
-def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
-    """The training, with folders that its step will set.
+def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConfig]:
+    """The training of each trial; none where nothing is swept.
+
+    Raises:
+        InputError: naming the trial and its setting.
+    """
+    (given,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
+    if not given:
+        return []
+    sweep, found = Sweep.create(**given), []
+    for trial in trials_of(sweep):
+        (trial,) = split("a trial of sweep", trial, TrainConfig, own={})
+        stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
+        try:
+            found.append(_training(parameters, inputs, stop, trial))
+        except InputError as error:
+            raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
+    return found
+
+
+def _training(
+    parameters: Parameters,
+    inputs: Mapping[str, Any],
+    under: Mapping[str, Any] = {},
+    over: Mapping[str, Any] = {},
+) -> TrainConfig:
+    """The training, with folders that its step will set; settings go under and over those given.
 
     Raises:
         InputError: naming the setting.
@@ -190,7 +231,7 @@ def _training(parameters: Parameters, inputs: Mapping[str, Any]) -> TrainConfig:
     own = {n: BOX for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""}
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
-    given = {**filled_in(inputs, TrainConfig), **training, **folders}
+    given = {**under, **filled_in(inputs, TrainConfig), **training, **over, **folders}
     return configured(parameters.recipe, given)
 
 
@@ -352,6 +393,18 @@ def _check_destination(parameters: Parameters) -> None:
         where = open_destination(parameters.destination)
         if where.remote:
             where.prepare()
+
+
+def _there(checkpoint: str) -> list[str]:
+    """Refuse an address where nothing lies; no warnings. A claim is not mounted here.
+
+    Raises:
+        InputError: naming it.
+    """
+    where = open_destination(checkpoint)
+    if where.remote and next(iter(where.list("")), None) is None:
+        raise InputError(f"checkpoint={checkpoint} is not there: correct the address")
+    return []
 
 
 def _in_this_image() -> list[str]:

@@ -14,6 +14,7 @@ from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
 from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.preflight.sweep import Sweep
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
 from kfp_ddp.components.shared.notify import Notification
@@ -58,6 +59,12 @@ class Parameters(Settings):
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
     service account, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AZURE_STORAGE_ACCOUNT and
     AZURE_STORAGE_KEY. It need not be there, but the name must not be empty."""
+    checkpoint: str = ""
+    """What is evaluated, where nothing is trained: folder or address of a checkpoint step-<number>,
+    of a bundle, or of a model's exports, which stands for the champion."""
+    split: str = "val"
+    """What is evaluated on: val as the training had it, and with it test where there is one; train,
+    test, or a folder of the dataset with class folders."""
     keep: int = Field(0, ge=0)
     """Runs' folders and exported bundles that stay, the newest, and always the champion and the one
     it was compared with; 0 for all. Where job has keep_runs, that counts for the folders."""
@@ -69,6 +76,9 @@ class Parameters(Settings):
     """Further settings of the dataset and its sync by name, such as {"publish": "clone"}."""
     gate: dict[str, Any] = Field(default_factory=dict)
     """Rules that a model must meet to be exported, by name."""
+    sweep: dict[str, Any] = Field(default_factory=dict)
+    """What is tried: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or trials written
+    out."""
 
 
 class Dataset(Settings):
@@ -125,13 +135,14 @@ class StepResources(Settings):
         return {"data-sync": SYNC_ASKS, "evaluate": {**EVALUATE_ASKS, **gpus}}
 
 
-MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec)
+MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec, Dataset)
 """Who has the text of a box, in the order of asking."""
 SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
     "job": (LaunchSpec, Supervision, StepResources, Notification),
     "sync": (Dataset, SyncSettings),
     "gate": (Rules,),
+    "sweep": (Sweep,),
 }
 """The models behind each of the mappings."""
 

@@ -1,0 +1,40 @@
+"""The pipeline `evaluate_checkpoint`: how good a model is on the images of today."""
+
+from kfp import dsl
+
+from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.pipelines.steps import Claims, Model, Steps
+
+
+@dsl.pipeline(
+    name="evaluate-checkpoint",
+    display_name="Evaluate a checkpoint or a bundle",
+    description="Bucket to verified dataset, evaluation of a model that is there, its report and "
+    "the verdict of the gate. Nothing is trained or exported.",
+)
+@described
+def evaluate_checkpoint(
+    source: str,
+    checkpoint: str,
+    split: str = "val",
+    champion: str = "",
+    gate: dict = {},  # noqa: B006
+    model_name: str = "resnet",
+    destination: str = "",
+    job: dict = {},  # noqa: B006
+    sync: dict = {},  # noqa: B006
+    work_claim: str = "kfp-ddp-work",
+    bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
+) -> None:
+    """Sync a bucket, evaluate a model on it, and judge that."""
+    steps = Steps({**locals(), "backend": "local"}, Claims())
+    with steps.ended("evaluation"):
+        data = steps.data()
+        found = steps.evaluated(
+            data,
+            Model(checkpoint, run_dir=""),
+            split=split,
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            **steps.at,
+        )
+        steps.judged(found)

@@ -1,0 +1,142 @@
+"""The pipelines beside train_resnet, run for real through kfp.local, one after the other.
+
+What one leaves the next one finds: a nightly run and what people do with its model.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from kfp_ddp.local.results import outputs
+from tests.local_pipeline import pipeline
+
+pytestmark = pytest.mark.slow
+COMPILED = Path(__file__).parents[2] / "compiled"
+TRAINING = {"image_size": 16, "workers": 0, "val_fraction": 0.25, "warmup_epochs": 0.0}
+
+
+class Place:
+    """Photographs, a destination, and runs of pipelines below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.source = root, root / "photographs"
+        self.models = root / "models" / "shades"
+        for label, colour in (("dark", 40), ("light", 200)):
+            (self.source / label).mkdir(parents=True)
+            for number in range(16):
+                shade = (colour + number, colour, colour)
+                Image.new("RGB", (16, 16), shade).save(self.source / label / f"{number}.png")
+
+    def run(self, name: str, **arguments: Any) -> "subprocess.CompletedProcess[str]":
+        """A run of a pipeline; its artifacts are those of the last one."""
+        shutil.rmtree(self.root / "artifacts", ignore_errors=True)
+        given = {"source": str(self.source), "sync": {"dataset": "shades"}, **arguments}
+        done = pipeline(given, self.root, COMPILED / f"{name}.yaml")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def said(self, step: str) -> dict[str, Any]:
+        """What a step of the last run put out."""
+        return outputs(self.root, step)
+
+    @property
+    def steps(self) -> set[str]:
+        """The steps of the last run."""
+        return {path.name for path in (self.root / "artifacts").glob("*/*")}
+
+    @property
+    def champion(self) -> str:
+        return (self.models / "CHAMPION").read_text().strip()
+
+
+def nightly(place: Place, **changed: Any) -> None:
+    arguments = {
+        "destination": str(place.models.parent),
+        "model_name": place.models.name,
+        "model": "cifar_resnet8",
+        "epochs": 2,
+        "training": TRAINING,
+        "backend": "local",
+        "gate": {"min_accuracy": 0.4},
+        "job": {"nproc_per_node": 1},
+        "keep": 1,
+    }
+    place.run("retrain", **{**arguments, **changed})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """After a first nightly run."""
+    found = Place(tmp_path_factory.mktemp("place"))
+    nightly(found)
+    return found
+
+
+def test_a_first_nightly_run_trains_and_exports_the_champion(place: Place) -> None:
+    assert {"train", "evaluate", "gate", "export", "teardown"} <= place.steps
+    assert place.said("changes")["changed"] is True
+    assert (place.models / place.champion / "_SUCCESS").is_file()
+
+
+def test_the_next_one_finds_nothing_new_and_trains_nothing(place: Place) -> None:
+    before = place.champion
+    nightly(place)
+    assert place.steps == {"preflight", "data-sync", "changes", "teardown"}
+    assert place.said("changes")["reason"].startswith("nothing new: dataset ")
+    assert f"exported as {before}" in place.said("changes")["reason"]
+    assert place.champion == before
+
+
+def test_new_images_are_trained_on_and_the_old_bundle_stays_for_a_way_back(place: Place) -> None:
+    before = place.champion
+    shutil.copyfile(place.source / "dark" / "1.png", place.source / "dark" / "more.png")
+    nightly(place, epochs=1, gate={"min_accuracy": 0.4, "min_improvement": -1.0})
+    assert place.said("changes")["changed"] is True
+    after = place.champion
+    assert after != before
+    assert (place.models / before / "_SUCCESS").is_file(), "keep=1 spares what was compared with"
+
+
+def test_the_champion_is_fine_tuned(place: Place) -> None:
+    place.run(
+        "finetune",
+        init_from=str(place.models),
+        epochs=1,
+        training={**TRAINING, "freeze_epochs": 0},
+        backend="local",
+        gate={"min_accuracy": 1.0, "champion_must_exist": True},
+        champion=str(place.models),
+        job={"nproc_per_node": 1},
+    )
+    assert {"train", "evaluate", "gate"} <= place.steps
+    (config,) = place.root.glob("work/*/train/config.json")
+    assert str(place.models) in config.read_text()
+
+
+def test_the_champion_is_evaluated_on_the_images_of_today(place: Place) -> None:
+    place.run(
+        "evaluate_checkpoint",
+        checkpoint=str(place.models),
+        gate={"min_accuracy": 1.0},
+        champion=str(place.models),
+    )
+    assert place.steps == {
+        *("preflight", "data-sync", "dataset-volume", "evaluate", "gate", "teardown")
+    }
+    assert place.said("evaluate")["samples"] > 0
+    assert "improvement on the champion 0.0000 >= 0" in str(place.said("gate"))
+
+
+def test_a_sync_alone_finds_the_version_that_is_there(place: Place) -> None:
+    given = {"source": str(place.source), "dataset": "shades", "publish": "none"}
+    shutil.rmtree(place.root / "artifacts")
+    done = pipeline(given, place.root, COMPILED / "sync_dataset.yaml")
+    assert done.returncode == 0, done.stdout
+    assert place.steps == {"data-sync", "dataset-volume"}
+    synced = place.said("data-sync")
+    assert (synced["files"], synced["downloaded"]) == (33, 0)
+    assert (Path(synced["path"]) / "_SUCCESS").is_file()
