@@ -44,6 +44,8 @@ WORDS = {
     "OMITTED": "not run",
 }
 
+GOING = ("RUNNING", "PENDING")
+
 
 class Teller(Protocol):
     """What shows a run to a person each time that it is looked at."""
@@ -141,7 +143,7 @@ class LineTeller:
     def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
         """Print what is new."""
         for place, step in leaves(steps):
-            text = (self._progress(step) if step.state == "RUNNING" else "") or _in_words(step)
+            text = (self._progress(step) if step.state in GOING else "") or _in_words(step)
             if self._told.get(place, WORDS["PENDING"]) != text:
                 self._told[place] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
@@ -206,7 +208,7 @@ def _grow(branch: "Tree", steps: Sequence[Step], progress: Callable[[Step], str]
 
     for step in steps:
         mark, colour = MARKS.get(step.state, MARKS["PENDING"])
-        said = progress(step) if step.state == "RUNNING" and not step.steps else ""
+        said = progress(step) if step.state in GOING and not step.steps else ""
         line = Text.assemble(
             (f"{mark} ", colour), f"{step.title}  ", (said or _in_words(step), "dim")
         )

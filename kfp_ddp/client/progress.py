@@ -1,17 +1,19 @@
-"""How far a training is, as the log of its step's pod tells; '' where pods cannot be seen."""
+"""How far a training is, as the log of its step's pod tells, or why that pod waits."""
 
 import re
 import time
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.client import pods
 from kfp_ddp.client.connection import Connection, own_namespace
 from kfp_ddp.client.steps import Step
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
+from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
 
 LINE = re.compile(r"step \d+(/\d+)? · .*")
-LOOKED_BACK = "40"
+LOOKED_BACK = 40
 LOOK_SECONDS = 5.0
-OFF_SECONDS = 60.0
+OFF_SECONDS = 300.0
 """How long the cluster is left alone after it refused."""
 
 
@@ -26,40 +28,38 @@ def api_of(connection: Connection) -> Api:
 
 
 class Progress:
-    """Looks into the logs of a run's pods, through the Kubernetes API."""
+    """Looks at a run's pods through the Kubernetes API, where that can be reached."""
 
     def __init__(self, connection: Connection, run_id: str) -> None:
-        self._run_id = run_id
-        self._connection = connection
+        self._connection, self._run_id = connection, run_id
         self._api: Api | None = None
         self._not_before = 0.0
         self._told: dict[str, tuple[float, str]] = {}
+        """By pod: when it was looked at, and what it told."""
 
     def __call__(self, step: Step) -> str:
-        """The newest line of progress of a step; '' for none."""
-        at, line = self._told.get(step.pods[-1] if step.pods else "", (0.0, ""))
+        """The newest line of progress of a step, or why its pod waits; '' for neither."""
+        pod = step.pods[-1] if step.pods else ""
+        at, line = self._told.get(pod, (-LOOK_SECONDS, ""))
         now = time.monotonic()
-        if not step.pods or now - at < LOOK_SECONDS or now < self._not_before:
+        if not pod or now - at < LOOK_SECONDS or now < self._not_before:
             return line
         try:
-            line = self._line(step.pods[-1]) or line
-        except (ApiError, InputError):
+            line = self._look(step)
+        except (ApiError, StorageError, InputError):
             self._not_before = now + OFF_SECONDS
-        self._told[step.pods[-1]] = (now, line)
+        self._told[pod] = (now, line)
         return line
 
-    def _line(self, node: str) -> str:
-        self._api = self._api or api_of(self._connection)
-        pods = core(self._api.namespace, "pods")
-        found = self._api.call(
-            "GET", pods, query={"labelSelector": f"pipeline/runid={self._run_id}"}
-        )
-        number = node.rpartition("-")[2]
-        for pod in found.get("items", []):
-            name = pod["metadata"]["name"]
-            if name.endswith(f"-{number}"):
-                query = {"container": "main", "tailLines": LOOKED_BACK}
-                log = self._api.call("GET", f"{pods}/{name}/log", query=query, raw=True)["value"]
-                lines = [match[0] for each in log.splitlines() if (match := LINE.search(each))]
-                return lines[-1].strip() if lines else ""
-        return ""
+    def _look(self, step: Step) -> str:
+        api = self._api = self._api or api_of(self._connection)
+        query = {"labelSelector": f"{KFP_RUN}={self._run_id}"}
+        found = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
+        pod = pods.of_step(found, step)
+        if pod is None:
+            return ""
+        if waits := pods.waits_for(pod):
+            return f"waits: {waits}"
+        lines = (LINE.search(each) for each in pods.log(api, pod, tail=LOOKED_BACK))
+        told = [match[0].strip() for match in lines if match]
+        return told[-1] if told else ""
