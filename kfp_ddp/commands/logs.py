@@ -34,6 +34,9 @@ def command(run: str, step: str, follow: bool, connection: "Connection") -> None
         wanted = logs_of.chosen(subject, step)
         if follow and subject.folder is None:
             prefix = len(wanted) > 1
-            logs_of.follow(subject, step, known.api(), lambda: known.find(subject.id), prefix)
+            try:
+                logs_of.follow(subject, step, known.api(), lambda: known.find(subject.id), prefix)
+            except KeyboardInterrupt:
+                raise SystemExit(130) from None
         else:
             logs_of.printed(subject, step, known.api)

@@ -30,20 +30,30 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
             f"mkdir -p {folder}/bundle {folder}/.leases && echo '{{}}' > {folder}/metrics.jsonl "
             f"&& head -c {SIZE} /dev/urandom > {folder}/bundle/model && touch {folder}/.leases/a"
         )
-        mounts = [{"name": "work", "mountPath": "/work"}]
-        writer = {"name": "w", "image": IMAGE, "command": ["sh", "-c", script]}
-        body = {
-            "metadata": {"name": "writer"},
-            "spec": {
-                "restartPolicy": "Never",
-                "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
-                "containers": [writer | {"volumeMounts": mounts}],
-                "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": WORK}}],
-            },
-        }
-        ground.core.create_namespaced_pod(ground.namespace, body)
+        start(ground, "writer", WORK, script)
         until(lambda: phase(ground, "writer") == "Succeeded", "the writer")
         yield ground
+
+
+def start(grounds: Grounds, name: str, claim_name: str, script: str) -> None:
+    """A pod of our images' user that runs a script beside a claim at /work."""
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["sh", "-c", script],
+        "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+    }
+    body = {
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+            "containers": [container],
+            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": claim_name}}],
+        },
+    }
+    grounds.core.create_namespaced_pod(grounds.namespace, body)
 
 
 def phase(grounds: Grounds, pod: str) -> str:
@@ -101,3 +111,26 @@ def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Ground
     ):
         pass
     assert readers(grounds) == []
+
+
+def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds) -> None:
+    body = {
+        "metadata": {"name": "one-node"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    grounds.core.create_namespaced_persistent_volume_claim(grounds.namespace, body)
+    program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"
+    start(grounds, "trains", "one-node", program)
+    until(lambda: phase(grounds, "trains") == "Running", "the one that trains")
+    with on_a_claim(Api.connect(grounds.namespace), "one-node", IMAGE) as read:
+        until(lambda: "train/metrics.jsonl" in read(RUN).sizes(), "the file")
+        (name,) = readers(grounds)
+        reader = grounds.core.read_namespaced_pod(name, grounds.namespace)
+    trains = grounds.core.read_namespaced_pod("trains", grounds.namespace)
+    assert reader.spec.node_name == trains.spec.node_name
+    chosen = f"involvedObject.name={name},reason=Scheduled"  # which of several nodes it might be
+    events = grounds.core.list_namespaced_event(grounds.namespace, field_selector=chosen)
+    assert events.items == []
