@@ -45,19 +45,31 @@ class Catalog:
     def upload_pipeline(self, data: bytes, query: Query) -> Row:
         spec = self._uploaded(data)
         name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
-        namespace = self._namespace(query.get("namespace", ""), "create a pipeline")
         if any(each["name"] == name for each in self.pipelines.values()):
             raise upload(409, "Failed to create a pipeline and a pipeline version")
+        pipeline = self.create_pipeline({**query, "name": name}, {})
+        self._version(pipeline["pipeline_id"], name, spec, query)
+        return pipeline
+
+    def create_pipeline(self, body: Row, query: Query) -> Row:
+        name = body.get("name") or body.get("display_name", "")
+        namespace = self._shared(body.get("namespace", ""), "create a pipeline")
+        if any(each["name"] == name for each in self.pipelines.values()):
+            raise gateway(
+                409,
+                "Failed to create a pipeline: Already exist error",
+                f"Failed to create a new pipeline. The name {name} already exists. Please specify "
+                "a new name",
+            )
         pipeline = {
             "pipeline_id": str(uuid.uuid4()),
-            "display_name": query.get("display_name") or name,
+            "display_name": body.get("display_name") or name,
             "name": name,
             "created_at": now(),
-            **filled(query, "description"),
+            **filled(body, "description"),
             **({"namespace": namespace} if namespace else {}),
         }
         self.pipelines[pipeline["pipeline_id"]] = pipeline
-        self._version(pipeline["pipeline_id"], name, spec, query)
         return pipeline
 
     def upload_pipeline_version(self, data: bytes, query: Query) -> Row:
@@ -82,8 +94,8 @@ class Catalog:
         return found[0]
 
     def list_pipelines(self, query: Query) -> Row:
-        namespace = self._namespace(query.get("namespace", ""), "list pipelines")
-        rows = [p for p in self.pipelines.values() if p.get("namespace", "") in ("", namespace)]
+        namespace = self._shared(query.get("namespace", ""), "list pipelines")
+        rows = [each for each in self.pipelines.values() if each.get("namespace", "") == namespace]
         return page("pipelines", rows, query, "list pipelines")
 
     def delete_pipeline(self, query: Query, pipeline_id: str) -> Row:
@@ -184,6 +196,10 @@ class Catalog:
         self.get_experiment(query, experiment_id)
         del self.experiments[experiment_id]
         return {}
+
+    def _shared(self, given: str, doing: str) -> str:
+        """As `_namespace`, but for what may be shared by all users, where none is given."""
+        return self._namespace(given, doing) if given else ""
 
     def _namespace(self, given: str, doing: str) -> str:
         """The namespace of a request: none where there is one user, else one of the user's."""

@@ -1,0 +1,41 @@
+"""`kfp-ddp config`: what is set once, and where each value is from."""
+
+import click
+
+from kfp_ddp import config
+
+
+class _Group(click.Group):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the settings."""
+        with formatter.section("Settings"):
+            formatter.write_dl(
+                [(name, field.metadata["description"]) for name, field in config.FIELDS.items()]
+            )
+
+
+@click.group("config", cls=_Group)
+def command() -> None:
+    """Settings that are given once: flag > environment > file > default.
+
+    A setting is a flag of the commands that use it (--kfp-namespace, whether or not their help
+    lists it), a variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
+    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow), the first of these that has it.
+    """
+
+
+@command.command("show")
+@click.option("--origin", is_flag=True, help="Tell where each value is from.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON, with their origins.")
+def show(origin: bool, as_json: bool) -> None:
+    """Print the settings that commands run with here."""
+    found = config.resolved()
+    if as_json:
+        import json
+
+        click.echo(json.dumps({name: each._asdict() for name, each in found.items()}))
+        return
+    width = max(map(len, found))
+    for name, each in found.items():
+        value = str(each.value).lower() if isinstance(each.value, bool) else each.value
+        click.echo(f"{name:{width}}  {value}" + (f"  ({each.origin})" if origin else ""))

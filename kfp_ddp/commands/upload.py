@@ -1,0 +1,52 @@
+"""`kfp-ddp upload`: a pipeline to a KFP server."""
+
+import click
+
+from kfp_ddp.client.connection import Connection
+from kfp_ddp.commands.options import configured, connected
+
+
+@click.command("upload")
+@click.argument("pipeline", metavar="PIPELINE")
+@click.option("--name", default="", help="Name on the server.  [default: that of the pipeline]")
+@click.option("--description", default="", help="What is new in this version.")
+@click.option("--json", "as_json", is_flag=True, help="Print names and ids as JSON.")
+@configured("registry", "launcher_image", "trainer_image")
+@connected
+def command(
+    connection: Connection,
+    pipeline: str,
+    name: str,
+    description: str,
+    as_json: bool,
+    registry: str,
+    launcher_image: str,
+    trainer_image: str,
+) -> None:
+    """Have the server hold PIPELINE, a compiled YAML file or one of ours, as its newest version.
+
+    The version is named by its content: where the newest one is the same, nothing is sent.
+
+    \b
+    kfp-ddp upload train_resnet
+    kfp-ddp upload my_pipeline.yaml --name nightly
+    """
+    import json
+
+    from kfp_ddp.client import submission
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.uploads import upload
+    from kfp_ddp.pipelines.images import Images
+
+    document = None
+    if not submission.is_file(pipeline):
+        document = submission.ours(pipeline, Images(registry, launcher_image, trainer_image))
+    document = document or submission.of_file(pipeline)
+    with open_client(connection) as client:
+        done = upload(client, document, name, description)
+    if as_json:
+        click.echo(json.dumps(done._asdict()))
+    elif done.new:
+        click.echo(f"uploaded {done.pipeline}, version {done.version}")
+    else:
+        click.echo(f"nothing to do: {done.pipeline} is at version {done.version} already")

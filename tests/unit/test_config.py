@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kfp_ddp.cli import app
+from kfp_ddp.config import FIELDS, Config, config
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The files of the folder and of the person, neither there yet."""
+    for name, field in FIELDS.items():
+        monkeypatch.delenv(f"KFP_DDP_{name.upper()}", raising=False)
+        monkeypatch.delenv(field.metadata.get("variable", "KFP_DDP_NONE"), raising=False)
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    (home / "kfp-ddp").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    return {"here": here / "kfp-ddp.yaml", "home": home / "kfp-ddp" / "config.yaml"}
+
+
+def show(*words: str) -> Result:
+    return CliRunner().invoke(app, ["config", "show", *words])
+
+
+def test_without_anything_all_are_defaults() -> None:
+    assert config() == Config()
+
+
+def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files["home"].write_text("host: http://home\nexperiment: home\nnamespace: home\nui: home\n")
+    files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
+    monkeypatch.setenv("KFP_DDP_HOST", "http://variable")
+    monkeypatch.setenv("KFP_DDP_EXPERIMENT", "variable")
+    found = config({"host": "http://flag", "experiment": None})
+    assert (found.host, found.experiment) == ("http://flag", "variable")
+    assert (found.namespace, found.ui, found.kfp_namespace) == ("here", "home", "kubeflow")
+
+
+def test_the_variables_of_kfp_itself_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://kfp")
+    assert config().host == "http://kfp"
+    monkeypatch.setenv("KFP_DDP_HOST", "http://ours")
+    assert config().host == "http://ours"
+
+
+def test_show_tells_where_each_value_is_from(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files["here"].write_text("port_forward: true\n")
+    monkeypatch.setenv("KFP_DDP_TIMEOUT", "5")
+    lines = {line.split()[0]: line for line in show("--origin").stdout.splitlines()}
+    assert lines["port_forward"].split(maxsplit=1)[1] == "true  (kfp-ddp.yaml)"
+    assert lines["timeout"].endswith("5.0  (KFP_DDP_TIMEOUT)")
+    assert lines["kfp_namespace"].endswith("kubeflow  (default)")
+    assert json.loads(show("--json").stdout)["timeout"] == {
+        "value": 5.0,
+        "origin": "KFP_DDP_TIMEOUT",
+    }
+
+
+def test_show_never_prints_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN", "COOKIE", "PASSWORD"):
+        monkeypatch.setenv(f"KFP_DDP_{name}", "hunter2")
+    assert "hunter2" not in show("--origin").stdout + show("--json").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hots: http://x\n", "kfp-ddp.yaml: there is no setting 'hots'; did you mean 'host'?"),
+        ("token: abc\n", "kfp-ddp.yaml: there is no setting 'token'; did you mean 'token_file'?"),
+        ("timeout: soon\n", "kfp-ddp.yaml: timeout='soon' should be a number"),
+        ("timeout: 0\n", "kfp-ddp.yaml: timeout=0 should be more than 0"),
+        ("port_forward: maybe\n", "kfp-ddp.yaml: port_forward='maybe' should be true or false"),
+        ("host: [a]\n", "kfp-ddp.yaml: host=['a'] should be text"),
+        ("- a\n", "kfp-ddp.yaml should hold lines such as host: https://kubeflow.example.com"),
+        ("a: b: c\n", "kfp-ddp.yaml is no YAML: mapping values are not allowed here"),
+    ],
+)
+def test_a_file_that_cannot_be_used(files: dict[str, Path], text: str, told: str) -> None:
+    files["here"].write_text(text)
+    line = str(show().exception)
+    assert line.startswith(told)
+    assert "\n" not in line
+
+
+def test_a_variable_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_DDP_TIMEOUT", "soon")
+    assert str(show().exception) == "KFP_DDP_TIMEOUT: timeout='soon' should be a number"
