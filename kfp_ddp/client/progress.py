@@ -24,7 +24,12 @@ def api_of(connection: Connection) -> Api:
         InputError: no cluster is configured.
     """
     wanted = connection.namespace or own_namespace(connection.context)
-    return Api.connect(wanted or connection.kfp_namespace, connection.context)
+    try:
+        return Api.connect(wanted or connection.kfp_namespace, connection.context)
+    except InputError:
+        raise InputError(
+            "no cluster is configured to look at pods and claims: set KUBECONFIG, or --context"
+        ) from None
 
 
 class Progress:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.client import runs
-from kfp_ddp.client.connection import Connection, open_client, own_namespace
+from kfp_ddp.client.connection import Connection, open_client
 from kfp_ddp.client.inspection import local_run
+from kfp_ddp.client.progress import api_of
 from kfp_ddp.client.run_files import PlacedFiles, RunFiles, on_a_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.components.shared.cluster.api import Api
@@ -101,13 +102,7 @@ class Subjects:
         Raises:
             InputError: no cluster is configured.
         """
-        wanted = self.connection.namespace or own_namespace(self.connection.context)
-        try:
-            return Api.connect(wanted or self.connection.kfp_namespace, self.connection.context)
-        except InputError:
-            raise InputError(
-                "no cluster is configured to look at pods and claims: set KUBECONFIG, or --context"
-            ) from None
+        return api_of(self.connection)
 
     def _here(self, folder: Path) -> Subject:
         found = local_run.read(folder)
