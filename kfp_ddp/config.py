@@ -26,6 +26,10 @@ class Config(Connection):
     destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
     pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
     service_account: str = setting("", "Account that steps run as; empty for the server's choice.")
+    time_zone: str = setting(
+        "UTC",
+        "Zone that KFP reads schedules in: CRON_SCHEDULE_TIMEZONE of its server, one for all.",
+    )
 
 
 class Set(NamedTuple):

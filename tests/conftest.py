@@ -3,13 +3,15 @@
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from click.testing import Result
+
     from tests.kfp_server.server import KfpServer
 
 CHECKOUT = Path(__file__).parents[1]
@@ -68,3 +70,19 @@ def kfp_server() -> "Iterator[KfpServer]":
     with serving() as server:
         yield server
     assert not server.violations
+
+
+@pytest.fixture
+def call(
+    kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> "Callable[..., Result]":
+    """Runs a command of the program against the server, in an empty folder."""
+    from click.testing import CliRunner
+
+    from kfp_ddp.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
+    return lambda *words: CliRunner().invoke(app, list(words))
