@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard, Prometheus, the TrainJob's status."""
+"""Where metrics go beside metrics.jsonl: TensorBoard, trackers, Prometheus, a TrainJob's status."""
 
 import json
 import os
@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.mlflow_run import MlflowRun
+from kfp_ddp.training.trackers import Patient, require
+from kfp_ddp.training.wandb_run import WandbRun
 
 Sink = Callable[[str, dict[str, Any]], None]
 
@@ -25,8 +28,17 @@ def sinks(config: TrainConfig) -> list[Sink]:
         InputError: the port of Prometheus is taken, or a package is not installed.
     """
     chosen: list[Sink] = []
+    metrics = RunFolder(config.output_dir).metrics
     if config.tensorboard:
         chosen.append(_tensorboard(RunFolder(config.output_dir).tensorboard))
+    if config.mlflow_uri:
+        require("mlflow", "mlflow_uri")
+        record = Path(config.output_dir, MLFLOW)
+        chosen.append(Patient("MLflow", metrics, record, lambda: MlflowRun(config)))
+    if config.wandb_project:
+        require("wandb", "wandb_project")
+        record = Path(config.output_dir, WANDB)
+        chosen.append(Patient("Weights & Biases", metrics, record, lambda: WandbRun(config)))
     if config.prometheus_port:
         chosen.append(_prometheus(config.prometheus_port))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:

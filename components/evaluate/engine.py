@@ -16,6 +16,7 @@ from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evalu
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened, own_folder
+from kfp_ddp.training import mlflow_run
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def run(
         with using("evaluate", run_dir, data):
             subject = checkpoint if elsewhere else folder.here(checkpoint)
             found = evaluate(subject, folder.path, data, split, batch_size, worst, champion)
+        _track(folder.path, found.result)
         evaluation = folder.there(RunFolder(folder.path).evaluation(split) / FILE)
     from kfp_ddp.components.evaluate.report import markdown
 
@@ -70,6 +72,14 @@ def run(
         log_metrics(found.test, evaluation_metrics, "test_")
         print(f"accuracy {found.test.accuracy:.4f} on {found.test.samples} samples of test")
     return result.accuracy, evaluation
+
+
+def _track(run_dir: Path, result: Evaluation) -> None:
+    """Add the evaluation to the run of MLflow that the training has, if it has one."""
+    names = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
+    metrics = {f"evaluation/{name}": getattr(result, name) for name in names}
+    digests = {f"kfp_ddp.{n}": getattr(result, n) for n in ("dataset_digest", "checkpoint_digest")}
+    mlflow_run.note(run_dir, metrics, digests)
 
 
 class Evaluated(NamedTuple):

@@ -18,6 +18,7 @@ from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.lineage import Lineage
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
+from kfp_ddp.training import mlflow_run
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -253,6 +254,8 @@ def _fill(
     Path(model.path).parent.mkdir(parents=True, exist_ok=True)
     Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     (folder.parent / EXPORTED).write_text(json.dumps(described, indent=1) + "\n")
+    told = {name: str(described[name]) for name in ("uri", "digest", "champion")}
+    mlflow_run.note(folder.parent, {}, {f"kfp_ddp.bundle.{k}": v for k, v in told.items()})
     where = f"{uri or place}, digest {digest}"
     text = card.markdown(model_name, [where, stays], weights, content["parity"], content["latency"])
     Path(summary.path).write_text(text, encoding="utf-8")

@@ -10,6 +10,10 @@ from kfp_ddp.base.errors import InputError, StorageError
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """What Kubernetes takes as the value of a label."""
+MLFLOW = "mlflow.json"
+"""In a training's folder: the run of MLflow that a resume goes on in, and later steps add to."""
+WANDB = "wandb.json"
+"""There, too: how far Weights & Biases was told."""
 VERDICT = "verdict.json"
 """Beside an evaluation: what the gate said of it."""
 EXPORTED = "exported.json"

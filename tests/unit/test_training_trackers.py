@@ -1,0 +1,193 @@
+"""Trackers of experiments: MLflow's own store, and servers that are away."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import MLFLOW
+from kfp_ddp.training import mlflow_run, trackers
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.mlflow_run import MlflowRun
+from kfp_ddp.training.trackers import Event, Patient, Tracker
+from tests.serving import free_port
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    (tmp_path / "run").mkdir()
+    return TrainConfig.create(
+        data="/data/versions/67c0cb93c78b",
+        output_dir=str(tmp_path / "run"),
+        run_id="1f0c/train",
+        model="cifar_resnet8",
+        mlflow_uri=f"file://{tmp_path}/mlflow",
+    )
+
+
+def client(config: TrainConfig) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=config.mlflow_uri)
+
+
+def step(number: int, loss: float) -> Event:
+    fields = {"step": number, "epoch": 0.5, "loss": loss, "rank_seconds": [0.1], "mfu": None}
+    return Event("step", fields, 1000.0 + number)
+
+
+def test_mlflow_gets_settings_metrics_and_where_they_come_from(config: TrainConfig) -> None:
+    run = MlflowRun(config)
+    start = {"world_size": 2, "steps_total": 4, "resumed_from_step": 0}
+    run.log([Event("start", start, 1000.0), step(1, 2.5), step(2, float("nan"))])
+    run.log([Event("eval", {"step": 2, "epoch": 1, "accuracy": 0.75}, 1003.0)])
+    run.log([Event("end", {"step": 4, "status": "done", "reason": ""}, 1004.0)])
+    found = client(config).get_run(run.run_id)
+    assert found.info.status == "FINISHED"
+    assert found.info.run_name == "1f0c/train"
+    assert (found.data.params["model"], found.data.params["epochs"]) == ("cifar_resnet8", "90")
+    assert found.data.metrics == {
+        "step/loss": 2.5, "step/epoch": 0.5, "eval/accuracy": 0.75, "eval/epoch": 1.0
+    }  # fmt: skip
+    assert found.data.tags["kfp_ddp.run_id"] == "1f0c/train"
+    assert found.data.tags["kfp_ddp.data"] == "/data/versions/67c0cb93c78b"
+    assert found.data.tags["kfp_ddp.world_size"] == "2"
+    (first,) = client(config).get_metric_history(run.run_id, "step/loss")
+    assert (first.step, first.timestamp) == (1, 1_001_000)
+
+
+def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> None:
+    before = MlflowRun(config)
+    before.log([step(1, 2.5), Event("end", {"step": 1, "status": "preempted"}, 1002.0)])
+    assert client(config).get_run(before.run_id).info.status == "KILLED"
+    again = MlflowRun(config)
+    assert again.run_id == before.run_id
+    assert client(config).get_run(before.run_id).info.status == "RUNNING"
+    again.log([step(2, 2.0)])
+    mlflow_run.note(Path(config.output_dir), {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
+    history = client(config).get_metric_history(again.run_id, "step/loss")
+    assert [(each.step, each.value) for each in history] == [(1, 2.5), (2, 2.0)]
+    found = client(config).get_run(again.run_id).data
+    assert (found.metrics["accuracy"], found.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
+
+
+def test_what_mlflow_cannot_be_told_fails_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlflow_run.note(tmp_path, {"accuracy": 0.9}, {})
+    assert capsys.readouterr().out == ""
+    known = {"uri": f"http://127.0.0.1:{free_port()}", "run_id": "a" * 32}
+    (tmp_path / MLFLOW).write_text(json.dumps(known))
+    mlflow_run.note(tmp_path, {"accuracy": 0.9}, {})
+    assert "warning: MLflow was not told of this" in capsys.readouterr().out
+
+
+class Away:
+    """A server that takes events from the third time on."""
+
+    def __init__(self) -> None:
+        self.took: list[Event] = []
+        self.asked = 0
+        self.took_some = threading.Event()
+
+    def log(self, events: Sequence[Event]) -> None:
+        self.asked += 1
+        if self.asked < 3:
+            raise ConnectionError("away")
+        self.took += events
+        self.took_some.set()
+
+
+class Hanging(Away):
+    """A server that takes its time."""
+
+    free = threading.Event()
+
+    def log(self, events: Sequence[Event]) -> None:
+        assert self.free.wait(30)
+
+
+def told(sink: Patient, folder: Path, event: str, number: int, **fields: Any) -> None:
+    """What the loop does: a line in the file, then a call."""
+    fields = {"step": number, **fields}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": event, "time": 1000.0 + number, **fields}) + "\n")
+    sink(event, fields)
+
+
+def patient(folder: Path, connect: Callable[[], Tracker]) -> Patient:
+    (folder / "metrics.jsonl").touch()
+    return Patient("A", folder / "metrics.jsonl", folder / "a.json", connect)
+
+
+def test_events_wait_for_a_server_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Patient, "PAUSE_SECONDS", 0.01)
+    server = Away()
+    sink = patient(tmp_path, lambda: server)
+    for number in range(5):
+        told(sink, tmp_path, "step", number)
+    assert server.took_some.wait(30)
+    told(sink, tmp_path, "end", 5, status="done")
+    assert [event.fields["step"] for event in server.took] == list(range(6))
+    assert [event.time for event in server.took] == [1000.0 + number for number in range(6)]
+    assert capsys.readouterr().out == "warning: A takes nothing for now: away\n"
+
+
+def test_what_an_earlier_process_did_not_send_is_sent_once_by_the_next(tmp_path: Path) -> None:
+    def gone() -> Tracker:
+        raise ConnectionError("away")
+
+    told(patient(tmp_path, gone), tmp_path, "end", 1, status="preempted")
+    server = Away()
+    server.asked = 2
+    told(patient(tmp_path, lambda: server), tmp_path, "end", 2, status="preempted")
+    assert [event.fields["step"] for event in server.took] == [1, 2]
+    told(patient(tmp_path, lambda: server), tmp_path, "end", 3, status="done")
+    assert [event.fields["step"] for event in server.took] == [1, 2, 3]
+
+
+def test_a_server_that_is_down_ends_no_training(
+    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
+    told(patient(tmp_path, lambda: MlflowRun(down)), tmp_path, "end", 1, status="done")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("warning: A takes nothing for now: ")
+    assert said[1:] == ["warning: A lacks 1 events"]
+    assert not Path(config.output_dir, MLFLOW).exists()
+
+
+def test_a_server_that_hangs_is_waited_for_a_moment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Patient, "LAST_SECONDS", 0.05)
+    sink = patient(tmp_path, Hanging)
+    told(sink, tmp_path, "end", 1, status="done")
+    Hanging.free.set()
+    sink._thread.join(30)
+    assert capsys.readouterr().out == "warning: A lacks 1 events\n"
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match="wandb_project needs the package no_such_package"):
+        trackers.require("no_such_package", "wandb_project")
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("https://ana:s3cr3t@mlflow.example.com", "has a login in it"),
+        ("mlflow.example.com", "is no address such as https://"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(uri: str, why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        TrainConfig.create(data="/d", output_dir="/o", mlflow_uri=uri)
+    assert "s3cr3t" not in str(caught.value)

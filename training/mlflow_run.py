@@ -1,0 +1,137 @@
+"""A run of MLflow for a run's folder: the same one after each resume, and for later steps."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp import __version__
+from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import MLFLOW
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.trackers import Event
+
+# MLflow's own are 7 tries of 2 minutes each.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_METRICS, _PARAMS, _LONGEST = 1000, 100, 6000
+"""What MLflow takes in a request, and of a parameter."""
+_ENDS = {"done": "FINISHED", "preempted": "KILLED"}
+
+
+class MlflowRun:
+    """The run of a training."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Find the run that `mlflow.json` in the output folder names, or make one.
+
+        Raises:
+            Exception: MLflow's own, of which there are many.
+        """
+        from mlflow.entities import Param
+
+        self._client = _client(config.mlflow_uri)
+        file = Path(config.output_dir, MLFLOW)
+        known = _read(file)
+        if known.get("uri") == config.mlflow_uri:
+            self.run_id = known["run_id"]
+            self._client.update_run(self.run_id, status="RUNNING")
+            return
+        tags = {
+            "kfp_ddp.version": __version__,
+            "kfp_ddp.run_id": config.run_id,
+            "kfp_ddp.data": config.data,
+            "mlflow.source.name": "kfp_ddp",
+        }
+        name = config.run_id or file.parent.name
+        made = self._client.create_run(self._experiment(config), tags=tags, run_name=name)
+        self.run_id = made.info.run_id
+        settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
+        params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
+        for some in _parts(params, _PARAMS):
+            self._client.log_batch(self.run_id, params=some)
+        with atomic_write(file) as record:
+            record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
+
+    def log(self, events: Sequence[Event]) -> None:
+        """Keep the numbers of events, and how the run ended."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(f"{event.name}/{name}", value, int(event.time * 1000), event.fields["step"])
+            for event in events
+            if event.name in ("step", "eval")
+            for name, value in _figures(event.fields).items()
+        ]
+        for some in _parts(metrics, _METRICS):
+            self._client.log_batch(self.run_id, metrics=some)
+        for event in events:
+            if event.name == "start":
+                for name in ("world_size", "steps_total", "resumed_from_step"):
+                    self._client.set_tag(self.run_id, f"kfp_ddp.{name}", str(event.fields[name]))
+            elif event.name == "end":
+                ended = _ENDS.get(event.fields["status"], "FAILED")
+                self._client.update_run(self.run_id, status=ended)
+
+    def _experiment(self, config: TrainConfig) -> str:
+        name = config.mlflow_experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except Exception:  # noqa: BLE001 - another run may have made it meanwhile
+                found = self._client.get_experiment_by_name(name)
+        if found is None:
+            raise LookupError(f"the experiment {name} can neither be found nor made")
+        return str(found.experiment_id)
+
+
+def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+    """Add what a later step found to the run of a training, if it has one.
+
+    A server that does not take it is a warning in the log.
+    """
+    known = _read(run_dir / MLFLOW)
+    if not known:
+        return
+    try:
+        from mlflow.entities import Metric, RunTag
+
+        now = int(time.time() * 1000)
+        _client(known["uri"]).log_batch(
+            known["run_id"],
+            metrics=[Metric(name, value, now, 0) for name, value in _figures(metrics).items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+    except Exception as error:  # noqa: BLE001 - what was found stands without MLflow
+        print(f"warning: MLflow was not told of this: {error}", flush=True)
+
+
+def _client(uri: str) -> Any:
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        known = json.loads(file.read_text())
+        return {"uri": str(known["uri"]), "run_id": str(known["run_id"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in fields.items()
+        if isinstance(value, int | float) and math.isfinite(value) and name != "step"
+    }
+
+
+def _parts(items: list[Any], most: int) -> Iterable[list[Any]]:
+    return (items[at : at + most] for at in range(0, len(items), most))
