@@ -115,3 +115,13 @@ def test_lines_that_are_no_events_are_passed_over(tmp_path: Path, torn: str) -> 
     metrics = one / "work" / run_output.RUN_ID / "train" / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + torn)
     assert compared(one)["metrics"]["step"][0]["value"] == 40
+
+
+def test_a_run_that_only_evaluated_is_compared_by_what_it_found(tmp_path: Path) -> None:
+    one = run_output.make(tmp_path / "one", correct=90)
+    two = run_output.make(tmp_path / "two", correct=70)
+    for name in ("config.json", "metrics.jsonl"):
+        (two / "work" / run_output.RUN_ID / "train" / name).unlink()
+    found = compared(one, two)
+    assert [each["value"] for each in found["metrics"]["accuracy"]] == [0.9, 0.7]
+    assert found["metrics"]["ranks"][1] is None

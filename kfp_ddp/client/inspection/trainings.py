@@ -26,7 +26,7 @@ TOLD_BY = (
 
 @dataclass(frozen=True)
 class Training:
-    """One task of a run that trained: what it was set to, what it measured, how far it came."""
+    """One task of a run that trained, or evaluated: its settings, its figures, how far it came."""
 
     task: str
     settings: dict[str, Any]
@@ -64,14 +64,15 @@ def trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
 def _found(folder: Path) -> Iterator[Training]:
     for path in sorted(each for each in folder.glob("*") if each.is_dir()):
         there = RunFolder(path)
-        if not (there.config.exists() or there.metrics.exists()):
+        evaluated = there.evaluation("val") / evaluation.FILE
+        if not any(each.exists() for each in (there.config, there.metrics, evaluated)):
             continue
         newest = newest_checkpoint(path)
         yield Training(
             task=path.name,
             settings=_json(there.config),
             events=read_events(there.metrics),
-            evaluation=_evaluation(there.evaluation("val") / evaluation.FILE),
+            evaluation=_evaluation(evaluated),
             checkpoint=newest.step if newest else None,
             failure=_failure(there.logs),
             verdict=_json(there.evaluation("val") / VERDICT),
