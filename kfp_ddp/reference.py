@@ -166,6 +166,8 @@ def command_tables(name: str) -> list[str]:
     """The options of a command, or of each one of a group."""
     import click
 
+    from kfp_ddp.config import FIELDS
+
     module = importlib.import_module(f"kfp_ddp.commands.{name.replace('-', '_')}")
     group: click.Command = module.command
     within = group.commands if isinstance(group, click.Group) else {"": group}
@@ -176,14 +178,18 @@ def command_tables(name: str) -> list[str]:
         lines += ["", f"`{command.get_usage(context).partition(' ')[2]}`", ""]
         lines += [_cell((command.help or "").partition("\n\n")[0]), ""]
         options = [each for each in command.params if isinstance(each, click.Option)]
+        options = [each for each in options if not each.hidden]
+        once = [each.opts[0] for each in options if each.name in FIELDS]
+        options = [each for each in options if each.name not in FIELDS]
         lines += ["| Option | Default | What |", "|---|---|---|"] if options else []
         for option in options:
             names = ", ".join(f"`{each}`" for each in (*option.opts, *option.secondary_opts))
             shown = option.default if isinstance(option.default, str | int | float) else ""
             default = "" if option.is_flag and not option.default else _value(shown)
-            if not option.hidden:
-                text = _cell(option.help) + _of(option.type)
-                lines.append(f"| {names} | {default} | {text} |")
+            text = _cell(option.help) + _of(option.type)
+            lines.append(f"| {names} | {default} | {text} |")
+        if once:
+            lines += ["", f"Also {', '.join(f'`{each}`' for each in once)}: [set once](#set-once)."]
     return lines
 
 
