@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kfp_ddp.components.shared import succession
 from kfp_ddp.components.shared.bundle import SUCCESS
 from kfp_ddp.components.shared.champion import pointed_at
 from kfp_ddp.components.shared.destination import Destination
@@ -101,8 +102,8 @@ def unchanged(where: Destination, name: str) -> Attempt | None:
 def prune(where: Destination, keep: int) -> list[str]:
     """Delete bundles that attempts have exported, and notes, but for the newest of each.
 
-    The champion stays, and the one that it was compared with, for a way back. So does what no
-    attempt has exported.
+    The champion stays, and the one whose place it took or that it was compared with, for a way
+    back. So does what no attempt has exported.
 
     Args:
         where: The folder of the model's exports.
@@ -119,7 +120,8 @@ def prune(where: Destination, keep: int) -> list[str]:
     notes.sort(key=lambda one: one[1].at, reverse=True)
     exported = [one for one in notes if one[1].version]
     now = pointed_at(where)
-    kept = {now, *(found.champion for _, found in exported if found.version == now)}
+    kept = {now, succession.replaced_by(succession.changes(where), now)}
+    kept |= {found.champion for _, found in exported if found.version == now}
     kept |= {found.version for _, found in exported[:keep]}
     old = [one for one in exported if one[1].version not in kept]
     gone = list(dict.fromkeys(found.version for _, found in old))

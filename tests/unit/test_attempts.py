@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.shared import attempts
+from kfp_ddp.components.shared import attempts, succession
 from kfp_ddp.components.shared.attempts import fingerprint, note, prune, unchanged
 from kfp_ddp.components.shared.destination import Destination, open_destination
 
@@ -103,6 +103,15 @@ def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
     assert versions(models) == {version(number) for number in (2, 3, 5, 6)}
     assert unchanged(models, "4") is None
     assert prune(models, 2) == []
+
+
+def test_whose_place_a_promoted_bundle_took_stays(models: Destination, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        exported(models, tmp_path, number)
+    models.update("CHAMPION", lambda _: f"{version(2)}\n".encode())
+    above = open_destination(str(tmp_path / "models"))
+    succession.note(above, "cats", version(2), replaced=version(1), by="promote")
+    assert prune(models, 1) == []
 
 
 def test_what_no_attempt_has_exported_stays(models: Destination, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.components.changes.component import changes
+from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared.destination import open_destination
+from tests.run_output import evaluation
 
 
 def asked(tmp_path: Path, **given: Any) -> tuple[bool, str, dsl.Markdown]:
@@ -36,6 +38,27 @@ def test_what_was_tried_is_not_new_and_the_step_says_what_came_of_it(
     assert asked(tmp_path, training={"epochs": 3}, job={"image": "mine:2"})[0]
     assert asked(tmp_path, training={"epochs": 4})[0]
     assert asked(tmp_path, training={"epochs": 3}, gate={"min_accuracy": 0.5})[0]
+
+
+@pytest.mark.parametrize("least", [0.4, 0.6])
+def test_the_gate_notes_what_it_does_not_bless_and_leaves_the_rest_to_the_export(
+    least: float, tmp_path: Path
+) -> None:
+    _, attempt, _ = asked(tmp_path)
+    record = tmp_path / "run" / "evaluation.json"
+    record.parent.mkdir()
+    record.write_text(evaluation(50).model_dump_json())
+    blessed, _ = gate.python_func(
+        accuracy=0.5,
+        evaluation=str(record),
+        rules={"min_accuracy": least},
+        champion=str(tmp_path / "cats"),
+        attempt=attempt,
+        gate_verdict=dsl.Markdown(name="gate_verdict", uri=str(tmp_path / "verdict.md")),
+    )
+    again, _, summary = asked(tmp_path)
+    assert again is blessed is (least < 0.5)
+    assert ("accuracy 0.5000 < 0.6" in summary.metadata["reason"]) is not blessed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""The pipelines beside train_resnet as pods: a nightly run, and what people do with its model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import bucket
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import COMPILED, DATA, Scene
+from tests.e2e.harness.training import LOOP, TRAINING
+
+EXPORTS = f"gs://{bucket.MODELS}/nightly"
+LOCAL: dict[str, Any] = {"backend": "local", "job": {"nproc_per_node": 1}}
+
+
+def document(name: str) -> Path:
+    return COMPILED.with_name(f"{name}.yaml")
+
+
+def nightly(scene: Scene) -> Run:
+    arguments = {**TRAINING, **LOCAL, "destination": EXPORTS, "keep": 1}
+    return scene.run(document("retrain"), **arguments).play()
+
+
+@pytest.fixture(scope="module")
+def first(scene: Scene) -> Run:
+    return nightly(scene)
+
+
+def test_the_first_night_trains_and_the_second_finds_nothing_new(scene: Scene, first: Run) -> None:
+    assert first.succeeded, first.explain()
+    assert "export" in first.steps
+    again = nightly(scene)
+    assert again.succeeded, again.explain()
+    assert list(again.steps) == ["preflight", "data-sync", "changes", "teardown"]
+    said = again.steps["changes"].log
+    assert "nothing new: dataset " in said
+    assert f"exported as {version(first)} (" in said
+
+
+def test_the_champion_is_evaluated_from_its_bucket(scene: Scene, first: Run) -> None:
+    assert first.succeeded, first.explain()
+    run = scene.run(
+        document("evaluate_checkpoint"),
+        source=TRAINING["source"],
+        sync=TRAINING["sync"],
+        checkpoint=f"{EXPORTS}/{TRAINING['model_name']}",
+    ).play()
+    assert run.succeeded, run.explain()
+    assert run.steps["evaluate"].outputs["accuracy"] == first.steps["evaluate"].outputs["accuracy"]
+    assert scene.work.read(f"{run.id}/evaluate/evaluation/evaluation.json")
+
+
+def test_the_champion_is_fine_tuned_from_its_bucket(scene: Scene, first: Run) -> None:
+    assert first.succeeded, first.explain()
+    arguments = {**TRAINING, **LOCAL, "epochs": 1, "gate": {"min_accuracy": 0.0}}
+    arguments |= {"training": {**LOOP, "warmup_epochs": 0.0, "freeze_epochs": 0}}
+    weights = f"{EXPORTS}/{TRAINING['model_name']}"
+    run = scene.run(document("finetune"), **arguments, init_from=weights).play()
+    assert run.succeeded, run.explain()
+    assert f"brought {weights} to" in run.steps["train"].log
+    assert run.steps["evaluate"].outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]
+
+
+def test_a_sync_alone_makes_a_version_on_the_claim(scene: Scene) -> None:
+    named = {"source": TRAINING["source"], **TRAINING["sync"]}
+    run = scene.run(document("sync_dataset"), claim=DATA, **named).play()
+    assert run.succeeded, run.explain()
+    assert list(run.steps) == ["data-sync", "dataset-volume"]
+    path = run.steps["dataset-volume"].outputs["path"].removeprefix("/data/")
+    assert scene.data.read(f"{path}/_SUCCESS")
+
+
+def version(run: Run) -> str:
+    """The version that a run has uploaded."""
+    return str(run.steps["export"].outputs["destination"]).rpartition("/")[2]
