@@ -98,11 +98,11 @@ class KfpServer:
 
 
 @contextmanager
-def serving(**store: Any) -> Iterator[KfpServer]:
+def serving(listen: tuple[str, int] = ("127.0.0.1", 0), **store: Any) -> Iterator[KfpServer]:
     """A server on a port of its own, ended with the block."""
     server = KfpServer(Store(**store))
     handler = type("Handler", (_Handler,), {"kfp": server})
-    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http = ThreadingHTTPServer(listen, handler)
     http.block_on_close = False  # a kept connection ends with its client
     server.url = f"http://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})

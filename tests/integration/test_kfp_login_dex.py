@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.client.connection import Connection, open_client
+from tests.kfp_server.dex import guarding
+from tests.kfp_server.server import KfpServer
+from tests.serving import free_port
+
+USER = "user@example.com"
+
+
+def connection(url: str, folder: Path, password: str = "correct horse") -> Connection:
+    (folder / "password").write_text(f"{password}\n")
+    return Connection(
+        host=f"{url}/pipeline", username=USER, password_file=str(folder / "password"), timeout=5
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"several": True}, {"approval": True}])
+def test_a_user_logs_in_by_the_form(
+    kfp_server: KfpServer, tmp_path: Path, more: dict[str, bool]
+) -> None:
+    with guarding(kfp_server.url, **more) as dex:
+        with open_client(connection(dex.url, tmp_path)) as client:
+            assert client.list_experiments().experiments[0].display_name == "Default"
+        assert dex.posted[0] == {"login": [USER], "password": ["correct horse"]}
+
+
+def test_a_wrong_password_is_told_of_and_not_shown(kfp_server: KfpServer, tmp_path: Path) -> None:
+    with (
+        guarding(kfp_server.url) as dex,
+        pytest.raises(KfpDdpError) as caught,
+        open_client(connection(dex.url, tmp_path, "hunter2")),
+    ):
+        pass
+    assert str(caught.value) == f"Dex refuses {USER}: the user or the password is wrong"
+    assert not kfp_server.requests
+
+
+def test_a_session_that_ends_is_told_of(kfp_server: KfpServer, tmp_path: Path) -> None:
+    with guarding(kfp_server.url) as dex, open_client(connection(dex.url, tmp_path)) as client:
+        dex.session = "another"
+        with pytest.raises(KfpDdpError, match=f"Dex, as {USER} is not taken"):
+            client.list_runs()
+
+
+def test_the_password_goes_nowhere_but_to_a_form(kfp_server: KfpServer, tmp_path: Path) -> None:
+    with (
+        pytest.raises(KfpDdpError, match="shows no form for a user and a password"),
+        open_client(connection(kfp_server.url, tmp_path)),
+    ):
+        pass
+    assert all(each.method == "GET" for each in kfp_server.requests)
+    kfp_server.violations.clear()  # it was asked for its front page
+
+
+def test_a_login_that_does_not_answer(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with (
+        pytest.raises(KfpDdpError, match=r"the login at .* does not answer: ConnectionError"),
+        open_client(connection(url, tmp_path)),
+    ):
+        pass

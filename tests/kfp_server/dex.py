@@ -1,0 +1,108 @@
+"""A stand-in for Dex and the proxy of a Kubeflow platform: login by a form, session by a cookie.
+
+Its redirects and the names of its fields are those of Dex's own password form; what it
+passes on goes to the contract server below `/pipeline`.
+"""
+
+import contextlib
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, urlsplit
+
+from tests.serving import serving
+
+FORM = """<html><form method="post" action="/dex/auth/local/login?back=&amp;state=abc">
+<input type="text" name="login"/><input type="password" name="password"/></form>{}</html>"""
+CHOICE = '<html><a href="/dex/auth/local?client_id=x&amp;state=abc">Log in with Email</a></html>'
+
+
+@dataclass
+class Dex:
+    """What it asks for, and what it saw."""
+
+    behind: str
+    """Address of the server that it stands before."""
+    password: str = "correct horse"
+    session: str = "MTY1-session"
+    several: bool = False
+    """Whether there are several ways to log in, to choose from."""
+    approval: bool = False
+    """Whether the user is asked to grant access after the login."""
+    url: str = ""
+    posted: list[dict[str, list[str]]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def guarding(behind: str, **more: Any) -> Iterator[Dex]:
+    """Stand before a server until the block ends."""
+    dex = Dex(behind, **more)
+    handler = type("Handler", (_Handler,), {"dex": dex})
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        dex.url = url
+        yield dex
+
+
+class _Handler(BaseHTTPRequestHandler):
+    dex: Dex
+    lock = threading.Lock()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path == "/dex/auth":
+            self._page(200, CHOICE if self.dex.several else FORM.format(""))
+        elif path == "/dex/auth/local":
+            self._page(200, FORM.format(""))
+        elif path == "/dex/approval":
+            hidden = '<form method="post"><input type="hidden" name="req" value="abc"/></form>'
+            self._page(200, f"<html>{hidden}</html>")
+        elif path == "/oauth2/callback":
+            self._to("/", f"oauth2_proxy_kubeflow={self.dex.session}; Path=/; HttpOnly")
+        elif f"oauth2_proxy_kubeflow={self.dex.session}" not in self.headers.get("Cookie", ""):
+            self._to("/dex/auth?client_id=x&state=abc")
+        elif path.startswith("/pipeline/apis"):
+            self._pass_on()
+        else:
+            self._page(200, "<html>Kubeflow</html>")
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        with self.lock:
+            self.dex.posted.append(form)
+        if urlsplit(self.path).path == "/dex/approval":
+            assert form == {"req": ["abc"], "approval": ["approve"]}, form
+            self._to("/oauth2/callback")
+        elif form.get("password") != [self.dex.password]:
+            self._page(200, FORM.format("Invalid Email Address and password."))
+        else:
+            self._to("/dex/approval" if self.dex.approval else "/oauth2/callback")
+
+    def _pass_on(self) -> None:
+        try:
+            with urllib.request.urlopen(self.dex.behind + self.path[len("/pipeline") :]) as answer:
+                self._page(200, answer.read().decode(), "application/json")
+        except HTTPError as error:
+            self._page(error.code, error.read().decode(), "application/json")
+
+    def _to(self, target: str, cookie: str = "") -> None:
+        self.send_response(303)
+        self.send_header("Location", target)
+        if cookie:
+            self.send_header("Set-Cookie", cookie)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _page(self, status: int, text: str, kind: str = "text/html") -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
