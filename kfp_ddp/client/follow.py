@@ -54,11 +54,15 @@ class Teller(Protocol):
         """Show what is new."""
 
 
+def wait(seconds: float) -> None:
+    """Let time pass between two looks."""
+    time.sleep(seconds)
+
+
 def follow(
     client: "kfp.Client",
     run_id: str,
     teller: Teller,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> "V2beta1Run":
     """Show a run until it is over, and return it.
 
@@ -76,12 +80,12 @@ def follow(
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > SILENCE_SECONDS:
                 raise
-            sleep(POLL_SECONDS)
+            wait(POLL_SECONDS)
             continue
         teller.tell(run, steps_of(run, spec))
         if run.state in OVER:
             return run
-        sleep(POLL_SECONDS)
+        wait(POLL_SECONDS)
 
 
 def until_over(
@@ -90,7 +94,6 @@ def until_over(
     run_id: str,
     silent: bool = False,
     aside: bool = False,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> "V2beta1Run":
     """Show a run until it is over: a tree on a terminal, lines elsewhere.
 
@@ -100,7 +103,6 @@ def until_over(
         run_id: The run.
         silent: Show nothing.
         aside: Show it on stderr, since stdout is for a program.
-        sleep: Waits between two looks.
 
     Raises:
         SystemExit: 130 after an interrupt, with a line.
@@ -110,12 +112,12 @@ def until_over(
     stream = sys.stderr if aside else sys.stdout
     try:
         if silent:
-            return follow(client, run_id, LineTeller(lambda _: None, lambda _: ""), sleep)
+            return follow(client, run_id, LineTeller(lambda _: None, lambda _: ""))
         if stream.isatty():
             with TreeTeller(progress, stream) as teller:
-                return follow(client, run_id, teller, sleep)
+                return follow(client, run_id, teller)
         lines = LineTeller(lambda line: print(line, file=stream, flush=True), progress)
-        return follow(client, run_id, lines, sleep)
+        return follow(client, run_id, lines)
     except KeyboardInterrupt:
         print(f"the run goes on: kfp-ddp status {run_id[:8]} --watch", file=sys.stderr)
         raise SystemExit(130) from None

@@ -18,13 +18,13 @@ ON_KFP = ("pipeline", "gpus", "name", "follow", "wait", "dry_run")
 
 
 @click.command("run")
-@click.argument("source")
+@click.argument("source", default="", metavar="[SOURCE|FILE]")
 @click.option("--local", is_flag=True, help="Run on this machine, without a cluster.")
 @click.option(
     "--pipeline",
     default="",
-    help="Pipeline to run on SOURCE: one of ours, or one that was uploaded, as NAME or "
-    "NAME@VERSION.  [default: train_resnet]",
+    help="Pipeline to run: one of ours, such as retrain or sweep, or one that was uploaded, as "
+    "NAME for its newest version or NAME@VERSION.  [default: train_resnet]",
 )
 @click.option(
     *("--set", "words"),
@@ -69,7 +69,10 @@ def command(connection: Connection, source: str, local: bool, **options: Any) ->
     kfp-ddp run ./photos --local --set epochs=20 --set model=resnet18
     kfp-ddp run gs://bucket/flowers --gpus 1 --set epochs=30 --follow
     kfp-ddp run my_pipeline.yaml --set rounds=3
+    kfp-ddp run gs://bucket/flowers --pipeline retrain --dry-run
     """
+    if not source and (local or not options["pipeline"]):
+        raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
     others = ON_KFP if local else HERE
     if given := [name for name in others if options[name]]:
         from kfp_ddp.base.errors import InputError

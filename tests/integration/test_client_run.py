@@ -9,7 +9,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
-from tests.kfp_server.server import KfpServer
+from kfp_ddp.client import follow
+from tests.kfp_server.server import KfpServer, serving
 
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 OWN = {
@@ -108,6 +109,7 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         (["gs://bucket/flowers", "--ranks", "2"], "--ranks is of a run with --local"),
         (["gs://bucket/flowers", "--pipeline", "retrian"], "none of ours; did you mean 'retrain'?"),
+        (["--pipeline", "train-resnet-bucket"], "source is missing: Where the images are"),
         (["own.yaml"], "rounds is missing"),
         (["own.yaml", "--set", "rounds=ten"], "rounds='ten' cannot be used: it should be a whole"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
@@ -131,3 +133,52 @@ def test_what_cannot_be_run_is_one_line_and_nothing_is_begun(
     assert getattr(refused.exception, "exit_code", None) == 2
     created = [each for each in kfp_server.requests if each.method == "POST"]
     assert created == []
+
+
+def test_a_pipeline_that_the_server_has_is_run_in_its_newest_version_or_another(
+    call: Call, kfp_server: KfpServer
+) -> None:
+    own = yaml.safe_dump(OWN).encode()
+    pipeline = kfp_server.store.upload_pipeline(own, {"name": "mine"})
+    versions = kfp_server.store.upload_pipeline_version
+    versions(own, {"pipelineid": pipeline["pipeline_id"], "name": "second"})
+    for name, version in (("mine", "second"), ("mine@mine", "mine")):
+        done = call("run", "--pipeline", name, "--set", "rounds=1")
+        assert done.exit_code == 0, done.output
+        sent = kfp_server.asked("create_run")[-1].body
+        assert isinstance(sent, dict)
+        chosen = kfp_server.store.versions[
+            sent["pipeline_version_reference"]["pipeline_version_id"]
+        ]
+        assert chosen["display_name"] == version
+        assert "pipeline_spec" not in sent
+
+
+def test_where_there_are_several_users_a_run_is_in_the_namespace_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with serving(multi_user=True) as server:
+        whose = ["--host", server.url, "-n", "kubeflow-user"]
+        done = CliRunner().invoke(app, ["run", "gs://bucket/flowers", *whose])
+        assert done.exit_code == 0, done.output
+        (experiment,) = server.store.experiments.values()
+        assert experiment["namespace"] == "kubeflow-user"
+        found = CliRunner().invoke(app, ["status", "last", *whose])
+        assert found.exit_code == 0, found.output
+        assert server.violations == []
+
+
+def test_a_run_is_waited_for_and_its_end_is_the_commands(
+    call: Call, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(server: KfpServer, state: str) -> None:
+        (run_id,) = (one for one, run in server.store.runs.items() if run["state"] == "PENDING")
+        server.put_run(run_id, state, {"preflight": state})
+
+    for state, code in (("SUCCEEDED", 0), ("FAILED", 1)):
+        monkeypatch.setattr(follow, "wait", lambda _, to=state: end(kfp_server, to))
+        done = call("run", "gs://bucket/flowers", "--wait", "--json")
+        assert json.loads(done.stdout)["state"] == state
+        assert getattr(done.exception, "exit_code", 0) == code

@@ -143,7 +143,9 @@ def test_a_watched_run_that_failed_ends_the_command_with_1(
     assert f"kfp-ddp describe {run_id[:8]} tells why" in str(watched.exception)
 
 
-def test_a_run_is_followed_through_faults_of_the_server(client: Any, kfp_server: KfpServer) -> None:
+def test_a_run_is_followed_through_faults_of_the_server(
+    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
     lines: list[str] = []
 
@@ -163,7 +165,8 @@ def test_a_run_is_followed_through_faults_of_the_server(client: Any, kfp_server:
 
     steps = meanwhile()
     teller = follow.LineTeller(lines.append, progress)
-    run = follow.follow(client, run_id, teller, sleep=lambda _: next(steps))
+    monkeypatch.setattr(follow, "wait", lambda _: next(steps))
+    run = follow.follow(client, run_id, teller)
     assert run.state == "SUCCEEDED"
     told = [line.split(maxsplit=1)[1] for line in lines]
     assert told[0] == "● preflight       runs"
@@ -202,7 +205,7 @@ class _Terminal(io.StringIO):
 
 
 def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
-    client: Any, kfp_server: KfpServer
+    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
     terminal = _Terminal()
@@ -211,8 +214,9 @@ def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
         kfp_server.put_run(run_id, "SUCCEEDED", DONE | {"train": "SUCCEEDED"})
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
+    monkeypatch.setattr(follow, "wait", end)
     with follow.TreeTeller(lambda _: "step 3/9 · loss 0.5", terminal) as teller:
-        follow.follow(client, run_id, teller, sleep=end)
+        follow.follow(client, run_id, teller)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
     assert "SUCCEEDED" in over
@@ -220,15 +224,19 @@ def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
 
 
 def test_an_interrupt_ends_the_following_and_not_the_run(
-    client: Any, kfp_server: KfpServer, capsys: pytest.CaptureFixture[str]
+    client: Any,
+    kfp_server: KfpServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(follow, "wait", interrupt)
     with pytest.raises(SystemExit) as ended:
-        follow.until_over(client, Connection(), run_id, sleep=interrupt)
+        follow.until_over(client, Connection(), run_id)
     assert ended.value.code == 130
     assert f"the run goes on: kfp-ddp status {run_id[:8]} --watch" in capsys.readouterr().err
     assert not kfp_server.asked("terminate_run")
