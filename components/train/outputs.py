@@ -96,7 +96,7 @@ def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
     last["eval"] = next((e for e in evaluations if e.get("step") == newest.step), last["eval"])
     found = {
         "step": newest.step,
-        "loss": last["step"].get("loss"),
+        "train_loss": last["step"].get("loss"),
         "images_per_s": last["step"].get("images_per_s"),
         "val_loss": last["eval"].get("loss"),
         "val_accuracy": last["eval"].get("accuracy"),

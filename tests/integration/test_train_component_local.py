@@ -112,6 +112,8 @@ def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset:
     record = json.loads(next((tmp_path / "outputs").rglob("training_job")).read_text())
     assert record["kfp_ddp"] == model["kfp_ddp"]
     assert outputs["train_metrics"]["step"] == 6
+    assert outputs["train_metrics"]["train_loss"] > 0
+    assert "loss" not in outputs["train_metrics"], "evaluate has one too"
     assert outputs["train_metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
     html = next((tmp_path / "outputs").rglob("loss_curve")).read_text()
     assert "<svg" in html
