@@ -193,3 +193,10 @@ def test_kfp_of_the_home_folder_is_left_alone(
     with open_client(Connection(host=kfp_server.url)) as client:
         client.set_user_namespace("mine")
     assert not list(tmp_path.iterdir())
+
+
+def test_without_an_address_or_a_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
+    assert asked(Connection()).startswith("no address of KFP is set and no port can be forwarded")

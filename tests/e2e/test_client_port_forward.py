@@ -1,0 +1,97 @@
+"""Port forwards that a command begins and ends itself, to a KFP API server in a pod."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.base.errors import InputError, ServerError
+from kfp_ddp.client.connection import Connection, open_client
+from tests.e2e.harness.grounds import IMAGE, Grounds, until
+from tests.e2e.harness.scene import namespace
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    """A namespace with a server, and a service whose target is a named port of its pod."""
+    with namespace(cluster) as ground:
+        container = {
+            "name": "server",
+            "image": IMAGE,
+            "command": ["python", "-m", "tests.kfp_server", "8888"],
+            "workingDir": str(CHECKOUT),
+            "env": [{"name": "PYTHONPATH", "value": str(CHECKOUT)}],
+            "ports": [{"name": "api", "containerPort": 8888}],
+            "readinessProbe": {
+                "httpGet": {"path": "/apis/v2beta1/healthz", "port": "api"},
+                "periodSeconds": 1,
+            },
+            "resources": {"requests": {"cpu": "50m"}},
+        }
+        pod = {
+            "metadata": {"name": "ml-pipeline", "labels": {"app": "ml-pipeline"}},
+            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
+        }
+        service = {
+            "metadata": {"name": "ml-pipeline"},
+            "spec": {
+                "selector": {"app": "ml-pipeline"},
+                "ports": [{"port": 8888, "targetPort": "api"}],
+            },
+        }
+        ground.core.create_namespaced_service(ground.namespace, service)
+        with pytest.raises(ServerError, match=r"no pod of service ml-pipeline .* is ready"):
+            asked(ground)
+        ground.core.create_namespaced_pod(ground.namespace, pod)
+        until(lambda: ready(ground), "the server")
+        yield ground
+
+
+def asked(grounds: Grounds) -> str:
+    """The version of the server that is reached."""
+    with open_client(Connection(kfp_namespace=grounds.namespace)) as kfp:
+        return str(kfp.version)
+
+
+def ready(grounds: Grounds) -> bool:
+    pod = grounds.core.read_namespaced_pod("ml-pipeline", grounds.namespace)
+    return any(each.ready for each in pod.status.container_statuses or [])
+
+
+def test_many_requests_go_through_one_forward(grounds: Grounds) -> None:
+    connection = Connection(kfp_namespace=grounds.namespace, host="http://other", port_forward=True)
+    with open_client(connection) as kfp:
+        pipeline = kfp.upload_pipeline(str(CHECKOUT / "kfp_ddp/compiled/train_resnet.yaml"))
+        for _ in range(5):
+            assert kfp.get_pipeline(pipeline.pipeline_id).display_name == "train-resnet"
+
+
+def test_a_command_ends_its_forward(grounds: Grounds) -> None:
+    words = ["upload", "train_resnet", "--json", "--kfp-namespace", grounds.namespace]
+    environment = {name: value for name, value in os.environ.items() if name != "KFP_DDP_HOST"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kfp_ddp", *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["pipeline"] == "train-resnet"
+    assert done.stderr == ""
+
+
+def test_a_namespace_without_kfp(grounds: Grounds) -> None:
+    told = "there is no service ml-pipeline of namespace elsewhere: give --kfp-namespace"
+    with (
+        pytest.raises(InputError, match=told),
+        open_client(Connection(kfp_namespace="elsewhere")),
+    ):
+        pass
