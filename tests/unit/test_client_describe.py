@@ -51,7 +51,7 @@ def test_a_cause_is_taken_from_the_ranks_where_the_log_says_nothing(tmp_path: Pa
     run = run_output.make(tmp_path / "run", failed="train", said="Killed")
     logs = run / "work" / run_output.RUN_ID / "train" / "logs"
     logs.mkdir()
-    for name, at, error in (("failure-b", 20.0, "later"), ("failure-a", 10.0, "out of memory")):
+    for name, at, error in (("failure-a", 20.0, "later"), ("failure-b", 10.0, "out of memory")):
         record = Failure(1, 3, error, retryable=False, time=at)
         (logs / f"{name}.json").write_text(record.to_json())
     assert described(run)["cause"] == "out of memory"
@@ -103,7 +103,8 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) ->
 
 
 def test_a_steps_pod_is_its_newest_whichever_way_argo_names_pods() -> None:
-    there = [pod("wf-abc-main-1"), pod("wf-abc-main-22"), pod("wf-xyz-main-22"), pod("wf-abc-3")]
+    names = ("wf-xyz-main-22", "wf-abc-main-1", "wf-abc-main-22", "wf-abc-3")
+    there = [pod(name) for name in names]
     assert name_of(pods.of_step(there, STEP)) == "wf-abc-main-22"
     assert name_of(pods.of_step(there, STEP, driver=True)) == "wf-abc-3"
     assert pods.of_step([pod("wf-abc-main-22", node="wf-abc-9")], STEP) is None

@@ -22,6 +22,7 @@ def run(tmp_path: Path) -> Path:
     (task / "metrics.jsonl").write_text("{}\n")
     (task / "bundle" / "model").write_bytes(bytes(3 << 20))
     (task / ".leases" / "a").write_text("hidden")
+    (task / ".begun").write_text("hidden")
     (task / "link").symlink_to("/etc/hostname")
     return tmp_path / "run"
 
