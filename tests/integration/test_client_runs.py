@@ -150,7 +150,7 @@ def test_a_run_is_followed_through_faults_of_the_server(
     lines: list[str] = []
 
     def progress(step: Step) -> str:
-        return "step 3/9 · loss 0.5" if step.name == "train" else ""
+        return "step 3/9 · loss 0.5" if step.name == "train" and step.pods else ""
 
     def meanwhile() -> Iterator[None]:
         kfp_server.put_run(run_id, "RUNNING", {"preflight": "RUNNING"})
