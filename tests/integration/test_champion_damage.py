@@ -13,38 +13,15 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.shared import bundle, champion
 from kfp_ddp.components.shared.champion import find
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
+from kfp_ddp.components.shared.evaluation import Evaluation
+from tests.exports import SAMPLES, evaluated
 from tests.generations import Bucket, handler
 from tests.serving import serving
 
-SAMPLES = 60
 FILES = ("MANIFEST.sha256", "_SUCCESS", "metrics.json", "predictions.csv")
-
-
-def evaluated(folder: Path, name: str, wrong: int) -> Path:
-    """An evaluation with its predictions, of which the first so many are wrong."""
-    folder.mkdir(parents=True)
-    correct = SAMPLES - wrong
-    low, high = wilson(correct, SAMPLES)
-    record = Evaluation(
-        split="val", samples=SAMPLES, correct=correct, accuracy=correct / SAMPLES,
-        accuracy_low=low, accuracy_high=high, loss=0.3, top5=None, macro_precision=0.9,
-        macro_recall=0.9, macro_f1=0.9, calibration_error=0.04, roc_auc=0.99,
-        classes=[ClassResult(name="cat", samples=SAMPLES, precision=1, recall=0.9, f1=0.9)],
-        calibration=[], confusion=None, model="resnet18", image_size=32, step=7, checkpoint="c",
-        checkpoint_digest="c" * 64, dataset_digest="d" * 64, device="cpu", seconds=1.0,
-        predictions="predictions.csv", split_digest="e" * 64,
-        samples_digest=samples_digest((f"{i}.png", "cat") for i in range(SAMPLES)),
-    )  # fmt: skip
-    (folder / name).write_text(record.model_dump_json())
-    rows = [f"{i}.png,cat,{'dog' if i < wrong else 'cat'},0.9,0.1\n" for i in range(SAMPLES)]
-    text = "path,target,predicted,confidence,loss\n" + "".join(rows)
-    (folder / "predictions.csv").write_text(text)
-    return folder / name
 
 
 @pytest.fixture(scope="module")

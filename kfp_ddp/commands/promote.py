@@ -1,0 +1,36 @@
+"""`kfp-ddp promote`: an exported version becomes the champion."""
+
+import click
+
+from kfp_ddp.commands.options import configured
+
+
+@click.command("promote")
+@click.argument("name")
+@click.argument("version")
+@click.option("--instead-of", default="", metavar="VERSION", help="Only if this is the champion.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@configured("destination")
+def command(name: str, version: str, instead_of: str, destination: str, as_json: bool) -> None:
+    """Make VERSION of the model NAME the champion, which the next one has to beat.
+
+    It is verified first, and nothing happens if another one becomes the champion meanwhile.
+
+    kfp-ddp promote flowers 67c0cb93 --destination gs://bucket/models
+    """
+    from kfp_ddp.client import models
+
+    tell(name, models.promote(models.opened(destination), name, version, instead_of), as_json)
+
+
+def tell(name: str, moved: tuple[str, str], as_json: bool) -> None:
+    """Print who is the champion now, and who was."""
+    import json
+
+    now, before = moved
+    if as_json:
+        click.echo(json.dumps({"name": name, "champion": now, "replaced": before}))
+    elif now == before:
+        click.echo(f"{now} is the champion of {name} already")
+    else:
+        click.echo(f"{now} is the champion of {name}, in place of {before or 'none'}")

@@ -1,0 +1,22 @@
+"""`kfp-ddp rollback`: the champion before this one is the champion again."""
+
+import click
+
+from kfp_ddp.commands.options import configured
+
+
+@click.command("rollback")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@configured("destination")
+def command(name: str, destination: str, as_json: bool) -> None:
+    """Make the champion of the model NAME before this one the champion again.
+
+    The version that is left stays at the destination. Again goes one further back.
+
+    kfp-ddp rollback flowers --destination gs://bucket/models
+    """
+    from kfp_ddp.client import models
+    from kfp_ddp.commands.promote import tell
+
+    tell(name, models.roll_back(models.opened(destination), name), as_json)

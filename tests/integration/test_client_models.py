@@ -1,0 +1,157 @@
+"""Which models were exported, and how a person makes another one the champion."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.cli import app
+from kfp_ddp.client import models
+from kfp_ddp.components.shared.champion import move, pointed_at
+from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared.lineage import Lineage
+from tests.exports import exported
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+    """An empty destination of each kind."""
+    if request.param == "bucket":
+        request.getfixturevalue("emulator")
+        return open_destination("gs://models/exports")
+    (tmp_path / "exports").mkdir()
+    return open_destination(str(tmp_path / "exports"))
+
+
+@pytest.fixture
+def line(where: Destination, tmp_path: Path) -> list[str]:
+    """Three versions of flowers, each of which took the place of the one before."""
+    made = [""]
+    for number in range(3):
+        lineage = Lineage(f"run-{number}", f"{where.uri}/flowers", made[-1])
+        made.append(exported(where, "flowers", tmp_path / str(number), 9 - number, lineage))
+        move(where, "flowers", made[-1], made[-2], f"run-{number}")
+    return made[1:]
+
+
+def call(where: Destination, *words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--destination", where.uri])
+
+
+def told(where: Destination, *words: str) -> Any:
+    done = call(where, *words, "--json")
+    assert done.exception is None, done.output
+    return json.loads(done.stdout)
+
+
+def refused(where: Destination, *words: str) -> str:
+    """The one line that a command ends with, and the champion stays."""
+    before = pointed_at(where, "flowers")
+    done = call(where, *words)
+    assert isinstance(done.exception, InputError), done.output
+    assert "\n" not in str(done.exception)
+    assert pointed_at(where, "flowers") == before
+    return str(done.exception)
+
+
+def test_models_and_versions_are_listed_with_where_they_are_from(
+    where: Destination, line: list[str], tmp_path: Path
+) -> None:
+    other = exported(where, "birds", tmp_path / "birds", 3, Lineage())
+    assert told(where, "models") == {
+        "birds": {"champion": "", "versions": [other]},
+        "flowers": {"champion": line[2], "versions": sorted(line)},
+    }
+    assert f"flowers: champion {line[2]}, 3 version(s)" in call(where, "models").output
+    found = told(where, "models", "flowers")
+    version = next(one for one in found["versions"] if one["version"] == line[1])
+    assert version.pop("exported_at")
+    assert version == {
+        "version": line[1],
+        "uri": f"{where.uri}/flowers/{line[1]}",
+        "champion": False,
+        "damaged": "",
+        "accuracy": 52 / 60,
+        "samples": 60,
+        "architecture": "resnet18",
+        "run_id": "run-1",
+        "dataset_digest": "d" * 64,
+        "compared_with": line[0],
+        "settings": {"epochs": 8},
+    }
+    assert [one["version"] for one in found["champions"]] == line
+    shown = call(where, "models", "flowers").output
+    assert f"{line[2]}  champion  accuracy 0.8833 of 60, resnet18, data dddddddddddd" in shown
+    assert f"{line[2]} replaced {line[1]} by run-2" in shown
+
+
+def test_rollback_goes_back_step_by_step_and_promote_forward(
+    where: Destination, line: list[str]
+) -> None:
+    first, second, third = line
+    assert told(where, "rollback", "flowers") == {
+        "name": "flowers", "champion": second, "replaced": third
+    }  # fmt: skip
+    assert told(where, "rollback", "flowers")["champion"] == first
+    assert f"{first} is the first champion of flowers" in refused(where, "rollback", "flowers")
+    assert told(where, "promote", "flowers", third[:6])["replaced"] == first
+    assert told(where, "rollback", "flowers")["champion"] == first
+
+
+def test_without_a_note_the_bundle_knows_whom_it_was_compared_with(
+    where: Destination, line: list[str]
+) -> None:
+    for name, _ in list(where.list("flowers/CHAMPIONS")):
+        where.delete(name)
+    assert told(where, "rollback", "flowers")["champion"] == line[1]
+
+
+def test_a_version_that_is_damaged_or_gone_is_not_made_the_champion(
+    where: Destination, line: list[str]
+) -> None:
+    where.update(f"flowers/{line[1]}/metrics.json", lambda _: b"{}")
+    assert "metrics.json is not what MANIFEST.sha256 lists" in refused(where, "rollback", "flowers")
+    assert "cannot be the champion" in refused(where, "promote", "flowers", line[1])
+    assert "! the champion" in call(where, "models", "flowers").output
+    where.delete(f"flowers/{line[1]}/_SUCCESS")
+    said = refused(where, "rollback", "flowers")
+    assert f"the champion of flowers before {line[2]}, is not at {where.uri} any more" in said
+    assert line[0] in said
+
+
+def test_what_is_not_there_is_one_line(where: Destination, line: list[str]) -> None:
+    assert "did you mean 'flowers'" in refused(where, "models", "flower")
+    assert "did you mean 'flowers'" in refused(where, "promote", "flowrs", line[0])
+    assert "'zz' is no version of flowers" in refused(where, "promote", "flowers", "zz")
+    said = refused(where, "promote", "flowers", line[0], "--instead-of", line[1])
+    assert f"the champion of flowers is {line[2]}, not {line[1]}" in said
+    assert "already" in call(where, "promote", "flowers", line[2]).output
+
+
+def test_one_that_another_moves_meanwhile_stays(
+    where: Destination, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = models.described
+
+    def while_it_is_verified(*given: Any) -> models.Version:
+        where.update("flowers/CHAMPION", lambda _: f"{line[1]}\n".encode())
+        return described(*given)
+
+    monkeypatch.setattr(models, "described", while_it_is_verified)
+    done = call(where, "promote", "flowers", line[0])
+    assert isinstance(done.exception, StorageError)
+    assert f"was moved to {line[1]} meanwhile, and stays" in str(done.exception)
+    assert pointed_at(where, "flowers") == line[1]
+
+
+def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["models"])
+    assert "there is no destination: give --destination" in str(done.exception)
+    done = CliRunner().invoke(app, ["models", "--destination", str(tmp_path / "no")])
+    assert "there is no folder" in str(done.exception)
+    assert CliRunner().invoke(app, ["models", "--destination", str(tmp_path)]).stdout == ""
