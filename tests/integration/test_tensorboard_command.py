@@ -1,0 +1,97 @@
+"""`kfp-ddp tensorboard`, with TensorBoard itself."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kfp_ddp.cli import app
+from kfp_ddp.client.curves import Shown, bring
+from kfp_ddp.client.run_files import PlacedFiles
+
+
+def events(folder: Path, *lines: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": 1000.0 + i, **e}) + "\n" for i, e in enumerate(lines))
+    return folder
+
+
+def step(number: int, loss: float | None) -> dict[str, Any]:
+    return {"event": "step", "step": number, "loss": loss, "rank_seconds": [0.1]}
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """What TensorBoard reads there."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder)).Reload()
+    return [(each.step, round(each.value, 3)) for each in found.Scalars(tag)]
+
+
+def test_curves_grow_and_what_a_resume_does_again_counts_once(tmp_path: Path) -> None:
+    run = events(tmp_path / "run", {"event": "start", "resumed_from_step": 0}, step(1, 3.0))
+    shown = Shown(tmp_path / "shown")
+    shown.add("run", run)
+    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0)]
+    events(run, step(2, 2.5), step(3, 2.0), step(4, None))
+    half = (run / "metrics.jsonl").read_text() + '{"event": "step", "st'
+    (run / "metrics.jsonl").write_text(half)
+    shown.add("run", run)
+    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 2.0)]
+    whole = (run / "metrics.jsonl").read_text().rpartition("\n")[0] + "\n"
+    (run / "metrics.jsonl").write_text(whole)
+    events(run, {"event": "start", "resumed_from_step": 2}, step(3, 1.9))
+    events(run, {"event": "eval", "step": 3, "epoch": 1, "accuracy": 0.9})
+    shown.add("run", run)
+    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 1.9)]
+    assert scalars(tmp_path / "shown/run", "eval/accuracy") == [(3, 0.9)]
+
+
+def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_path: Path) -> None:
+    run = tmp_path / "runs/1f0c"
+    events(run / "train", step(1, 3.0))
+    for task in ("train", "mine"):
+        (run / task / "tensorboard").mkdir(parents=True)
+        (run / task / "tensorboard/events.out.tfevents.1").write_bytes(b"")
+        (run / task / "checkpoint.pt").write_bytes(b"large")
+    bring(PlacedFiles(str(run)), tmp_path / "brought")
+    found = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
+    assert set(map(str, found)) == {
+        "train/metrics.jsonl", "mine/tensorboard/events.out.tfevents.1"
+    }  # fmt: skip
+    Shown(tmp_path / "shown").add("1f0c", tmp_path / "brought")
+    assert (tmp_path / "shown/1f0c/mine-tensorboard").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(["{}"], "there are no metrics of a training in"), (["{}/none"], "there is no folder")],
+)
+def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["tensorboard", *(each.format(tmp_path) for each in words)])
+    assert why in str(answer.exception)
+
+
+def test_tensorboard_shows_runs_side_by_side_until_it_is_ended(tmp_path: Path) -> None:
+    runs = [events(tmp_path / name / "work/1f0c/train", step(1, 3.0)) for name in ("a", "b")]
+    folders = [str(run.parents[2]) for run in runs]
+    command = [sys.executable, "-m", "kfp_ddp", "tensorboard", *folders]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None
+        try:
+            said = shown.stdout.readline()
+            address = re.match(r"(http://127\.0\.0\.1:\d+) shows it", said)
+            assert address, said
+            with urllib.request.urlopen(f"{address[1]}/data/runs", timeout=60) as answer:
+                assert sorted(json.load(answer)) == ["a", "b"]
+        finally:
+            shown.send_signal(signal.SIGINT)
+        assert shown.wait(60) == 0
