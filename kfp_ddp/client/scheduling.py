@@ -1,10 +1,10 @@
 """To create, replace, start and delete schedules, without ending what runs."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, ServerError
@@ -202,7 +202,7 @@ def delete(
         client.disable_recurring_run(identity)
     while not force and (runs := schedules.going(client, schedule)):
         if wait:
-            time.sleep(PAUSE)
+            sleep(PAUSE)
             continue
         if was == schedules.ENABLED:  # the run began since the first look
             client.enable_recurring_run(identity)

@@ -347,7 +347,7 @@ def test_delete_does_not_end_a_run_unless_told_to(
         assert kept(kfp_server)[0][2] == "DISABLED"
         kfp_server.store.set_state(run["run_id"], "FAILED")
 
-    monkeypatch.setattr(scheduling.time, "sleep", while_it_waits)
+    monkeypatch.setattr(scheduling, "sleep", while_it_waits)
     assert call("schedule", "delete", "nightly", "--wait").exception is None
     assert kept(kfp_server) == []
 
