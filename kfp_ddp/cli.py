@@ -42,6 +42,13 @@ SECTIONS = {
         "manifest": "Print the job that a launch would create, without creating it.",
     },
 }
+EXIT_CODES = {
+    "0": "done",
+    "1": "what ran failed, or a server or storage does not answer: trying again may help",
+    "2": "what was given cannot be used, or KFP refuses it: nothing was begun",
+    "130": "interrupted",
+    "143": "the run was terminated",
+}
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 
 
@@ -74,6 +81,8 @@ class LazyGroup(click.Group):
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()), col_max=12)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

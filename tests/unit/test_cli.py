@@ -24,6 +24,7 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert all(name in done.stdout for name in COMMANDS)
+    assert "\n  143  the run was terminated\n" in done.stdout
 
 
 def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:

@@ -1,0 +1,137 @@
+"""The contract server against what a real 2.17 one was recorded to answer."""
+
+import json
+import re
+import urllib.request
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from tests.kfp_server import contract
+from tests.kfp_server.runs import Store
+from tests.kfp_server.server import RECORDED, KfpServer
+
+PIPELINE, VERSION = "678ed99d-7cc9-410a-a99d-e6533b66bc57", "e534b044-8c74-4b71-b4a7-611f415b15f2"
+RECURRING = "3a073443-eb30-446c-af84-d572c029566f"
+NAMES = sorted(path.stem for path in RECORDED.glob("*.json"))
+NOT_KEPT = {"run_details", "pipeline_spec", "next_page_token", "total_size", "state_history"}
+"""What of an answer depends on more than the request: what ran, and how many there were."""
+
+
+def recorded(name: str) -> dict[str, Any]:
+    return dict(json.loads((RECORDED / f"{name}.json").read_text()))
+
+
+def form(value: Any) -> Any:
+    """A value with what differs from time to time put by its kind."""
+    if isinstance(value, dict):
+        return {key: form(each) for key, each in value.items() if key not in NOT_KEPT}
+    if isinstance(value, list):
+        return [form(each) for each in value]
+    if isinstance(value, str):
+        value = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", value)
+        return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", value).partition("\n")[0]
+    return value
+
+
+@pytest.fixture
+def as_recorded(kfp_server: KfpServer) -> KfpServer:
+    """A server that knows what the recorded one knew."""
+    store: Store = kfp_server.store
+    store.experiments.clear()
+    for each in recorded("experiments_list")["answer"]["experiments"]:
+        store.experiments[each["experiment_id"]] = each
+    for each in recorded("pipelines_list")["answer"]["pipelines"][::-1]:
+        store.pipelines[each["pipeline_id"]] = each
+    inputs = {"source": {"parameterType": "STRING"}}
+    optional = {"epochs": {"parameterType": "NUMBER_INTEGER", "isOptional": True}}
+    spec = {"root": {"inputDefinitions": {"parameters": inputs | optional}}}
+    store.versions[VERSION] = recorded("version_get")["answer"] | {"pipeline_spec": spec}
+    for name in ("succeeded", "failed", "terminated"):
+        kfp_server.record(f"run_get_{name}")
+    for name in ("5_fields", "6_fields", "at_daily"):
+        answer = recorded(f"recurring_create_{name}")["answer"]
+        store.recurring_runs[answer["recurring_run_id"]] = answer
+    store.recurring_runs[RECURRING] = dict(recorded("recurring_get")["answer"])
+    return kfp_server
+
+
+def ask(server: KfpServer, request: dict[str, Any], content: bytes) -> tuple[int, Any]:
+    data = None if request["body"] is None else json.dumps(request["body"]).encode()
+    headers = {"Content-Type": "application/json"}
+    if "/upload" in request["path"]:
+        head = b'--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="a"\r\n\r\n'
+        data, headers = head + content + b"\r\n--x--\r\n", {}
+        headers["Content-Type"] = "multipart/form-data; boundary=x"
+    asked = urllib.request.Request(
+        server.url + request["path"], data, headers, method=request["method"]
+    )
+    try:
+        with urllib.request.urlopen(asked) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_list")])
+def test_a_request_is_answered_as_it_was_recorded(as_recorded: KfpServer, name: str) -> None:
+    asked = recorded(name)
+    if name == "recurring_get_disabled":
+        as_recorded.store.disable_recurring_run({}, RECURRING)
+    content = b"pipelineInfo: {name: a}\n" if name == "upload_same_name" else b"a: 1\n"
+    status, answer = ask(as_recorded, asked["request"], content)
+    assert status == asked["status"], answer
+    assert form(answer) == form(asked["answer"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_list")])
+def test_a_list_holds_what_the_recorded_one_did(as_recorded: KfpServer, name: str) -> None:
+    asked = recorded(name)
+    status, answer = ask(as_recorded, asked["request"], b"")
+    assert status == 200
+    ((field, rows),) = form(answer).items()
+    assert set(form(asked["answer"])) == {field}
+    known = {key for row in form(asked["answer"])[field] for key in row}
+    assert {key for row in rows for key in row} <= known | {"description", "service_account"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_answer_is_of_the_contract(name: str) -> None:
+    asked = recorded(name)
+    path = asked["request"]["path"].partition("?")[0]
+    (operation,) = [
+        each
+        for each in contract.operations()
+        if each.method == asked["request"]["method"] and each.path.fullmatch(path)
+    ][:1]
+    if asked["status"] == 200 and operation.name != "get_healthz":
+        assert contract.faults(asked["answer"], operation.answer, "answer") == []
+
+
+def test_what_is_not_of_the_contract_is_refused_and_remembered(kfp_server: KfpServer) -> None:
+    body = {"display_name": 3, "nme": "a"}
+    request = {"method": "POST", "path": "/apis/v2beta1/experiments?page=1", "body": body}
+    status, answer = ask(kfp_server, request, b"")
+    assert (status, answer["code"]) == (400, 3)
+    assert kfp_server.violations == [
+        "create_experiment: query page",
+        "create_experiment: body.display_name=3 should be str",
+        "create_experiment: body.nme is no field of V2beta1Experiment",
+    ]
+    kfp_server.violations.clear()
+
+
+def test_pages_are_walked_by_their_tokens(kfp_server: KfpServer) -> None:
+    for number in range(5):
+        kfp_server.store.create_experiment({"display_name": str(number)}, {})
+    names, token = [], ""
+    for _ in range(3):
+        path = f"/apis/v2beta1/experiments?page_size=2&sort_by=display_name&page_token={token}"
+        _, answer = ask(kfp_server, {"method": "GET", "path": path, "body": None}, b"")
+        names += [each["display_name"] for each in answer["experiments"]]
+        token = answer.get("next_page_token", "")
+        assert answer["total_size"] == 6
+    assert names == ["0", "1", "2", "3", "4", "Default"]
+    assert token == ""
