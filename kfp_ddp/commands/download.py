@@ -29,18 +29,29 @@ def command(
 
     RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
     --local. Files on a claim come through a pod that mounts it, which is gone afterwards: you
-    need the rights to create pods and pods/exec in the namespace. A bundle is compared with its
-    digests, and nothing is left here of a download that failed.
+    need the rights to create pods and pods/exec in the namespace. Without them, or where they are
+    gone, the bundle alone comes from the run's destination. It is compared with its digests, and
+    nothing is left here of a download that failed.
 
     kfp-ddp download last --output flowers-model
     """
+    from kfp_ddp.base.errors import KfpDdpError
     from kfp_ddp.client.inspection import subjects
-    from kfp_ddp.client.inspection.take import take
+    from kfp_ddp.client.inspection.take import check_output, take
+    from kfp_ddp.client.inspection.uploaded import uploaded
 
     with subjects(connection) as known:
         subject = known.find(run)
         where = output or Path(subject.name.replace("/", "-").strip(".") or subject.id)
-        found = take(subject.files(), where, checkpoint=checkpoint)
+        check_output(where)
+        try:
+            found = take(subject.files(), where, checkpoint=checkpoint)
+        except KfpDdpError as error:
+            bundle = uploaded(subject.id, subject.parameters)
+            if bundle is None:
+                raise
+            click.echo(f"warning: {error}; the bundle comes from {bundle.where}", err=True)
+            found = take(bundle, where)
     if as_json:
         tasks = [
             {name: str(value) if isinstance(value, Path) else value for name, value in each.items()}
@@ -57,8 +68,8 @@ def command(
         if each.bundle is None:
             click.echo("  no bundle: the run exported none")
     if any(each.bundle for each in found):
-        bundle = next(each.bundle for each in found if each.bundle)
-        click.echo(f"try it: kfp-ddp predict {_shown(bundle)} picture.jpg")
+        path = next(each.bundle for each in found if each.bundle)
+        click.echo(f"try it: kfp-ddp predict {_shown(path)} picture.jpg")
 
 
 def _shown(path: Path) -> str:

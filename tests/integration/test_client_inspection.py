@@ -9,7 +9,10 @@ from click.testing import CliRunner, Result
 
 from kfp_ddp.base.errors import InputError, ServerError
 from kfp_ddp.cli import app
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.lineage import Lineage
 from tests import run_output
+from tests.exports import exported
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 
@@ -102,3 +105,26 @@ def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
     assert "shapes-2  SUCCEEDED after 3:34, began 2026-11-21 22:56 UTC" in answer.stdout
     assert "next        kfp-ddp download 1cb3d7e4" in answer.stdout
     assert "note" not in answer.stdout
+
+
+def test_a_bundle_comes_from_the_destination_where_the_claim_cannot_be_read(
+    kfp_server: KfpServer, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    where = open_destination(str(tmp_path / "models"))
+    for number, run_id in enumerate(("another", RUN)):
+        lineage = Lineage(run_id, f"{where.uri}/flowers", "")
+        exported(where, "flowers", tmp_path / str(number), 7 + number, lineage)
+    given = {"work_claim": "w", "destination": where.uri, "model_name": "flowers"}
+    kfp_server.record("run_get_failed", runtime_config={"parameters": given})
+    answer = called(kfp_server, "download", RUN, "--output", "here", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert "warning: no cluster is configured" in answer.stderr
+    (task,) = json.loads(answer.stdout)["tasks"]
+    brought = json.loads((Path(task["bundle"]) / "config.json").read_text())
+    assert brought["lineage"]["run_id"] == RUN
+
+    kfp_server.store.runs[RUN]["runtime_config"]["parameters"]["model_name"] = "trees"
+    answer = called(kfp_server, "download", RUN, "--output", "there")
+    assert "no cluster is configured" in str(answer.exception)
+    assert not (tmp_path / "there").exists()

@@ -12,6 +12,8 @@ from kfp_ddp.local.engine import ENDED, LOG, STARTED
 
 OVER = re.compile(r"Pipeline '[^']+' finished with status (\w+)")
 STATES = {"SUCCESS": "SUCCEEDED", "FAILURE": "FAILED"}
+HEAD, INDENT = "INFO - Streamed logs:", " " * 4
+"""What kfp.local puts before the lines of a step."""
 BEGAN = re.compile(r"\d{4}(-\d\d){5}-\d{6}$")
 
 
@@ -68,8 +70,8 @@ def log(folder: Path, step: str) -> Iterator[str]:
                 inside = begun[1] == step
             elif ENDED.search(line):
                 inside = False
-            elif inside:
-                yield line.rstrip("\n")
+            elif inside and not line.rstrip().endswith(HEAD):
+                yield line.rstrip("\n").removeprefix(INDENT)
 
 
 def _start(folder: Path) -> datetime | None:

@@ -142,6 +142,12 @@ def _lift(folder: Path, above: Path) -> None:
     held.rmdir()
 
 
+def check_output(output: Path) -> None:
+    """Refuse a folder that holds something already; raises InputError."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} is there already: name a new folder by --output")
+
+
 @contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
     """A folder beside `output` that takes its name when the block ends well, and goes otherwise.
@@ -152,8 +158,7 @@ def _appearing(output: Path) -> Iterator[Path]:
     """
     target = Path(os.path.abspath(output))
     try:
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise InputError(f"{output} is there already: name a new folder by --output")
+        check_output(output)
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as error:
