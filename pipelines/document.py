@@ -11,6 +11,9 @@ from kfp_ddp.base.errors import InputError
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
 
 
+SUFFIXES = (".yaml", ".yml")
+
+
 class Document(NamedTuple):
     """The two documents of a compiled pipeline."""
 
@@ -44,6 +47,17 @@ class Document(NamedTuple):
         if not self.platforms:
             return dict(self.spec)
         return {"pipeline_spec": self.spec, "platform_spec": self.platforms}
+
+
+def is_file(word: str) -> bool:
+    """Whether a word names a compiled pipeline rather than a source.
+
+    Raises:
+        InputError: it names a Python file.
+    """
+    if word.endswith(".py") and "://" not in word:
+        raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then run its YAML")
+    return word.endswith(SUFFIXES) and "://" not in word
 
 
 def read(file: Path) -> Document:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import kfp
     from kfp_server_api import V2beta1Run
 
-SUFFIXES = (".yaml", ".yml")
-
 
 @dataclass(frozen=True)
 class Version:
@@ -83,17 +81,6 @@ class Submission:
             service_account=self.service_account or None,
         )
         return client._run_api.run_service_create_run(run=run)
-
-
-def is_file(word: str) -> bool:
-    """Whether a word names a compiled pipeline rather than a source.
-
-    Raises:
-        InputError: it names a Python file.
-    """
-    if word.endswith(".py") and "://" not in word:
-        raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then run its YAML")
-    return word.endswith(SUFFIXES) and "://" not in word
 
 
 def ours(name: str, images: Images = Images()) -> Document | None:  # noqa: B008  a tuple

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 OF_THE_RUN = ("experiment", "pipeline_root", "service_account")
 OF_THE_IMAGES = ("registry", "launcher_image", "trainer_image")
 HERE = ("output", "ranks")
-ON_KFP = ("pipeline", "gpus", "name", "follow", "wait", "dry_run")
+ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
 
 
 @click.command("run")
@@ -71,7 +71,7 @@ def command(connection: Connection, source: str, local: bool, **options: Any) ->
     kfp-ddp run my_pipeline.yaml --set rounds=3
     kfp-ddp run gs://bucket/flowers --pipeline retrain --dry-run
     """
-    if not source and (local or not options["pipeline"]):
+    if not source and not options["pipeline"]:
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
     others = ON_KFP if local else HERE
     if given := [name for name in others if options[name]]:
@@ -81,35 +81,54 @@ def command(connection: Connection, source: str, local: bool, **options: Any) ->
         where = "of a run on KFP: leave it out with --local" if local else "of a run with --local"
         raise InputError(f"{flag} is {where}")
     if local:
-        _here(source, **{name: options[name] for name in (*HERE, "words", "file", "as_json")})
+        _here(source, options)
     else:
         _on_kfp(connection, source, options)
 
 
-def _here(
-    source: str,
-    output: Path | None,
-    words: tuple[str, ...],
-    file: Path | None,
-    ranks: int | None,
-    as_json: bool,
-) -> None:
+def _here(word: str, options: dict[str, Any]) -> None:
     from kfp_ddp.local.installed import require
 
     require("local")
-    from kfp_ddp.local.photographs import train
+    from kfp_ddp.local import own, photographs
     from kfp_ddp.local.results import example, shown
     from kfp_ddp.local.session import conduct
 
-    folder = output or Path("run-output")
+    folder, compiled = options["output"] or Path("run-output"), _compiled(word, options)
+    given = options["words"], options["file"]
 
     def begin() -> dict[str, Any]:
-        return train(source, folder.resolve(), words, file, ranks or 0)
+        if compiled is None:
+            return photographs.train(word, folder.resolve(), *given, options["ranks"] or 0)
+        return own.run(compiled, "" if word == str(compiled) else word, folder.resolve(), *given)
 
-    summary = conduct(begin, folder, as_json)
-    if "bundle" in summary and not as_json:
+    summary = conduct(begin, folder, options["as_json"])
+    if "bundle" in summary and not options["as_json"]:
         picture = example(folder)
         click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")
+
+
+def _compiled(word: str, options: dict[str, Any]) -> Path | None:
+    """The pipeline to run here; None for train_resnet, with what fits the photographs.
+
+    Raises:
+        InputError: it is not here, or two are given.
+    """
+    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.pipelines import NAMES
+    from kfp_ddp.pipelines.document import is_file
+    from kfp_ddp.pipelines.given import COMPILED
+
+    name = options["pipeline"].replace("-", "_")
+    if is_file(word) and name:
+        raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
+    if name and name not in NAMES:
+        raise InputError(f"--pipeline is one of ours with --local: {', '.join(NAMES)}")
+    if name in ("", "train_resnet") and not is_file(word):
+        return None
+    if options["ranks"]:
+        raise InputError("--ranks is of train_resnet: leave it out")
+    return Path(word) if is_file(word) else COMPILED / f"{name}.yaml"
 
 
 def _on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
@@ -157,9 +176,10 @@ def _of_this_machine(word: str, options: dict[str, Any]) -> "Document | None":
     """
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.client import submission
+    from kfp_ddp.pipelines.document import is_file
     from kfp_ddp.pipelines.images import Images
 
-    if not submission.is_file(word):
+    if not is_file(word):
         images = Images(*(options[each] for each in OF_THE_IMAGES))
         return submission.ours(options["pipeline"] or "train_resnet", images)
     if options["pipeline"]:
@@ -176,12 +196,12 @@ def _boxes(word: str, pipeline: "Document", options: dict[str, Any]) -> dict[str
     from click.core import ParameterSource
 
     from kfp_ddp.base.errors import InputError
-    from kfp_ddp.client import submission
+    from kfp_ddp.pipelines.document import is_file
     from kfp_ddp.pipelines.given import named_after
 
     named = click.get_current_context().get_parameter_source("destination")
     asked = {
-        "source": ("SOURCE", "" if submission.is_file(word) else word),
+        "source": ("SOURCE", "" if is_file(word) else word),
         "gpus_per_node": ("--gpus", options["gpus"]),
         "destination": ("--destination", options["destination"]),
     }

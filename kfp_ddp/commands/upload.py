@@ -33,13 +33,17 @@ def command(
     """
     import json
 
+    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.base.settings import hint
     from kfp_ddp.client import submission
     from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.uploads import upload
+    from kfp_ddp.pipelines.document import is_file
+    from kfp_ddp.pipelines import NAMES
     from kfp_ddp.pipelines.images import Images
 
     document = None
-    if not submission.is_file(pipeline):
+    if not is_file(pipeline):
         document = submission.ours(pipeline, Images(registry, launcher_image, trainer_image))
     document = document or submission.of_file(pipeline)
     with open_client(connection) as client:

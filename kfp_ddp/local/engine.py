@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,12 +20,12 @@ import psutil
 from kfp_ddp.base.errors import InputError, JobError, StorageError
 from kfp_ddp.base.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.local import results
+from kfp_ddp.local.results import ENDED, LOG, STARTED
+from kfp_ddp.local.pipeline import COMPILED
 from kfp_ddp.local.screen import Phase
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-STARTED = re.compile(r"Executing task '([^']+)'")
-ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-LOG = "pipeline.log"
+Detail = Callable[[Path, str], str]
 REFRESH_SECONDS = 0.2
 GRACE_SECONDS = 10.0
 
@@ -56,50 +56,71 @@ def prepare(output: Path) -> None:
 def run(
     output: Path, arguments: Mapping[str, Any], environment: Mapping[str, str], started: float
 ) -> dict[str, Any]:
-    """Run the pipeline in a folder that `prepare` made ready, and return the summary.
+    """Train in a folder that `prepare` made ready, and return the summary.
 
     `output/summary.json` holds the summary: accuracy (0 to 1), seconds, bundle and report
     (paths), and the other figures of `results.gather`.
 
     Args:
         output: The folder.
-        arguments: Those of the pipeline.
+        arguments: Those of the pipeline train_resnet.
         environment: Variables of its steps, beside those of this process.
         started: `time.monotonic` when the whole began.
 
     Raises:
         JobError: if the pipeline failed; the line names the step, its error and the log.
     """
-    folders = {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
     cache = output / "cache"
     training = {"cache_dir": str(cache), **arguments.get("training", {})}
-    given = json.dumps({**arguments, "training": training})
-    module = [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline"]
     try:
-        with _stopped_at_the_end(
-            subprocess.Popen(
-                [*module, given, str(output / "artifacts")],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, **folders, **environment},
-            )
-        ) as child:
-            failed = _follow(child, output)
+        execute(output, COMPILED, {**arguments, "training": training}, environment, results.detail)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
+    return results.gather(output, seconds=time.monotonic() - started)
+
+
+def execute(
+    output: Path,
+    compiled: Path,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    detail: Detail,
+) -> None:
+    """Run a compiled pipeline in a folder that `prepare` made ready, and show its steps.
+
+    Args:
+        output: The folder; it gets the log, and artifacts below `artifacts`.
+        compiled: The YAML.
+        arguments: Those of the pipeline.
+        environment: Variables of its steps, beside those of this process.
+        detail: Tells of a step that ended well what it made, by the folder and its name.
+
+    Raises:
+        JobError: if the pipeline failed; the line names the step, its error and the log.
+    """
+    folders = {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
+    module = [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline"]
+    with _stopped_at_the_end(
+        subprocess.Popen(
+            [*module, json.dumps(arguments), str(output / "artifacts"), str(compiled)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **folders, **environment},
+        )
+    ) as child:
+        failed = _follow(child, output, detail)
     if failed or child.returncode != 0:
         reason = results.last_error(output / LOG) or f"exit code {child.returncode}"
         raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}")
-    return results.gather(output, seconds=time.monotonic() - started)
 
 
 class _Follower:
     """Turns the child's log into phases on the screen; `failed` names the step that failed."""
 
-    def __init__(self, output: Path) -> None:
+    def __init__(self, output: Path, detail: Detail) -> None:
         self.failed = ""
-        self._output = output
+        self._output, self._detail = output, detail
         self._phase: Phase | None = None
 
     def read(self, line: str) -> None:
@@ -110,7 +131,7 @@ class _Follower:
         elif (ended := ENDED.search(line)) and self._phase is not None:
             phase, self._phase = self._phase, None
             good = ended[2] == "SUCCESS"
-            phase.detail = results.detail(self._output, phase.name) if good else "failed"
+            phase.detail = self._detail(self._output, phase.name) if good else "failed"
             phase.end(good)
             self.failed = self.failed or ("" if good else phase.name)
 
@@ -121,10 +142,10 @@ class _Follower:
             phase.show(results.progress(self._output) if phase.name == "train" else "")
 
 
-def _follow(child: subprocess.Popen[str], output: Path) -> str:
+def _follow(child: subprocess.Popen[str], output: Path, detail: Detail) -> str:
     """Log and show the child's output until it ends; the name of a failed step, or ''."""
     assert child.stdout is not None
-    follower = _Follower(output)
+    follower = _Follower(output, detail)
     lines: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
     reader.start()

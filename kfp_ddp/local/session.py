@@ -28,7 +28,8 @@ def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> d
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        click.echo("\n" + "\n".join(results.told(summary)))
+        if "accuracy" in summary:
+            click.echo("\n" + "\n".join(results.told(summary)))
         seconds = f"{summary['seconds']:.0f} seconds"
         click.echo(f"\n  {seconds}; all of it lies in {results.shown(output)}/")
     return summary

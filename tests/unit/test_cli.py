@@ -112,13 +112,6 @@ def test_what_an_install_lacks_is_named_with_its_extra(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_on_a_cluster_says_what_can_be_done_instead() -> None:
-    result = CliRunner().invoke(app, ["run", "gs://bucket/flowers"])
-    assert isinstance(result.exception, InputError)
-    assert "give --local to run here, or upload" in str(result.exception)
-    assert (Path(str(result.exception).split("upload ")[1].split(" (")[0])).is_file()
-
-
 @pytest.mark.parametrize(
     ("source", "line"),
     [

@@ -1,0 +1,53 @@
+"""Any compiled pipeline, run on this machine."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.local import engine, results, survey
+from kfp_ddp.pipelines.document import read
+from kfp_ddp.pipelines.given import Form
+
+
+def run(
+    compiled: Path, source: str, output: Path, words: Sequence[str], file: Path | None
+) -> dict[str, Any]:
+    """Run a pipeline, leave what it made in `output`, and return what is known of it.
+
+    Args:
+        compiled: Its YAML.
+        source: What it reads, where its form asks for that; '' for none.
+        output: A new or empty folder, or that of an earlier run.
+        words: Settings, as `key=value`.
+        file: A YAML file of settings under them; None for none.
+
+    Raises:
+        KfpDdpError: the file, settings or output cannot be used, or the pipeline failed.
+    """
+    started = time.monotonic()
+    pipeline = read(compiled)
+    form = Form(pipeline)
+    given = form.read(file, words)
+    boxes = {"backend": "local"} if form.subjects and "backend" in form.parameters else {}
+    if source:
+        if "source" not in form.parameters:
+            raise InputError(f"SOURCE cannot be used: {pipeline.name} has no parameter source")
+        boxes["source"] = survey.located(source)
+    if twice := [name for name in boxes if name in given]:
+        raise InputError(f"{twice[0]} cannot be set: with --local it is {boxes[twice[0]]}")
+    arguments = form.completed({**given, **boxes})
+    engine.prepare(output)
+    click.echo(f"{pipeline.name} on this machine\n")
+    engine.execute(output, compiled, arguments, {}, _outputs)
+    return {"pipeline": pipeline.name, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _outputs(output: Path, step: str) -> str:
+    """What a step returned, in one line."""
+    found = results.outputs(output, step)
+    short = {name: value for name, value in found.items() if isinstance(value, int | float | str)}
+    return ", ".join(str(v) if n == "Output" else f"{n} {v}" for n, v in short.items() if v != "")

@@ -1,0 +1,70 @@
+"""`kfp-ddp run FILE --local`: any compiled pipeline on this machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kfp_ddp.cli import app
+from kfp_ddp.pipelines.compiled import write_own
+
+Call = Callable[..., Result]
+
+
+PROGRAM = """
+from kfp import dsl
+
+@dsl.component(base_image="python:3.12")
+def add(a: int, b: int) -> int:
+    if a % 2:
+        raise ValueError("a is odd")
+    return a + b
+
+@dsl.pipeline(name="sums")
+def sums(rounds: int, more: int = 2):
+    add(a=rounds, b=more)
+"""
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs the command in a folder with the pipeline."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    write_own(tmp_path / "program.py", tmp_path)
+
+    def called(*words: str) -> Result:
+        return CliRunner().invoke(app, ["run", *words, "--local"])
+
+    return called
+
+
+def test_a_pipeline_of_ones_own_runs_here_and_tells_what_its_steps_gave(call: Call) -> None:
+    done = call("sums.yaml", "--set", "rounds=4")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("sums on this machine\n\n  ✓ add             6 ")
+    assert "all of it lies in run-output/" in done.output
+
+
+def test_a_step_that_fails_here_is_one_line_with_its_reason(call: Call) -> None:
+    failed = call("sums.yaml", "--set", "rounds=3", "--output", "mine")
+    assert "add failed: ValueError: a is odd; the log is" in str(failed.exception)
+    assert Path("mine/pipeline.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["sums.yaml"], "rounds is missing"),
+        (["sums.yaml", "--set", "rounds=1.5"], "rounds=1.5 cannot be used: it should be a whole"),
+        (["sums.yaml", "--gpus", "1"], "--gpus is of a run on KFP"),
+        (["sums.yaml", "--ranks", "2"], "--ranks is of train_resnet"),
+        (["sums.yaml", "--pipeline", "retrain"], "are two pipelines"),
+        (["photos", "--pipeline", "mine"], "--pipeline is one of ours with --local: train_resnet,"),
+    ],
+)
+def test_what_cannot_run_here_is_one_line(call: Call, words: list[str], line: str) -> None:
+    refused = call(*words)
+    assert line in str(refused.exception)
+    assert not Path("run-output").exists()
