@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ from kfp_ddp.components.shared.launch.training_progress import TrainingProgress,
 from kfp_ddp.components.shared.pictures import read_events
 from kfp_ddp.components.shared.step import last_error as error_in
 from kfp_ddp.local.screen import bar
+
+LOG = "pipeline.log"
+STARTED = re.compile(r"Executing task '([^']+)'")
+ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
+"""Lines of that log; it is read where psutil, which a run needs, may not be."""
 
 
 def progress(output: Path) -> str:

@@ -1,6 +1,8 @@
 """`kfp-ddp describe` and `logs`, on folders of runs, and what pods say of themselves."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +154,13 @@ def test_a_pod_without_a_node_says_why() -> None:
     assert pods.waits_for(pod("p", phase="Pending", conditions=[other, why])) == why["message"]
     assert pods.waits_for(pod("p", phase="Pending", conditions=[other])) == "starting"
     assert pods.waits_for(pod("p", phase="Running", conditions=[why])) == ""
+
+
+def test_a_run_is_looked_into_without_what_only_runs_here_need() -> None:
+    probe = (
+        "import sys, kfp_ddp.client.inspection.description, kfp_ddp.client.inspection.take\n"
+        "import kfp_ddp.client.inspection.comparison_page, kfp_ddp.client.inspection.uploaded\n"
+        "print(sorted({'PIL', 'numpy', 'onnx', 'psutil', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

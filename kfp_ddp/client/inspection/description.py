@@ -156,7 +156,7 @@ def _reached(training: Training) -> Reached:
     return Reached(
         task=training.task,
         checkpoint=training.checkpoint,
-        progress=progress.line() if progress.last else "",
+        progress=progress.line().removesuffix(" · ETA 0:00") if progress.last else "",
         verdict=str(training.verdict.get("reason", "")),
         bundle=str(training.exported.get("uri", "")),
         champion=bool(training.exported.get("champion")),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.client.steps import Step
-from kfp_ddp.local.engine import ENDED, LOG, STARTED
+from kfp_ddp.local.results import ENDED, LOG, STARTED
 
 OVER = re.compile(r"Pipeline '[^']+' finished with status (\w+)")
 STATES = {"SUCCESS": "SUCCEEDED", "FAILURE": "FAILED"}
