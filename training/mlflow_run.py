@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
+from kfp_ddp.base.errors import KfpDdpError
 from kfp_ddp.base.files import atomic_write
-from kfp_ddp.base.run_folder import MLFLOW
+from kfp_ddp.base.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.trackers import Event
+from kfp_ddp.training.trackers import Event, send_left
 
 # MLflow's own are 7 tries of 2 minutes each.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -30,30 +31,35 @@ class MlflowRun:
         Raises:
             Exception: MLflow's own, of which there are many.
         """
-        from mlflow.entities import Param
-
-        self._client = _client(config.mlflow_uri)
+        self.client = _client(config.mlflow_uri)
         file = Path(config.output_dir, MLFLOW)
         known = _read(file)
         if known.get("uri") == config.mlflow_uri:
             self.run_id = known["run_id"]
-            self._client.update_run(self.run_id, status="RUNNING")
-            return
+        else:
+            self.run_id = self._made(config, config.run_id or file.parent.name)
+            with atomic_write(file) as record:
+                record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
+        if not self.client.get_run(self.run_id).data.params:
+            self._keep_settings(config)
+
+    def _made(self, config: TrainConfig, name: str) -> str:
         tags = {
             "kfp_ddp.version": __version__,
             "kfp_ddp.run_id": config.run_id,
             "kfp_ddp.data": config.data,
             "mlflow.source.name": "kfp_ddp",
         }
-        name = config.run_id or file.parent.name
-        made = self._client.create_run(self._experiment(config), tags=tags, run_name=name)
-        self.run_id = made.info.run_id
+        made = self.client.create_run(self._experiment(config), tags=tags, run_name=name)
+        return str(made.info.run_id)
+
+    def _keep_settings(self, config: TrainConfig) -> None:
+        from mlflow.entities import Param
+
         settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
         params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
         for some in _parts(params, _PARAMS):
-            self._client.log_batch(self.run_id, params=some)
-        with atomic_write(file) as record:
-            record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
+            self.client.log_batch(self.run_id, params=some)
 
     def log(self, events: Sequence[Event]) -> None:
         """Keep the numbers of events, and how the run ended."""
@@ -66,42 +72,50 @@ class MlflowRun:
             for name, value in _figures(event.fields).items()
         ]
         for some in _parts(metrics, _METRICS):
-            self._client.log_batch(self.run_id, metrics=some)
+            self.client.log_batch(self.run_id, metrics=some)
         for event in events:
             if event.name == "start":
+                self.client.update_run(self.run_id, status="RUNNING")
                 for name in ("world_size", "steps_total", "resumed_from_step"):
-                    self._client.set_tag(self.run_id, f"kfp_ddp.{name}", str(event.fields[name]))
+                    self.client.set_tag(self.run_id, f"kfp_ddp.{name}", str(event.fields[name]))
             elif event.name == "end":
                 ended = _ENDS.get(event.fields["status"], "FAILED")
-                self._client.update_run(self.run_id, status=ended)
+                self.client.update_run(self.run_id, status=ended)
 
     def _experiment(self, config: TrainConfig) -> str:
         name = config.mlflow_experiment
-        found = self._client.get_experiment_by_name(name)
+        found = self.client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(self._client.create_experiment(name))
+                return str(self.client.create_experiment(name))
             except Exception:  # noqa: BLE001 - another run may have made it meanwhile
-                found = self._client.get_experiment_by_name(name)
+                found = self.client.get_experiment_by_name(name)
         if found is None:
             raise LookupError(f"the experiment {name} can neither be found nor made")
         return str(found.experiment_id)
 
 
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Add what a later step found to the run of a training, if it has one.
+    """Add what a later step found to the run of a training that asked for MLflow.
 
-    A server that does not take it is a warning in the log.
+    What the training could not send goes before it. A server that does not take it is a warning in
+    the log.
     """
-    known = _read(run_dir / MLFLOW)
-    if not known:
+    folder = RunFolder(run_dir)
+    try:
+        config = TrainConfig.from_json(folder.config.read_text())
+    except (OSError, KfpDdpError):
+        return
+    if not config.mlflow_uri:
         return
     try:
         from mlflow.entities import Metric, RunTag
 
+        run = MlflowRun(config.model_copy(update={"output_dir": str(run_dir)}))
+        send_left(run, folder.metrics, run_dir / MLFLOW)
         now = int(time.time() * 1000)
-        _client(known["uri"]).log_batch(
-            known["run_id"],
+        run.client.log_batch(
+            run.run_id,
             metrics=[Metric(name, value, now, 0) for name, value in _figures(metrics).items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )

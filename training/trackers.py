@@ -34,7 +34,9 @@ class Patient:
     """
 
     PAUSE_SECONDS = 30.0
-    LAST_SECONDS = 15.0
+    LAST_SECONDS = 60.0
+    LAST_OF_STOPPED_SECONDS = 5.0
+    """The same where the training was stopped, and has no time."""
 
     def __init__(
         self, title: str, metrics: Path, record: Path, connect: Callable[[], Tracker]
@@ -61,8 +63,9 @@ class Patient:
             self._over.set()
         self._changed.set()
         if event == "end":
-            self._thread.join(self.LAST_SECONDS)
-            left = self._left()[0].count(b"\n")
+            done = fields.get("status") == "done"
+            self._thread.join(self.LAST_SECONDS if done else self.LAST_OF_STOPPED_SECONDS)
+            left = _left(self._metrics, self._record)[0].count(b"\n")
             if left:
                 print(f"warning: {self._title} lacks {left} events", flush=True)
 
@@ -80,10 +83,7 @@ class Patient:
         try:
             if self._tracker is None:
                 self._tracker = self._connect()
-            lines, end = self._left()
-            self._tracker.log([_event(line) for line in lines.splitlines()])
-            with atomic_write(self._record) as file:
-                file.write(json.dumps({**_read(self._record), "sent": end}).encode())
+            send_left(self._tracker, self._metrics, self._record)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the training goes on
             if not self._told:
                 print(f"warning: {self._title} takes nothing for now: {_line(error)}", flush=True)
@@ -92,14 +92,23 @@ class Patient:
         self._told = False
         return True
 
-    def _left(self) -> tuple[bytes, int]:
-        """The whole lines that were not sent, and where the last of them ends."""
-        start = int(_read(self._record).get("sent", 0))
-        with self._metrics.open("rb") as file:
-            file.seek(start)
-            lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]
-        return lines, start + len(lines)
+
+def send_left(tracker: Tracker, metrics: Path, record: Path) -> None:
+    """Send what was not sent, and note that it was; raises what the tracker does."""
+    lines, end = _left(metrics, record)
+    tracker.log([_event(line) for line in lines.splitlines()])
+    with atomic_write(record) as file:
+        file.write(json.dumps({**_read(record), "sent": end}).encode())
+
+
+def _left(metrics: Path, record: Path) -> tuple[bytes, int]:
+    """The whole lines that were not sent, and where the last of them ends."""
+    start = int(_read(record).get("sent", 0))
+    with metrics.open("rb") as file:
+        file.seek(start)
+        lines = file.read()
+    lines = lines[: lines.rfind(b"\n") + 1]
+    return lines, start + len(lines)
 
 
 def _event(line: bytes) -> Event:

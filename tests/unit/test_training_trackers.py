@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import MLFLOW
+from kfp_ddp.base.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import mlflow_run, trackers
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.mlflow_run import MlflowRun
@@ -67,23 +67,30 @@ def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> 
     assert client(config).get_run(before.run_id).info.status == "KILLED"
     again = MlflowRun(config)
     assert again.run_id == before.run_id
+    start = {"world_size": 2, "steps_total": 4, "resumed_from_step": 1}
+    again.log([Event("start", start, 1003.0), step(2, 2.0)])
     assert client(config).get_run(before.run_id).info.status == "RUNNING"
-    again.log([step(2, 2.0)])
-    mlflow_run.note(Path(config.output_dir), {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
+    folder = RunFolder(config.output_dir)
+    folder.config.write_text(config.to_json())
+    left = {"event": "step", "time": 1004.0, "step": 3, "loss": 1.5}
+    folder.metrics.write_text(json.dumps(left) + "\n")
+    for _ in range(2):
+        mlflow_run.note(folder.path, {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
     history = client(config).get_metric_history(again.run_id, "step/loss")
-    assert [(each.step, each.value) for each in history] == [(1, 2.5), (2, 2.0)]
+    assert [(each.step, each.value) for each in history] == [(1, 2.5), (2, 2.0), (3, 1.5)]
     found = client(config).get_run(again.run_id).data
     assert (found.metrics["accuracy"], found.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
 
 
 def test_what_mlflow_cannot_be_told_fails_no_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mlflow_run.note(tmp_path, {"accuracy": 0.9}, {})
+    folder = RunFolder(config.output_dir)
+    mlflow_run.note(folder.path, {"accuracy": 0.9}, {})
     assert capsys.readouterr().out == ""
-    known = {"uri": f"http://127.0.0.1:{free_port()}", "run_id": "a" * 32}
-    (tmp_path / MLFLOW).write_text(json.dumps(known))
-    mlflow_run.note(tmp_path, {"accuracy": 0.9}, {})
+    down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
+    folder.config.write_text(down.to_json())
+    mlflow_run.note(folder.path, {"accuracy": 0.9}, {})
     assert "warning: MLflow was not told of this" in capsys.readouterr().out
 
 
