@@ -53,9 +53,16 @@ class Client(kfp.Client):  # type: ignore[misc]
         self.multi_user: bool = bool(health.multi_user)
         answer = json.loads(api.last_response.data)  # kfp-server-api has no field for the version
         self.version = str(answer.get("tag_name", ""))
-        self._context_setting["namespace"] = (
-            (connection.namespace or own_namespace(connection.context)) if self.multi_user else ""
-        )
+        self._context_setting["namespace"] = self._namespace() if self.multi_user else ""
+
+    def _namespace(self) -> str:
+        found = self._connection.namespace or own_namespace(self._connection.context)
+        if not found:
+            raise InputError(
+                f"KFP at {self._existing_config.host} has several users: give --namespace, the one "
+                "of your profile"
+            )
+        return found
 
     def _load_config(self, host: str, *_: Any) -> kfp_server_api.Configuration:
         config = kfp_server_api.Configuration()

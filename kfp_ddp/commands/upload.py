@@ -1,5 +1,7 @@
 """`kfp-ddp upload`: a pipeline to a KFP server."""
 
+from pathlib import Path
+
 import click
 
 from kfp_ddp.client.connection import Connection
@@ -38,14 +40,18 @@ def command(
     from kfp_ddp.client import submission
     from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.uploads import upload
-    from kfp_ddp.pipelines.document import is_file
     from kfp_ddp.pipelines import NAMES
+    from kfp_ddp.pipelines.document import is_file, read
     from kfp_ddp.pipelines.images import Images
 
-    document = None
-    if not is_file(pipeline):
-        document = submission.ours(pipeline, Images(registry, launcher_image, trainer_image))
-    document = document or submission.of_file(pipeline)
+    if is_file(pipeline):
+        document = read(Path(pipeline))
+    else:
+        found = submission.ours(pipeline, Images(registry, launcher_image, trainer_image))
+        if found is None:
+            near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
+            raise InputError(f"{pipeline} is no file, and none of our pipelines{near}")
+        document = found
     with open_client(connection) as client:
         done = upload(client, document, name, description)
     if as_json:

@@ -122,3 +122,9 @@ def test_nothing_is_left_of_an_upload_that_fails(kfp_server: KfpServer, file: Pa
 def test_another_who_uploads_the_same_is_told_of(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
     assert "somebody else uploads mine-" in str(upload(str(file)).exception)
+
+
+def test_a_name_that_is_none_of_ours(kfp_server: KfpServer) -> None:
+    told = "train_resnett is no file, and none of our pipelines; did you mean 'train_resnet'?"
+    assert str(upload("train_resnett").exception) == told
+    assert not kfp_server.requests

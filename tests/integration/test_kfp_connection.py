@@ -35,7 +35,7 @@ def test_the_server_tells_its_version_and_whether_it_knows_users(kfp_server: Kfp
     assert kfp_server.asked("list_runs")[0].query.get("namespace", "") == ""
 
 
-def test_a_server_with_users_is_asked_for_their_namespace() -> None:
+def test_a_server_with_users_is_asked_for_their_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(multi_user=True) as server:
         with open_client(Connection(host=server.url, namespace="kubeflow-user")) as client:
             client.list_runs()
@@ -46,6 +46,10 @@ def test_a_server_with_users_is_asked_for_their_namespace() -> None:
             ) as caught:
                 client.list_runs()
             assert caught.value.status == 403
+        monkeypatch.setattr("kfp_ddp.client.transport.own_namespace", lambda context: "")
+        assert asked(Connection(host=server.url)).endswith(
+            "has several users: give --namespace, the one of your profile"
+        )
         assert not server.violations
 
 

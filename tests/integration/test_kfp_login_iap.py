@@ -1,0 +1,84 @@
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.client.connection import Connection, open_client
+from tests.kfp_server.server import KfpServer
+from tests.serving import serving
+
+TOKEN = "an-id-token-of-google"
+
+
+class Google(BaseHTTPRequestHandler):
+    """Google's address for tokens."""
+
+    grants: ClassVar[list[bytes]] = []
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        self.grants.append(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = {"access_token": "a", "id_token": TOKEN, "expires_in": 3600, "token_type": "b"}
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+
+@pytest.fixture
+def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """Grants that Google was asked for, by the key of a service account."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    Google.grants.clear()
+    with serving(HTTPServer(("127.0.0.1", 0), Google)) as url:
+        account = {
+            "type": "service_account",
+            "client_email": "ci@project.iam.gserviceaccount.com",
+            "private_key": key.decode(),
+            "private_key_id": "1",
+            "token_uri": url,
+        }
+        (tmp_path / "key.json").write_text(json.dumps(account))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "project")
+        monkeypatch.setattr("kfp.client.auth.OAUTH_TOKEN_URI", url)
+        monkeypatch.setattr("kfp.client.auth.LOCAL_KFP_CREDENTIAL", str(tmp_path / "none"))
+        yield Google.grants
+
+
+def test_a_service_account_gets_a_token_for_the_proxy(
+    kfp_server: KfpServer, google: list[bytes]
+) -> None:
+    kfp_server.token = TOKEN
+    connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
+    with open_client(connection) as client:
+        assert client.version == "2.17.0"
+        kfp_server.token = "another"
+        with pytest.raises(KfpDdpError, match="refuses Identity-Aware Proxy"):
+            client.list_runs()
+    assert google
+
+
+def test_without_an_account_of_google(
+    kfp_server: KfpServer, google: list[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "key.json").unlink()
+    connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
+    with (
+        pytest.raises(KfpDdpError, match="no token for Identity-Aware Proxy") as caught,
+        open_client(connection),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
