@@ -96,7 +96,7 @@ def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
     models: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1, 7):
-        monkeypatch.setattr(attempts.time, "time", lambda number=number: float(number))
+        monkeypatch.setattr("time.time", lambda number=number: float(number))
         exported(models, tmp_path, number, champion=version(number - 1) if number > 1 else "")
     models.update("CHAMPION", lambda _: f"{version(3)}\n".encode())  # somebody went back
     assert set(prune(models, 2)) == {version(1), version(4)}
