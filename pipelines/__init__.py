@@ -2,5 +2,5 @@
 
 NAMES = (
     *("train_resnet", "train_resnet_bucket", "train_resnet_claimless", "retrain", "finetune"),
-    *("evaluate_checkpoint", "sync_dataset"),
+    *("evaluate_checkpoint", "sync_dataset", "sweep", "own_script"),
 )

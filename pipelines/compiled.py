@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
+from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.preflight.parameters import choices
@@ -33,6 +34,7 @@ def write(directory: Path, images: Images = Images(), restricted: bool = False) 
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
+        _loop_over_mappings(pipeline)
         path = _compile(pipeline, directory / f"{name}.yaml", images, restricted)
         path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
@@ -91,6 +93,14 @@ def _keep_own_resources(pipeline: Any) -> None:
         kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
         del passed[:]
         passed.extend(kept)
+
+
+def _loop_over_mappings(pipeline: Any) -> None:
+    """Let an item of a loop of ours be a mapping; the SDK takes items of any list for text."""
+    for component in pipeline.pipeline_spec.components.values():
+        for name, parameter in component.input_definitions.parameters.items():
+            if name.endswith("-loop-item"):
+                parameter.parameter_type = ParameterType.STRUCT
 
 
 def _refuse_root(pipeline: Any, restricted: bool) -> None:

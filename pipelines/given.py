@@ -180,7 +180,7 @@ def named_after(source: str) -> str:
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of the pipeline with others over them, setting by setting."""
     both = {**under, **over}
-    for name in SUBJECTS:
+    for name in form_of("train_resnet").subjects:
         both[name] = {**under.get(name, {}), **over.get(name, {})}
     return both
 

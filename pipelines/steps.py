@@ -21,6 +21,7 @@ from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
+from kfp_ddp.components.leaderboard.component import leaderboard
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.components.shared.step import KEY
@@ -194,27 +195,36 @@ class Steps:
         )
         return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
-    def trained(self, data: Data, training: Any = None) -> Model:
-        """Train with DDP.
+    def trained(self, data: Data) -> Model:
+        """Train with DDP."""
+        task = self._training(data, training=self.plan["training"])
+        return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
-        Args:
-            data: What to train on.
-            training: Settings in place of those that preflight returned.
-        """
-        plan = self.plan
+    def tried(self, data: Data, training: Any) -> dsl.PipelineTask:
+        """Train with settings of a sweep, one of several that may fail; the task of `train`."""
+        return self._training(data, training=training, may_fail=True)
+
+    def _training(self, data: Data, **more: Any) -> dsl.PipelineTask:
         task = train(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
             task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             dataset_path=data.path,
-            training=plan["training"] if training is None else training,
             backend=self.form["backend"],
-            job=plan["job"],
+            job=self.plan["job"],
             **self.at,
+            **more,
         )
         # It brings init_from, and without claims the workers read and write buckets with it.
         self.with_bucket(self.mounted(task, data.claim))
-        pods.kept(pods.working(task, LAUNCHER_ASKS, plan["train_cpu"], plan["train_memory"]))
+        limits = (self.plan["train_cpu"], self.plan["train_memory"])
+        return pods.kept(pods.working(task, LAUNCHER_ASKS, *limits))
+
+    def best(self, tried: dsl.PipelineTask) -> Model:
+        """Rank what was tried in a loop, and take the best."""
+        names = {"run_dirs": "run_dir", "checkpoints": "checkpoint", "failures": "failure"}
+        task = leaderboard(**{many: dsl.Collected(tried.outputs[n]) for many, n in names.items()})
+        pods.waiting(self.with_bucket(self.mounted(task, None)))
         return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
     def evaluated(self, data: Data, model: Model, **more: Any) -> Evaluation:

@@ -33,7 +33,6 @@ def preflight(
     keep: int = 0,
     init_from: str = "",
     script: str = "",
-    script_args: str = "",
     sweep: dict = {},  # noqa: B006
     checkpoint: str = "",
     split: str = "val",
@@ -107,7 +106,6 @@ def preflight(
             that training names.
         script: Text of a Python file that trains, in a pipeline that asks for it; empty for none,
             or that of training.
-        script_args: Its arguments, written as on a command line.
         sweep: What is tried in a pipeline that trains several times; empty for one that does not.
         checkpoint: What is evaluated, in a pipeline that trains nothing; empty for one that does.
         split: What it is evaluated on.

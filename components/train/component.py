@@ -32,7 +32,8 @@ def train(
     job: dict = {},  # noqa: B006
     image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
     work_dir: str = "",
-) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str)]):
+    may_fail: bool = False,
+) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str), ("failure", str)]):
     """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
 
     Args:
@@ -55,9 +56,12 @@ def train(
         image: Image of the workers, where job names none.
         work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics, or a
             bucket's prefix such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
+        may_fail: Whether the step succeeds, with an empty checkpoint, where the training fails, as
+            where it is one of several that are tried.
 
     Returns:
-        The folder of that checkpoint, and the folder of the task, or their addresses.
+        The folder of that checkpoint, and the folder of the task, or their addresses; and why the
+        training failed, which is empty where it did not.
     """
     inputs = dict(locals())
     from kfp_ddp.components.train.engine import run

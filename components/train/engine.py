@@ -41,10 +41,11 @@ from kfp_ddp.training.config import TrainConfig
 
 
 class Trained(NamedTuple):
-    """Outputs of the step: folder of the newest checkpoint, folder of the run."""
+    """Outputs of the step: folder of the newest checkpoint, folder of the run, why it failed."""
 
     checkpoint: str
     run_dir: str
+    failure: str
 
 
 @step
@@ -63,6 +64,7 @@ def run(
     task_name: str,
     task_id: str,
     work_dir: str,
+    may_fail: bool = False,
 ) -> Trained:
     """Train to the end or say in one line why not; the inputs are those of the component.
 
@@ -89,28 +91,38 @@ def run(
         own["stop_when_stale"] = f"{place}/{RunFolder('').heartbeat.name}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, given), **own)
-    with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
-        if backend == "local":
-            checked = LaunchSpec.create(**fields, command=["true"])
-            ranks = checked.nproc_per_node or _local_gpus()
-            with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
-                here = moved(config, data, run_dir)
-                record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
-        else:
-            ids = (run_id, task_name, task_id)
-            config = config if is_address(place) else begun(config, Path(place))
-            fields["kind"] = backend
-            given = overlaid(task_config, fields)
-            stall = supervision.stall_minutes
-            run_dir, look = held.enter_context(followed(place))
-            record, claim = _train_on_cluster(config, given, run_dir, ids, stall)
-            look()
-    write_job(training_job, record)
-    newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
-    trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
-    checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
-    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
-    return Trained(checkpoint, place)
+    try:
+        with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
+            if backend == "local":
+                checked = LaunchSpec.create(**fields, command=["true"])
+                ranks = checked.nproc_per_node or _local_gpus()
+                with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
+                    here = moved(config, data, run_dir)
+                    record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
+            else:
+                ids = (run_id, task_name, task_id)
+                config = config if is_address(place) else begun(config, Path(place))
+                fields["kind"] = backend
+                given = overlaid(task_config, fields)
+                stall = supervision.stall_minutes
+                run_dir, look = held.enter_context(followed(place))
+                record, claim = _train_on_cluster(config, given, run_dir, ids, stall)
+                look()
+        write_job(training_job, record)
+        newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
+        trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
+        checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
+        print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    except JobError as error:
+        if not may_fail:
+            raise
+        print(f"failed: {error}", flush=True)
+        for each in (training_job, trained_model, loss_curve):
+            each.metadata["failure"] = str(error)
+            Path(each.path).parent.mkdir(parents=True, exist_ok=True)
+            Path(each.path).write_text(f"{error}\n")
+        return Trained("", place, str(error))
+    return Trained(checkpoint, place, "")
 
 
 def _train_here(

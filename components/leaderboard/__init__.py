@@ -1,0 +1,1 @@
+"""Ranks trainings that were tried with different settings, and hands on the best."""

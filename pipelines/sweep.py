@@ -1,0 +1,39 @@
+"""The pipeline `sweep`: several trainings at once, the best of which is evaluated and exported."""
+
+from typing import Any
+
+from kfp import dsl
+
+from kfp_ddp.pipelines.forms import like_train_resnet
+from kfp_ddp.pipelines.steps import Claims, Steps
+
+AT_ONCE = 4
+"""Trials that run at one time; KFP takes no parameter for it."""
+
+
+def wire(form: dict[str, Any], claims: Claims) -> None:
+    """Sync a bucket, train once with each of several settings, and export the best if blessed."""
+    steps = Steps(form, claims)
+    with steps.ended():
+        data = steps.data()
+        # kfp.local gives a loop its item for outputs of steps beside it, so none stands there.
+        with dsl.If(steps.plan["dataset"] != "", name="sweep"):
+            with dsl.ParallelFor(steps.plan["trials"], name="trials", parallelism=AT_ONCE) as trial:
+                tried = steps.tried(data, trial)
+            best = steps.best(tried)
+            steps.exported_if_blessed(data, best, steps.evaluated(data, best))
+
+
+sweep = dsl.pipeline(
+    name="sweep",
+    display_name="Sweep over settings of a training",
+    description="Trains with each of several settings, four at a time, ends those that are behind, "
+    "ranks them, and evaluates, gates and exports the best like train-resnet.",
+)(
+    like_train_resnet(
+        wire,
+        "sweep",
+        without=("learning_rate",),
+        defaults={"sweep": {"space": {"learning_rate": [0.025, 0.1, 0.4]}}},
+    )
+)
