@@ -134,3 +134,20 @@ def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds
     chosen = f"involvedObject.name={name},reason=Scheduled"  # which of several nodes it might be
     events = grounds.core.list_namespaced_event(grounds.namespace, field_selector=chosen)
     assert events.items == []
+
+
+def test_who_may_not_start_pods_is_told_so_in_one_line(grounds: Grounds) -> None:
+    account, request = "nobody", {"spec": {"audiences": [], "expirationSeconds": 600}}
+    core = grounds.core
+    core.create_namespaced_service_account(grounds.namespace, {"metadata": {"name": account}})
+    made = core.create_namespaced_service_account_token(account, grounds.namespace, request)
+    ours = grounds.api.configuration
+    theirs = client.Configuration(host=ours.host)
+    theirs.ssl_ca_cert, theirs.retries = ours.ssl_ca_cert, False
+    theirs.api_key = {"authorization": f"Bearer {made.status.token}"}
+    api = Api(client.ApiClient(theirs), grounds.namespace)
+    with pytest.raises(KfpDdpError) as caught, on_a_claim(api, WORK, IMAGE):
+        pass
+    assert "cannot be read in namespace" in str(caught.value)
+    assert "is forbidden" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -92,6 +92,27 @@ def test_what_cannot_be_looked_into_is_told_in_one_line(kfp_server: KfpServer) -
         assert "\n" not in str(answer.exception)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "more", "cause"),
+    [
+        ("run_get_terminated", {}, "somebody cancelled it"),
+        ("run_get_failed", {}, "not known"),
+        (
+            "run_get_failed",
+            {"run_details": {"task_details": []}, "error": {"code": 3, "message": "no such spec"}},
+            "no such spec",
+        ),
+    ],
+)
+def test_a_run_that_ended_badly_has_the_cause_that_the_server_knows(
+    kfp_server: KfpServer, recorded: str, more: dict[str, Any], cause: str
+) -> None:
+    run_id = kfp_server.record(recorded, **more)
+    found = json.loads(called(kfp_server, "describe", run_id, "--json").stdout)
+    assert found["cause"] == cause
+    assert found["next"][-1] == f"kfp-ddp retry {run_id[:8]}"
+
+
 def test_a_server_that_is_down_is_told_and_not_waited_for(kfp_server: KfpServer) -> None:
     kfp_server.fail("*", faults.status(503, "no healthy upstream"))
     answer = called(kfp_server, "describe", "last")

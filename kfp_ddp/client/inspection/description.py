@@ -22,6 +22,7 @@ from kfp_ddp.components.shared.step import last_error
 
 LOOKED_AT = 2000
 """Lines at a log's end in which the cause is looked for."""
+UNKNOWN = "not known"
 CHECKS = "preflight"
 """The step that fails for what was given, not for what happened."""
 
@@ -165,8 +166,10 @@ def _reached(training: Training) -> Reached:
 
 def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[], Api]) -> str:
     """Why it failed, from who knows best: Kubernetes, the step's log, its job, its files."""
+    if subject.cancelled:
+        return "somebody cancelled it"
     if failed is None:
-        return "" if subject.state not in OVER else f"the run was ended: {subject.state}"
+        return short(subject.error) or ("" if subject.state not in OVER else UNKNOWN)
     pod = pods.of_step(seen.steps, failed.step, failed.step.by_driver)
     if pod and (ended := pods.ended_by(pod)):
         return ended
@@ -174,7 +177,8 @@ def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[],
         said = list(logs.lines(subject, failed, api))[-LOOKED_AT:]
     except KfpDdpError as error:
         said = []
-        seen.notes.append(str(error))
+        if not any(str(error) in note for note in seen.notes):
+            seen.notes.append(f"its log was not read: {error}")
     if told := last_error("\n".join(said)):
         return told
     if any((each.get("status") or {}).get("phase") == "Failed" for each in seen.jobs):
@@ -182,7 +186,7 @@ def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[],
     written = [each.failure for each in seen.trained if each.failure]
     if written:
         return written[0].error
-    return short(last_words(said).text) or "it left no word of why"
+    return short(last_words(said).text) or short(subject.error) or UNKNOWN
 
 
 def _next(found: Description, failed: Leaf | None) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,10 @@ class Subject:
     """The pipeline's name, as its artifacts are kept under."""
     root: str = ""
     """Where KFP keeps them; '' where that is not known."""
+    cancelled: bool = False
+    """Whether somebody ended it."""
+    error: str = ""
+    """What the server says of its end."""
 
     @property
     def word(self) -> str:
@@ -132,6 +136,8 @@ class Subjects:
             page=self.connection.run_page(run.run_id),
             pipeline=str(_graph(spec).get("pipelineInfo", {}).get("name", "")),
             root=_root(run).rstrip("/"),
+            cancelled=any(each.state == "CANCELING" for each in run.state_history or []),
+            error=(run.error and run.error.message) or "",
         )
 
     def _files(
