@@ -96,11 +96,17 @@ def main() -> NoReturn:
     from kfp_ddp.base.errors import KfpDdpError
 
     try:
-        app(prog_name="kfp-ddp")
+        code = app.main(prog_name="kfp-ddp", standalone_mode=False)
     except KfpDdpError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    sys.exit(0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
