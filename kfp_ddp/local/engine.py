@@ -20,8 +20,8 @@ import psutil
 from kfp_ddp.base.errors import InputError, JobError, StorageError
 from kfp_ddp.base.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.local import results
-from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.local.pipeline import COMPILED
+from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.local.screen import Phase
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
