@@ -51,9 +51,9 @@ class TrainConfig(Settings):
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     init_from: str = ""
-    """Begin with the weights of a checkpoint, a bundle, or a file .pth or .safetensors: a path, an
-    address that the train step fetches, or torchvision:DEFAULT for what torch's cache holds; '' for
-    random weights."""
+    """Begin with the weights of a checkpoint, a bundle, the champion in a model's exports, or a
+    file .pth or .safetensors: a path, an address that the train step fetches, or
+    torchvision:DEFAULT for what torch's cache holds; '' for random weights."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)

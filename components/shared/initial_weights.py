@@ -18,8 +18,11 @@ _SECONDS = 60.0
 
 
 def is_address(init_from: str) -> bool:
-    """Whether it has to be brought: gs://, s3://, az://, file:// or https://."""
-    return "://" in init_from
+    """Whether it has to be brought: gs://, s3://, az://, file:// or https://, or a model's exports.
+
+    Their folder on a claim is none of weights, but names the bundle that is the champion.
+    """
+    return "://" in init_from or bool(init_from and (Path(init_from) / champion.CHAMPION).is_file())
 
 
 def check(init_from: str) -> None:

@@ -69,7 +69,10 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
     uri = bundle.upload(made, "squares", where)
     champion.move(where, "squares", bundle.version(made), "")
     for number, address in enumerate(
-        (uri, f"{where.uri}/squares", trained_checkpoint.as_uri(), f"{uri}/model.safetensors")
+        (
+            *(uri, f"{where.uri}/squares", str(tmp_path / "models" / "squares")),
+            *(trained_checkpoint.as_uri(), f"{uri}/model.safetensors"),
+        )
     ):
         run_dir = tmp_path / f"begun-{number}"
         initial_weights.check(address)

@@ -129,7 +129,8 @@ def test_the_champion_is_evaluated_on_the_images_of_today(place: Place) -> None:
         *("preflight", "data-sync", "dataset-volume", "evaluate", "gate", "teardown")
     }
     assert place.said("evaluate")["samples"] > 0
-    assert "improvement on the champion 0.0000 >= 0" in str(place.said("gate"))
+    verdict = place.said("gate")
+    assert (verdict["champion"], verdict["blessed"]) == (place.champion, False)
 
 
 def test_a_sync_alone_finds_the_version_that_is_there(place: Place) -> None:
@@ -139,5 +140,6 @@ def test_a_sync_alone_finds_the_version_that_is_there(place: Place) -> None:
     assert done.returncode == 0, done.stdout
     assert place.steps == {"data-sync", "dataset-volume"}
     synced = place.said("data-sync")
-    assert (synced["files"], synced["downloaded"]) == (33, 0)
+    images = list(place.source.rglob("*.png"))
+    assert (synced["files"], synced["downloaded"]) == (len(images), 0)
     assert (Path(synced["path"]) / "_SUCCESS").is_file()

@@ -46,7 +46,7 @@ def test_weights_to_begin_with_have_a_box_of_their_own_where_the_form_has_one(
         check(summary, init_from=weights, training={"init_from": weights})
     with pytest.raises(SystemExit, match="the recipe finetune needs init_from"):
         check(summary, recipe="finetune", init_from="")
-    with pytest.raises(SystemExit, match="init_from=gs://bucket/none[.]pth is not there"):
+    with pytest.raises(SystemExit, match=r"init_from=gs://bucket/none[.]pth is not"):
         check(summary, recipe="finetune", init_from="gs://bucket/none.pth")
 
 
