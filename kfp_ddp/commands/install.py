@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kfp_ddp.commands.options import configured
+
 if TYPE_CHECKING:
     from kfp_ddp.components.shared.cluster.api import Api
     from kfp_ddp.install.apply import Done
@@ -17,7 +19,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
 @click.command("install")
-@click.option("--namespace", "-n", default="", help="Namespace of the runs; the context's own.")
+@configured("namespace", "context")
 @click.option("--storage-class", default="", help="Of the claims; the cluster's default.")
 @click.option(
     "--access-mode",
@@ -70,6 +72,7 @@ def command(
     only_print: bool,
     as_json: bool,
     bucket_secret: str,
+    context: str,
     **given: Any,
 ) -> None:
     """Put what runs need into a namespace: claims, rights, a disruption budget.
@@ -92,7 +95,7 @@ def command(
     from kfp_ddp.doctor.finding import Asked
     from kfp_ddp.doctor.secret import secret
 
-    api = Api.connect(given["namespace"])
+    api = Api.connect(given["namespace"], context)
     wanted = Wanted(**{**given, "namespace": api.namespace})
     done = _install(api, wanted, chown, dry_run=dry_run, quiet=as_json)
     credentials = secret(api, Asked(bucket_secret=bucket_secret))

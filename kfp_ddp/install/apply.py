@@ -1,5 +1,6 @@
 """Puts objects into a cluster: rehearsed by the server first, so that a refusal leaves nothing."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Literal
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom, short
+from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
 from kfp_ddp.doctor.finding import items
 from kfp_ddp.doctor.storage import CLASSES, DEFAULT
 from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
@@ -43,8 +45,11 @@ def look(api: Api, wanted: Wanted) -> None:
     """See that there is such a namespace and storage class.
 
     Raises:
-        InputError: for one that is not there, or that makes no volumes of the access mode.
+        InputError: for one that is not there, or that makes no volumes of the access mode, and for
+            a size that is none.
     """
+    if not wanted.size or not re.match(QUANTITY, wanted.size):
+        raise InputError(f"--size {wanted.size} cannot be used: it should be such as 500Gi or 1Ti")
     try:
         api.call("GET", f"/api/v1/namespaces/{wanted.namespace}")
     except ApiError as error:
@@ -97,8 +102,7 @@ def apply(api: Api, objects: Sequence[Object], *, only_rehearse: bool = False) -
         found = _put(api, each, new, rehearsal=True)
         if found.state == "refused" and each["kind"] not in OF_CLUSTER:
             raise InputError(
-                f"{found.kind} {found.name} is refused: {found.said}; nothing was made: "
-                "run it as somebody who may"
+                f"{found.kind} {found.name} is refused: {found.said}; nothing was made"
             )
         done.append(found)
         if found.state == "made":
@@ -137,9 +141,10 @@ def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, rehearsal: bool
             api.call("PATCH", path(wanted, name), change)
         return Done(kind, name, "changed")
     except ApiError as error:
-        if error.status not in (403, 404, 409, 422):
+        if error.status not in (400, 403, 404, 409, 422):
             raise
-        return Done(kind, name, "refused", short(error.message))
+        hint = "; run it as somebody who may" if error.status == 403 else ""
+        return Done(kind, name, "refused", short(error.message) + hint)
 
 
 def _get(api: Api, wanted: Object) -> Object | None:

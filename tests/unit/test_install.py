@@ -47,6 +47,13 @@ def test_the_yaml_is_set_for_the_namespace_wherever_it_is_named() -> None:
             assert each["metadata"]["name"].endswith(".team")
 
 
+def test_the_namespace_may_be_set_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KFP_DDP_NAMESPACE", "vision")
+    answer = CliRunner().invoke(app, ["install", "--print"])
+    found = list(yaml.safe_load_all(answer.output))
+    assert {each["metadata"].get("namespace", "vision") for each in found} == {"vision"}
+
+
 def test_claims_are_of_the_class_size_and_mode_that_are_given() -> None:
     options = ("--storage-class", "nfs", "--size", "20Gi", "--access-mode", "ReadWriteOnce")
     claims = [each for each in printed(*options) if each["kind"] == "PersistentVolumeClaim"]
@@ -80,6 +87,10 @@ def test_the_job_for_volumes_mounts_the_claims_that_are_wanted() -> None:
         (Wanted("here", "nsf"), "there is no storage class nsf; did you mean 'nfs'?"),
         (Wanted("here", "gold"), "there is no storage class gold; there are nfs, disk"),
         (Wanted("here"), "no storage class is the default; give --storage-class, one of nfs, disk"),
+        (
+            Wanted("here", "nfs", size="10GB"),
+            "--size 10GB cannot be used: it should be such as 500Gi",
+        ),
         (Wanted("here", "disk"), "storage class disk (ebs.csi.aws.com) makes volumes of one node"),
     ],
 )
