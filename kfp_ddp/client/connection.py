@@ -89,17 +89,18 @@ def open_client(connection: Connection) -> "Iterator[kfp.Client]":
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host
         if host:
-            host = transport.checked_host(host)
+            host = place = transport.checked_host(host)
         elif OWN_NAMESPACE.exists() and not connection.port_forward:
-            host = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
+            host = place = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
         else:
+            place = f"ml-pipeline of namespace {connection.kfp_namespace} (by a forwarded port)"
             host = stack.enter_context(
                 port_forward.service(
                     "ml-pipeline", connection.kfp_namespace, 8888, connection.context
                 )
             )
         who = login.find(connection, host)
-        yield transport.Client(connection, host, who)
+        yield transport.Client(connection, host, place, who)
 
 
 def told(text: str) -> None:

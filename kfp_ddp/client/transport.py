@@ -42,13 +42,13 @@ def checked_host(host: str) -> str:
 class Client(kfp.Client):  # type: ignore[misc]
     """kfp.Client with its server, login and namespace as given, reading nobody's home folder."""
 
-    def __init__(self, connection: Connection, host: str, login: Login) -> None:
-        self._connection, self._login = connection, login
+    def __init__(self, connection: Connection, host: str, place: str, login: Login) -> None:
+        self._connection, self._place = connection, place
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that servers of KFP 1 are not served
             super().__init__(host=host, namespace="kubeflow")
         api: Any = self._run_api.api_client
-        api.rest_client = Transport(self._existing_config, connection, login)
+        api.rest_client = Transport(self._existing_config, place, connection.timeout, login)
         health = self._healthz_api.healthz_service_get_healthz()
         self.multi_user: bool = bool(health.multi_user)
         answer = json.loads(api.last_response.data)  # kfp-server-api has no field for the version
@@ -59,8 +59,7 @@ class Client(kfp.Client):  # type: ignore[misc]
         found = self._connection.namespace or own_namespace(self._connection.context)
         if not found:
             raise InputError(
-                f"KFP at {self._existing_config.host} has several users: give --namespace, the one "
-                "of your profile"
+                f"KFP at {self._place} has several users: give --namespace, the one of your profile"
             )
         return found
 
@@ -85,10 +84,10 @@ class Transport(RESTClientObject):  # type: ignore[misc]
     """What sends a request, and refuses what is no answer of KFP."""
 
     def __init__(
-        self, config: kfp_server_api.Configuration, connection: Connection, login: Login
+        self, config: kfp_server_api.Configuration, place: str, seconds: float, login: Login
     ) -> None:
         super().__init__(config)
-        self._host, self._seconds, self._login = config.host, connection.timeout, login
+        self._place, self._seconds, self._login = place, seconds, login
 
     def request(self, method: str, url: str, **more: Any) -> Any:
         """The answer, which is JSON.
@@ -102,7 +101,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         more["headers"] = {**more.get("headers", {}), **self._login.headers()}
         try:
             answer = super().request(method, url, **more)
-            json.loads(answer.data)
+            found = json.loads(answer.data)
         except kfp_server_api.ApiException as error:
             if not error.status:  # a certificate, the only one of them that has no answer
                 raise ServerError(
@@ -115,11 +114,14 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             if "json" in (kind := _kind(answer)):
                 raise ServerError(self._silent("the answer broke off")) from None
             raise self._stranger(f"with {kind} where KFP answers JSON") from None
+        token = dict(more.get("query_params") or {}).get("page_token")
+        if token and isinstance(found, dict) and found.get("next_page_token") == token:
+            raise ServerError(f"the pages that {self._place} answers with have no end")
         return answer
 
     def _silent(self, said: str) -> str:
         return (
-            f"the KFP API server at {self._host} does not answer: {said}; see that it is up and "
+            f"the KFP API server at {self._place} does not answer: {said}; see that it is up and "
             "that --host is its address (kfp-ddp config show)"
         )
 
@@ -142,7 +144,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
     def _refusal(self, error: kfp_server_api.ApiException) -> RefusedError | ServerError:
         if error.status in (301, 302, 303, 307, 308):
             to = str(error.headers.get("location", "another address"))
-            if to.split("?")[0].replace("https:", "http:").startswith(f"{self._host}/"):
+            if to.split("?")[0].replace("https:", "http:").startswith(f"{self._place}/"):
                 return self._stranger(f"by sending on to {to.partition('/apis/')[0]}")
             return self._stranger("by asking for a login")
         code, said = int(error.status), _message(error.body)
@@ -150,7 +152,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             what = f"refuses {self._login.name} (401: {said}): it has expired or is for another"
             if not self._login:
                 what = f"asks for a login (401: {said}) and none is set; {LOGINS}"
-            return RefusedError(f"{self._host} {what}", 401)
+            return RefusedError(f"{self._place} {what}", 401)
         if code == HTTPStatus.FORBIDDEN:
             return RefusedError(
                 f"KFP does not allow this to {self._login.name} (403: {said}); see that "
@@ -164,7 +166,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
     def _stranger(self, how: str) -> RefusedError:
         used = f"{self._login.name} is not taken, or" if self._login else f"{LOGINS}, or"
         return RefusedError(
-            f"{self._host} answers {how}: {used} --host should be the address of KFP's API, which "
+            f"{self._place} answers {how}: {used} --host should be the address of KFP's API, which "
             "often ends in /pipeline",
             401,
         )
