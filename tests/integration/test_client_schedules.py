@@ -1,75 +1,17 @@
-"""Schedules as people make, change and end them, on a KFP server of the published contract."""
+"""Schedules as people make and see them, on a KFP server of the published contract."""
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from click.testing import Result
 
-from kfp_ddp.base.errors import InputError, RefusedError, ServerError
-from kfp_ddp.client import scheduling
-from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
-
-COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled" / "train_resnet.yaml"
-OWN: dict[str, Any] = {
-    "pipelineInfo": {"name": "own"},
-    "schemaVersion": "2.1.0",
-    "root": {
-        "dag": {"tasks": {"only": {"componentRef": {"name": "comp-only"}}}},
-        "inputDefinitions": {
-            "parameters": {
-                "rounds": {"parameterType": "NUMBER_INTEGER"},
-                "rate": {"parameterType": "NUMBER_DOUBLE", "defaultValue": 0.1},
-            }
-        },
-    },
-    "components": {"comp-only": {"executorLabel": "exec-only"}},
-    "deploymentSpec": {"executors": {"exec-only": {"container": {"image": "busybox"}}}},
-}
-Call = Callable[..., Result]
+from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
 
 
 @pytest.fixture
 def own(kfp_server: KfpServer) -> str:
-    """The id of a small pipeline that the server has, whose one version is called own."""
-    data = yaml.safe_dump(OWN).encode()
-    return str(kfp_server.store.upload_pipeline(data, {"name": "own"})["pipeline_id"])
-
-
-def new_version(server: KfpServer, pipeline_id: str, name: str) -> str:
-    data = yaml.safe_dump(OWN).encode()
-    made = server.store.upload_pipeline_version(data, {"pipelineid": pipeline_id, "name": name})
-    made["created_at"] = "2099-01-01T00:00:00Z"
-    return str(made["pipeline_version_id"])
-
-
-def create(call: Call, name: str = "nightly", *more: str) -> dict[str, Any]:
-    """A schedule, as the server has it."""
-    words = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3", *more, "--json")
-    done = call("schedule", "create", name, *words)
-    assert done.exception is None, done.output
-    return dict(json.loads(done.stdout))
-
-
-def refused(call: Call, *words: str) -> str:
-    """The one line that a command ends with."""
-    done = call("schedule", *words)
-    assert isinstance(done.exception, InputError), done.output
-    assert "\n" not in str(done.exception)
-    return str(done.exception)
-
-
-def kept(server: KfpServer) -> list[tuple[str, str, str]]:
-    """The schedules of the server, oldest first: name, cron, status."""
-    return [
-        (one["display_name"], one["trigger"]["cron_schedule"]["cron"], one["status"])
-        for one in server.store.recurring_runs.values()
-    ]
+    return uploaded(kfp_server)
 
 
 def test_five_fields_arrive_as_six_and_all_is_said_in_words(
@@ -234,130 +176,6 @@ def test_run_now_runs_what_the_schedule_would(
     assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in done.output
 
 
-def test_replace_changes_what_is_given_and_keeps_the_rest(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
-    old = create(call, "nightly", "--set", "rate=0.5", "--experiment", "flowers")
-    newest = new_version(kfp_server, own, "own-2")
-    was = dict(kfp_server.store.recurring_runs[old["id"]])
-    done = call("schedule", "replace", "nightly", "--cron", "30 4 * * 1", "--set", "rounds=5")
-    assert done.exception is None, done.output
-    (new,) = kfp_server.store.recurring_runs.values()
-    assert new["recurring_run_id"] != old["id"]
-    assert new["trigger"] == {"cron_schedule": {"cron": "0 30 4 * * 1"}}
-    assert new["runtime_config"]["parameters"] == {"rounds": 5, "rate": 0.5}
-    same = ("display_name", "experiment_id", "pipeline_version_reference", "status", "no_catchup")
-    assert [new[name] for name in same] == [was[name] for name in same]
-
-    words = ("--pinned", "--unset", "rate", "--max-concurrency", "2", "--catchup")
-    assert call("schedule", "replace", "nightly", *words).exception is None
-    (newer,) = kfp_server.store.recurring_runs.values()
-    assert newer["pipeline_version_reference"]["pipeline_version_id"] == newest
-    assert newer["trigger"] == new["trigger"]
-    assert newer["runtime_config"]["parameters"] == {"rounds": 5}
-    assert (newer["max_concurrency"], newer.get("no_catchup", False)) == ("2", False)
-
-    assert call("schedule", "replace", "nightly", "--latest").exception is None
-    (newest_of_all,) = kfp_server.store.recurring_runs.values()
-    assert newest_of_all["pipeline_version_reference"] == {"pipeline_id": own}
-
-
-def test_replace_ends_no_run_and_the_next_one_tidies_up(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
-    old = create(call)
-    run = kfp_server.store.trigger(old["id"])
-    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
-    assert done.exception is None, done.output
-    assert f"({old['id'][:8]}) is paused and stays until its run is over" in done.stderr
-    assert kept(kfp_server) == [
-        ("nightly", "0 0 3 * * *", "DISABLED"),
-        ("nightly", "0 0 5 * * *", "ENABLED"),
-    ]
-    shown = json.loads(call("schedule", "show", "nightly", "--json").stdout)
-    assert shown["cron"] == "0 0 5 * * *"
-    kfp_server.store.set_state(run["run_id"], "SUCCEEDED")
-    assert call("schedule", "replace", "nightly", "--cron", "0 6 * * *").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 6 * * *", "ENABLED")]
-
-
-def test_never_are_both_enabled_and_the_new_one_is_there_before_the_old_one_stops(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
-    create(call)
-    begin = len(kfp_server.requests)
-    assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
-    changes = [one for one in kfp_server.requests[begin:] if one.method != "GET"]
-    names = ["create", "disable", "enable", "delete"]
-    assert [one.operation for one in changes] == [f"{name}_recurring_run" for name in names]
-    assert changes[0].body["mode"] == "DISABLE"
-
-
-@pytest.mark.parametrize("step", ["create_recurring_run", "disable_recurring_run"])
-def test_a_replace_that_fails_leaves_the_old_one_as_it_was(
-    call: Call, kfp_server: KfpServer, own: str, step: str
-) -> None:
-    create(call)
-    kfp_server.fail(step, faults.status(403, "no right"), 1)
-    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
-    assert isinstance(done.exception, RefusedError)
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
-
-
-def test_a_replace_whose_last_step_fails_says_how_to_go_on(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
-    create(call)
-    kfp_server.fail("enable_recurring_run", faults.status(500), 1)
-    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
-    assert isinstance(done.exception, ServerError)
-    new = list(kfp_server.store.recurring_runs)[-1]
-    assert f"kfp-ddp schedule resume {new}" in str(done.exception)
-    assert call("schedule", "resume", new).exception is None
-    assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "ENABLED"]
-
-
-def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
-    told = create(call, "nightly", "--paused")
-    assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
-    assert told["id"] not in kfp_server.store.recurring_runs
-    (schedule,) = kfp_server.store.recurring_runs.values()
-    schedule["trigger"]["cron_schedule"]["cron"] = "0 3 * * *"
-    assert "give --cron" in refused(call, "replace", "nightly", "--set", "rounds=4")
-    said = refused(call, "replace", "nightly", "--cron", "0 3 * * *", "--unset", "rat")
-    assert "--unset rat: the schedule does not set it" in said
-    assert call("schedule", "replace", "nightly", "--cron", "0 3 * * *").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
-
-
-def test_delete_does_not_end_a_run_unless_told_to(
-    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = create(call)
-    run = kfp_server.store.trigger(told["id"])
-    said = refused(call, "delete", "nightly")
-    assert f"the run {run['run_id'][:8]} of nightly goes on, and KFP would end it" in said
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
-    assert "do not go together" in refused(call, "delete", "nightly", "--wait", "--force")
-
-    def while_it_waits(_: float) -> None:
-        assert kept(kfp_server)[0][2] == "DISABLED"
-        kfp_server.store.set_state(run["run_id"], "FAILED")
-
-    monkeypatch.setattr(scheduling, "sleep", while_it_waits)
-    assert call("schedule", "delete", "nightly", "--wait").exception is None
-    assert kept(kfp_server) == []
-
-    told = create(call)
-    kfp_server.store.trigger(told["id"])
-    done = call("schedule", "delete", "nightly", "--force", "--json")
-    assert json.loads(done.stdout) == {"deleted": told["id"], "name": "nightly"}
-    assert kept(kfp_server) == []
-
-
 def test_two_enabled_ones_of_one_name_from_elsewhere_are_told_apart_by_id(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
@@ -368,3 +186,26 @@ def test_two_enabled_ones_of_one_name_from_elsewhere_are_told_apart_by_id(
     assert call("schedule", "pause", second[:8]).exception is None
     assert "is paused" in call("schedule", "pause", "nightly").output
     assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "DISABLED"]
+
+
+def test_run_now_names_the_version_that_it_found_newest(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    create(call, "nightly", "--latest")
+    newest = new_version(kfp_server, own, "own-2")
+    assert call("schedule", "run-now", "nightly").exception is None
+    (request,) = kfp_server.asked("create_run")
+    assert request.body["pipeline_version_reference"]["pipeline_version_id"] == newest
+
+
+def test_runs_from_before_a_schedule_are_not_asked_for(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    told = create(call)
+    run = kfp_server.store.trigger(told["id"])
+    for number in range(250):
+        old = {**run, "run_id": f"{number:08}-0000-4000-8000-000000000000"}
+        old |= {"created_at": "2020-01-01T00:00:00Z", "recurring_run_id": "another"}
+        kfp_server.store.runs[old["run_id"]] = old
+    assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["runs"]
+    assert len(kfp_server.asked("list_runs")) == 1

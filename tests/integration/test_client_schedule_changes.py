@@ -1,0 +1,191 @@
+"""Schedules are replaced and deleted, and no run is ended by it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kfp_ddp.base.errors import RefusedError, ServerError
+from kfp_ddp.client import scheduling
+from tests.kfp_server import faults
+from tests.kfp_server.server import KfpServer
+from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
+
+
+@pytest.fixture
+def own(kfp_server: KfpServer) -> str:
+    return uploaded(kfp_server)
+
+
+def test_replace_changes_what_is_given_and_keeps_the_rest(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    old = create(call, "nightly", "--set", "rate=0.5", "--experiment", "flowers")
+    newest = new_version(kfp_server, own, "own-2")
+    was = dict(kfp_server.store.recurring_runs[old["id"]])
+    done = call("schedule", "replace", "nightly", "--cron", "30 4 * * 1", "--set", "rounds=5")
+    assert done.exception is None, done.output
+    (new,) = kfp_server.store.recurring_runs.values()
+    assert new["recurring_run_id"] != old["id"]
+    assert new["trigger"] == {"cron_schedule": {"cron": "0 30 4 * * 1"}}
+    assert new["runtime_config"]["parameters"] == {"rounds": 5, "rate": 0.5}
+    same = ("display_name", "experiment_id", "pipeline_version_reference", "status", "no_catchup")
+    assert [new[name] for name in same] == [was[name] for name in same]
+
+    words = ("--pinned", "--unset", "rate", "--max-concurrency", "2", "--catchup")
+    assert call("schedule", "replace", "nightly", *words).exception is None
+    (newer,) = kfp_server.store.recurring_runs.values()
+    assert newer["pipeline_version_reference"]["pipeline_version_id"] == newest
+    assert newer["trigger"] == new["trigger"]
+    assert newer["runtime_config"]["parameters"] == {"rounds": 5}
+    assert (newer["max_concurrency"], newer.get("no_catchup", False)) == ("2", False)
+
+    assert call("schedule", "replace", "nightly", "--latest").exception is None
+    (newest_of_all,) = kfp_server.store.recurring_runs.values()
+    assert newest_of_all["pipeline_version_reference"] == {"pipeline_id": own}
+
+
+def test_replace_ends_no_run_and_the_next_one_tidies_up(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    old = create(call)
+    run = kfp_server.store.trigger(old["id"])
+    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
+    assert done.exception is None, done.output
+    assert f"({old['id'][:8]}) is paused and stays until its run is over" in done.stderr
+    assert kept(kfp_server) == [
+        ("nightly", "0 0 3 * * *", "DISABLED"),
+        ("nightly", "0 0 5 * * *", "ENABLED"),
+    ]
+    shown = json.loads(call("schedule", "show", "nightly", "--json").stdout)
+    assert shown["cron"] == "0 0 5 * * *"
+    kfp_server.store.set_state(run["run_id"], "SUCCEEDED")
+    assert call("schedule", "replace", "nightly", "--cron", "0 6 * * *").exception is None
+    assert kept(kfp_server) == [("nightly", "0 0 6 * * *", "ENABLED")]
+
+
+def test_never_are_both_enabled_and_the_new_one_is_there_before_the_old_one_stops(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    create(call)
+    begin = len(kfp_server.requests)
+    assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
+    changes = [one for one in kfp_server.requests[begin:] if one.method != "GET"]
+    names = ["create", "disable", "enable", "delete"]
+    assert [one.operation for one in changes] == [f"{name}_recurring_run" for name in names]
+    assert changes[0].body["mode"] == "DISABLE"
+
+
+@pytest.mark.parametrize("step", ["create_recurring_run", "disable_recurring_run"])
+def test_a_replace_that_fails_leaves_the_old_one_as_it_was(
+    call: Call, kfp_server: KfpServer, own: str, step: str
+) -> None:
+    create(call)
+    kfp_server.fail(step, faults.status(403, "no right"), 1)
+    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
+    assert isinstance(done.exception, RefusedError)
+    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+
+
+def test_a_replace_whose_last_step_fails_says_how_to_go_on(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    create(call)
+    kfp_server.fail("enable_recurring_run", faults.status(500), 1)
+    done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
+    assert isinstance(done.exception, ServerError)
+    new = list(kfp_server.store.recurring_runs)[-1]
+    assert f"kfp-ddp schedule resume {new}" in str(done.exception)
+    assert call("schedule", "resume", new).exception is None
+    assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "ENABLED"]
+
+
+def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    told = create(call, "nightly", "--paused")
+    assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
+    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
+    assert told["id"] not in kfp_server.store.recurring_runs
+    (schedule,) = kfp_server.store.recurring_runs.values()
+    schedule["trigger"]["cron_schedule"]["cron"] = "0 3 * * *"
+    assert "give --cron" in refused(call, "replace", "nightly", "--set", "rounds=4")
+    said = refused(call, "replace", "nightly", "--cron", "0 3 * * *", "--unset", "rat")
+    assert "--unset rat: the schedule does not set it" in said
+    assert call("schedule", "replace", "nightly", "--cron", "0 3 * * *").exception is None
+    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
+
+
+def test_delete_does_not_end_a_run_unless_told_to(
+    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = create(call)
+    run = kfp_server.store.trigger(told["id"])
+    said = refused(call, "delete", "nightly")
+    assert f"the run {run['run_id'][:8]} of nightly goes on, and KFP would end it" in said
+    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+    assert "do not go together" in refused(call, "delete", "nightly", "--wait", "--force")
+
+    def while_it_waits(_: float) -> None:
+        assert kept(kfp_server)[0][2] == "DISABLED"
+        kfp_server.store.set_state(run["run_id"], "FAILED")
+
+    monkeypatch.setattr(scheduling, "sleep", while_it_waits)
+    assert call("schedule", "delete", "nightly", "--wait").exception is None
+    assert kept(kfp_server) == []
+
+    told = create(call)
+    kfp_server.store.trigger(told["id"])
+    done = call("schedule", "delete", "nightly", "--force", "--json")
+    assert json.loads(done.stdout) == {"deleted": told["id"], "name": "nightly"}
+    assert kept(kfp_server) == []
+
+
+def test_a_replaced_schedule_keeps_the_settings_inside_a_mapping_too(
+    call: Call, kfp_server: KfpServer
+) -> None:
+    kfp_server.store.upload_pipeline(COMPILED.read_bytes(), {"name": "train-resnet"})
+    words = ("--pipeline", "train-resnet", "--cron", "0 3 * * *", "--set", "seed=7")
+    done = call("schedule", "create", "nightly", *words, "--set", "source=gs://photos/flowers")
+    assert done.exception is None, done.output
+    assert call("schedule", "replace", "nightly", "--set", "warmup_epochs=1.0").exception is None
+    (schedule,) = kfp_server.store.recurring_runs.values()
+    given = schedule["runtime_config"]["parameters"]
+    assert given["training"] == {"seed": 7, "warmup_epochs": 1.0}
+
+
+def test_a_run_that_begins_while_its_schedule_is_deleted_goes_on(
+    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = create(call)
+    disable = kfp_server.store.disable_recurring_run
+
+    def disable_late(query: dict[str, str], recurring_run_id: str) -> dict[str, Any]:
+        kfp_server.store.trigger(recurring_run_id)
+        return disable(query, recurring_run_id)
+
+    monkeypatch.setattr(kfp_server.store, "disable_recurring_run", disable_late)
+    assert "goes on, and KFP would end it" in refused(call, "delete", told["id"])
+    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+
+
+def test_what_came_since_a_start_that_is_over_is_not_done_again(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    create(call, "nightly", "--start", "2020-01-01", "--catchup")
+    assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
+    (schedule,) = kfp_server.store.recurring_runs.values()
+    assert schedule["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * *"}}
+    assert schedule.get("no_catchup", False) is False
+
+
+def test_nothing_is_told_beyond_the_end(call: Call, kfp_server: KfpServer, own: str) -> None:
+    end = datetime.now(UTC) + timedelta(hours=47)
+    told = create(call, "nightly", "--end", end.isoformat())
+    assert 1 <= len(told["next"]) <= 2
+    cron = kfp_server.store.recurring_runs[told["id"]]["trigger"]["cron_schedule"]
+    cron["end_time"] = "2020-01-01T00:00:00Z"
+    assert "is ended" in call("schedule", "show", "nightly").output
+    said = refused(call, "replace", "nightly", "--set", "rounds=4")
+    assert "end=2020-01-01T00:00:00+00:00 is in the past" in said
