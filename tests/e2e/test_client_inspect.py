@@ -174,7 +174,8 @@ def test_following_ends_with_the_run_and_misses_no_line(
 ) -> None:
     """The step is there before its pod is, and the pod before it writes."""
     run = goes_on(server)
-    program = "import time\nfor n in range(20): print('line', n); time.sleep(0.3)"
+    executor = "print('[KFP Executor now INFO]: Got executor_input:'); print('{'); print('}')\n"
+    program = f"{executor}import time\nfor n in range(20): print('line', n); time.sleep(0.3)"
     node = f"{WORKFLOW}-3661753320"
 
     def later() -> None:

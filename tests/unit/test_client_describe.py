@@ -97,6 +97,14 @@ def test_logs_are_those_of_a_step_or_of_all_by_name(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["logs", str(run)]).stdout == f"[train] {CAUSE}\n"
 
 
+def test_a_log_has_what_the_step_said_and_not_its_inputs(tmp_path: Path) -> None:
+    executor = "    [KFP Executor 2026-11-22 07:12:21,481 INFO]: "
+    said = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
+    said += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
+    run = run_output.make(tmp_path / "run", failed="gate", said="\n".join(said))
+    assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
+
+
 def test_a_step_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="data-sync")
     answer = CliRunner().invoke(app, ["logs", str(run), "trian"])

@@ -18,6 +18,7 @@ from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer
 LOOK_SECONDS = 2.0
 LARGEST = 256 << 20
 BUCKETS = ("gs://", "s3://", "az://")
+EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
 KEPT = "executor-logs"
 """The artifact that KFP's launcher keeps of each step."""
 
@@ -54,11 +55,16 @@ def chosen(subject: Subject, word: str) -> list[Leaf]:
 
 
 def lines(subject: Subject, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
-    """The log of a step as far as there is one; none where it has not begun.
+    """What a step said so far; nothing where it has not begun.
 
     Raises:
         KfpDdpError: it is gone, or cannot be read.
     """
+    own = OwnWords()
+    return (line for line in _all_lines(subject, leaf, api) if own.has(line))
+
+
+def _all_lines(subject: Subject, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
     if subject.folder is not None:
         yield from local_run.log(subject.folder, leaf.step.name)
         return
@@ -112,7 +118,7 @@ def follow(
     Raises:
         KfpDdpError: the server or the cluster does not answer.
     """
-    printer = Printer() if prefix else _Bare()
+    printer = _Steps(prefix)
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     began = [leaf for leaf in chosen(subject, word) if leaf.step.state in OVER]
@@ -143,12 +149,39 @@ def _of(
     return found
 
 
-class _Bare(Printer):
-    """Prints the lines of one step without its name."""
+class _Steps(Printer):
+    """Prints what steps say themselves, with or without their names before it."""
+
+    def __init__(self, prefix: bool) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._own: dict[str, OwnWords] = {}
 
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
-        """Print what comes after the name."""
-        super().line(key, cursor, text.partition("] ")[2])
+        """Print a line, unless it is KFP's."""
+        said = text.partition("] ")[2]
+        if self._own.setdefault(key, OwnWords()).has(said):
+            super().line(key, cursor, text if self._prefix else said)
+        else:
+            self.cursors[key] = cursor
+
+
+class OwnWords:
+    """Tells a step's own lines from what KFP's executor says before and after them.
+
+    Among that are some hundred lines of JSON, the step's inputs.
+    """
+
+    def __init__(self) -> None:
+        self._inputs = False
+
+    def has(self, line: str) -> bool:
+        """Whether the next line of the log is the step's own."""
+        if self._inputs:
+            self._inputs = line.rstrip() != "}"
+            return False
+        self._inputs = line.startswith(EXECUTOR) and line.rstrip().endswith(INPUTS)
+        return not line.startswith(EXECUTOR)
 
 
 def printed(subject: Subject, word: str, api: Callable[[], Api]) -> None:
