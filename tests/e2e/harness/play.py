@@ -216,6 +216,8 @@ class Run:
             "pipelines.kubeflow.org/v2_component": "true",
             "workflows.argoproj.io/workflow": owner["name"],
         }
+        node = f"{owner['name']}.root.training.{task.name}.executor"
+        pod["metadata"]["annotations"]["workflows.argoproj.io/node-name"] = node
         pod["metadata"]["ownerReferences"] = [owner]
         pod["spec"]["serviceAccountName"] = self.grounds.service_account
         kfp_pods.complete(self.grounds, pod)
