@@ -31,8 +31,13 @@ def checked_host(host: str) -> str:
     Raises:
         InputError: it is none, or holds a password.
     """
-    parts = urlsplit(host if "://" in host else f"https://{host}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    scheme = "http" if re.match(r"(localhost|127\.0\.0\.1)(:|/|$)", host) else "https"
+    try:
+        parts = urlsplit(host if "://" in host else f"{scheme}://{host}")
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        named = False
+    if not named:
         raise InputError(f"host={host!r} is no address: one is as https://kubeflow.example.com")
     if parts.username or parts.password:
         raise InputError("host holds a user or password: set a token, cookie or username instead")

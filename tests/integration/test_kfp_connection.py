@@ -100,6 +100,11 @@ def test_what_kfp_prints_does_not_reach_stdout(
     assert capsys.readouterr().out == ""
 
 
+def test_an_address_of_this_machine_needs_no_scheme(kfp_server: KfpServer) -> None:
+    with open_client(Connection(host=kfp_server.url.removeprefix("http://"))) as client:
+        assert client.version == "2.17.0"
+
+
 def test_nobody_listens() -> None:
     host = f"http://127.0.0.1:{free_port()}"
     assert f"{host} does not answer: Connection refused" in asked(Connection(host=host))
@@ -110,6 +115,8 @@ def test_nobody_listens() -> None:
     [
         ("http://", "host='http://' is no address"),
         ("ftp://kfp", "host='ftp://kfp' is no address"),
+        ("http://kfp:port", "host='http://kfp:port' is no address"),
+        ("http://[::1", "host='http://[::1' is no address"),
         (f"https://me:{SECRET}@kfp", "host holds a user or password"),
     ],
 )
