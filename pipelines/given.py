@@ -188,11 +188,13 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
     """With the texts of files of code, and the whole path of weights to begin with."""
     training = arguments.get("training", {})
-    boxes = {name: arguments[name] for name in ("model", "script") if name in arguments}
+    boxes: dict[str, Any] = {
+        name: arguments[name] for name in ("model", "script") if name in arguments
+    }
     found = model_file.with_code({**boxes, **training})
     if "script" in boxes:
         arguments = {**arguments, "script": found.pop("script")}
-    more = {name: found[name] for name in ("model_code", "script") if name in found}
+    more: dict[str, Any] = {n: found[n] for n in ("model_code", "script") if n in found}
     if training.get("init_from") and Path(training["init_from"]).exists():
         more["init_from"] = str(Path(training["init_from"]).resolve())
     return {**arguments, "training": {**training, **more}} if more else arguments

@@ -82,7 +82,8 @@ def _draw(name: str, values: Any, draw: random.Random) -> Any:
     """One of a list, or a number of a range: whole where both ends are, and max above 1."""
     if not isinstance(values, Mapping):
         return draw.choice(_choices(name, values))
-    low, high, by_log = values.get("min"), values.get("max"), values.get("log", False)
+    low, high = values.get("min", math.nan), values.get("max", math.nan)
+    by_log = values.get("log", False)
     numbers = all(isinstance(each, int | float) for each in (low, high))
     if (
         not numbers
