@@ -54,10 +54,10 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
 def _of_folder(where: Destination, names: list[str]) -> dict[str, Any]:
     """What the folder of a run tells; of several trainings the one that went furthest."""
     found = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
-    best = {"promoted": 4, "exported": 3, "not blessed": 2, "failed": 1, "trained": 0}
+    best = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
     found = [each for each in found if each["state"] in best]
     last: dict[str, Any] = {"state": "unchanged"}
-    return max(found, key=lambda each: best[each["state"]], default=last)
+    return max(found, key=lambda each: best.index(each["state"]), default=last)
 
 
 def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
         state = "promoted" if exported.get("champion") else "exported"
         reason = str(exported.get("champion_stays", ""))
     elif "blessed" in told:
-        state = "not blessed" if not told["blessed"] else "trained"
-        reason = str(told.get("reason", "")).removeprefix("not blessed: ")
+        state = "blessed" if told["blessed"] else "not blessed"
+        reason = str(told.get("reason", "")).removeprefix(f"{state}: ")
     elif f"{task}/logs/failure.json" in inside and (failure := _failure(where, task)):
         return {"state": "failed", "step": task, "reason": failure}
     else:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from kfp_ddp.cli import app
 from kfp_ddp.client.curves import Shown, bring
 from kfp_ddp.client.run_files import PlacedFiles
+from tests.kfp_server.server import KfpServer
 
 
 def events(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -80,18 +81,26 @@ def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path
     assert why in str(answer.exception)
 
 
-def test_tensorboard_shows_runs_side_by_side_until_it_is_ended(tmp_path: Path) -> None:
-    runs = [events(tmp_path / name / "work/1f0c/train", step(1, 3.0)) for name in ("a", "b")]
-    folders = [str(run.parents[2]) for run in runs]
-    command = [sys.executable, "-m", "kfp_ddp", "tensorboard", *folders]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shown:
+def test_a_folder_and_a_run_of_kfp_stand_side_by_side_until_ctrl_c(
+    tmp_path: Path, kfp_server: KfpServer
+) -> None:
+    run_id = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
+    for name in ("photos/work/1f0c", f"runs/{run_id}"):
+        events(tmp_path / name / "train", step(1, 3.0))
+    given = {"parameters": {"work": f"file://{tmp_path}/runs"}}
+    kfp_server.record("run_get_failed", runtime_config=given)
+    words = [str(tmp_path / "photos"), "last", "--host", kfp_server.url]
+    command = [sys.executable, "-m", "kfp_ddp", "tensorboard", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as shown:
         assert shown.stdout is not None
         try:
             said = shown.stdout.readline()
             address = re.match(r"(http://127\.0\.0\.1:\d+) shows it", said)
             assert address, said
             with urllib.request.urlopen(f"{address[1]}/data/runs", timeout=60) as answer:
-                assert sorted(json.load(answer)) == ["a", "b"]
+                assert sorted(json.load(answer)) == ["photos", "shapes-1 8fa2b9a1"]
         finally:
             shown.send_signal(signal.SIGINT)
         assert shown.wait(60) == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(address[1], timeout=5)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 State = Literal[
-    "promoted", "exported", "not blessed", "trained", "unchanged", "failed", "cancelled"
+    "promoted", "exported", "blessed", "not blessed", "trained", "unchanged", "failed", "cancelled"
 ]
 
 
