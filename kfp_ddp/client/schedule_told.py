@@ -65,8 +65,8 @@ def rows(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "pipeline", told["pipeline"]
     many = told["max_concurrency"]
     yield "at a time", f"{many} run{'s' * (many > 1)}; one that is due meanwhile waits"
-    missed = "a run for each time" if told["catchup"] else "a run for the last time alone"
-    yield "after a pause", f"{missed} that was missed"
+    missed = "a run for each time" if told["catchup"] else "one run for all times"
+    yield "after a pause", f"{missed} missed"
     for name, value in told["parameters"].items():
         yield "parameter", f"{name}={value if isinstance(value, str) else json.dumps(value)}"
     for run in told.get("runs", []):

@@ -47,8 +47,8 @@ def _timing(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--catchup/--no-catchup",
                 default=None,
-                help="After a pause, start a run for each time that was missed, or for the last "
-                "one alone.  [default: no-catchup]",
+                help="After a pause, start a run for each time missed, or one for all.  "
+                "[default: no-catchup]",
             ),
             click.option(
                 "--max-concurrency",

@@ -34,7 +34,7 @@ def test_five_fields_arrive_as_six_and_all_is_said_in_words(
         "UTC, that of the server (CRON_SCHEDULE_TIMEZONE)",
         "own@own",
         "1 run; one that is due meanwhile waits",
-        "a run for the last time alone that was missed",
+        "one run for all times missed",
         "rounds=3",
     ):
         assert said in done.output
