@@ -61,6 +61,13 @@ def test_what_a_pod_sends_comes_out_whole_and_what_is_gone_is_passed_over(
     }
 
 
+def test_a_file_of_two_names_comes_under_both(run: Path, tmp_path: Path) -> None:
+    names = ["train/bundle/model", "train/bundle/served"]
+    (run / names[1]).hardlink_to(run / names[0])
+    unpack(in_blocks(in_pod(run, names)), names, tmp_path / "here")
+    assert [(tmp_path / "here" / name).stat().st_size for name in names] == [3 << 20] * 2
+
+
 def test_a_stream_that_is_cut_leaves_no_file_under_its_name(run: Path, tmp_path: Path) -> None:
     names = ["train/bundle/model"]
     cut = in_pod(run, names)[: 1 << 20]

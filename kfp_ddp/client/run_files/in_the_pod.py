@@ -33,6 +33,7 @@ def send(root: str, names: list[str]) -> None:
                 archive.add(os.path.join(root, name), name, recursive=False)
             except FileNotFoundError:
                 continue
+            archive.inodes.clear()  # or a file of two names is sent as a link to itself
 
 
 if __name__ == "__main__":
