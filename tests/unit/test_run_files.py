@@ -1,8 +1,10 @@
 """A run's files: what a folder holds, and what comes out of a pod's stream."""
 
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,8 +78,17 @@ def test_a_stream_that_is_cut_leaves_no_file_under_its_name(run: Path, tmp_path:
     assert not (tmp_path / "here/train/bundle/model").exists()
 
 
-def test_a_stream_writes_nothing_that_was_not_asked_for(run: Path, tmp_path: Path) -> None:
-    (run.parent / "outside").write_text("x")
-    sent = in_pod(run, ["../outside", "train/link", "train/metrics.jsonl"])
-    unpack(in_blocks(sent), ["train/link"], tmp_path / "here" / "deep")
-    assert list((tmp_path / "here").rglob("*")) == []
+def test_a_stream_writes_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
+    sent = io.BytesIO()
+    with tarfile.open(fileobj=sent, mode="w|") as archive:
+        outside, link = tarfile.TarInfo("../outside"), tarfile.TarInfo("train/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(outside)
+        archive.addfile(link)
+    unpack(in_blocks(sent.getvalue()), ["train/link"], tmp_path / "here" / "deep")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_no_link_is_sent(run: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(in_pod(run, ["train/link"]))) as archive:
+        assert archive.getnames() == []

@@ -3,6 +3,7 @@
 It is sent as text, so that any image with a Python will do; it imports nothing of ours.
 """
 
+import errno
 import json
 import os
 import stat
@@ -26,14 +27,20 @@ def found(root: str) -> Iterator[tuple[str, int]]:
 
 
 def send(root: str, names: list[str]) -> None:
-    """Write the files that are still there to stdout."""
+    """Write the files that are still there to stdout; a link is none."""
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name in names:
+            path = os.path.join(root, name)
             try:
-                archive.add(os.path.join(root, name), name, recursive=False)
-            except FileNotFoundError:
-                continue
-            archive.inodes.clear()  # or a file of two names is sent as a link to itself
+                file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):
+                    continue
+                raise
+            with file:
+                about = tarfile.TarInfo(name)  # its own would make a link of a second name
+                about.size = os.fstat(file.fileno()).st_size
+                archive.addfile(about, file)
 
 
 if __name__ == "__main__":
