@@ -1,0 +1,44 @@
+"""Run a pipeline of kfp-ddp from a Python program, and wait for what it comes to.
+
+    python client.py http://localhost:8888 gs://bucket/photographs
+
+Everything here is KFP's own client; `kfp-ddp run --wait` does the same, and checks the settings
+before they are sent.
+"""
+
+import sys
+from pathlib import Path
+
+import kfp
+
+import kfp_ddp
+
+COMPILED = Path(kfp_ddp.__file__).parent / "compiled"
+
+
+def main(host: str, source: str) -> int:
+    """Start a run, wait for its end, and tell its state; 0 where it succeeded."""
+    client = kfp.Client(host=host)
+    started = client.create_run_from_pipeline_package(
+        str(COMPILED / "train_resnet.yaml"),
+        arguments={
+            "source": source,
+            "model": "resnet18",
+            "epochs": 10,
+            "training": {"image_size": 64},  # settings without a box of their own
+            "gate": {"min_accuracy": 0.9},
+        },
+        run_name="photographs",
+        experiment_name="photographs",
+    )
+    print("run", started.run_id, flush=True)
+    ended = client.wait_for_run_completion(started.run_id, timeout=24 * 3600, sleep_duration=2)
+    print("state", ended.state)
+    for task in ended.run_details.task_details if ended.run_details else []:
+        if task.state == "FAILED":
+            print("failed", task.display_name)
+    return 0 if ended.state == "SUCCEEDED" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

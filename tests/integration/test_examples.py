@@ -1,0 +1,94 @@
+"""Each file in examples/ does what it says; own_script.py does so in test_sweep_local.py."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from kfp_ddp.cli import app
+from kfp_ddp.local.results import outputs
+from kfp_ddp.training import rank
+from kfp_ddp.training.checkpoint import load_model, newest_valid
+from kfp_ddp.training.config import parse
+from tests.local_pipeline import pipeline
+
+if TYPE_CHECKING:
+    from tests.kfp_server.server import KfpServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    for split, count in (("train", 8), ("val", 2)):
+        for label, shade in (("dark", 40), ("light", 200)):
+            (folder / split / label).mkdir(parents=True)
+            for number in range(count):
+                picture = Image.new("RGB", (16, 16), (shade + number, shade, shade))
+                picture.save(folder / split / label / f"{number}.png")
+    return folder
+
+
+def test_the_list_names_every_file() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    assert all(f"({path.name})" in listed for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_ones_own_is_compiled_and_runs(photographs: Path, tmp_path: Path) -> None:
+    own = EXAMPLES / "own_pipeline.py"
+    words = ["compile", str(own), "--directory", str(tmp_path), "--registry", "example.com/ml"]
+    assert CliRunner().invoke(app, words).output.split() == [str(tmp_path / "photographs.yaml")]
+    assert "image: example.com/ml/trainer:" in (tmp_path / "photographs.yaml").read_text()
+    settings = {"model": "cifar_resnet8", "image_size": 16, "epochs": 1, "workers": 0}
+    arguments = {
+        "source": str(photographs),
+        "training": settings,
+        "backend": "local",
+        "job": {"nproc_per_node": 1},
+        "least": 0.0,
+    }
+    done = pipeline(arguments, tmp_path, tmp_path / "photographs.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outputs(tmp_path, "verdict")["Output"] == "good"
+
+
+def test_a_network_of_ones_own_is_trained_and_loaded(photographs: Path, tmp_path: Path) -> None:
+    words = ["--data", str(photographs), "--output-dir", str(tmp_path), "--image-size", "16"]
+    words += ["--epochs", "1", "--workers", "0", "--learning-rate", "0.001"]
+    assert rank.run(parse([*words, "--model", f"{EXAMPLES / 'own_model.py'}:build"]))
+    found = newest_valid(tmp_path / "checkpoints")
+    assert found is not None
+    network, _ = load_model(found.path)
+    assert type(network).__name__ == "Mixer"
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_a_program_starts_a_run_and_waits_for_it(
+    kfp_server: "KfpServer", tmp_path: Path, state: str, code: int
+) -> None:
+    program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]
+    home = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=home) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            if line.startswith("run "):
+                kfp_server.put_run(line.split()[1], state, {"train": state})
+                break
+        end = threading.Timer(60, client.kill)  # only where it never ends
+        end.start()
+        said = client.stdout.read()
+        end.cancel()
+    assert client.returncode == code
+    assert f"state {state}" in said
+    assert ("failed train" in said) == bool(code)
+    (asked,) = kfp_server.asked("create_run")
+    parameters = asked.body["runtime_config"]["parameters"]
+    assert parameters["training"] == {"image_size": 64}
