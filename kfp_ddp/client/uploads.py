@@ -58,7 +58,9 @@ def upload(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{name}.yaml".replace("/", "-"))
         documents = [document.spec, document.platforms] if document.platforms else [document.spec]
-        file.write_text(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True))
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, allow_unicode=True)
+        file.write_text(text, encoding="utf-8")
         if file.stat().st_size > LONGEST:
             raise InputError(f"{name} is larger than the 32 MB that a KFP server takes")
         return _upload(client, file, name, version, description)

@@ -27,7 +27,8 @@ def read(data: bytes) -> Spec | None:
         NotYamlError: for what is no YAML at all.
     """
     try:
-        documents = [each for each in yaml.safe_load_all(data.decode()) if each]
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents = [each for each in yaml.load_all(data.decode(), Loader=loader) if each]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotYamlError from error
     if not documents or not isinstance(documents[0], dict) or "pipelineInfo" not in documents[0]:
