@@ -99,8 +99,9 @@ class Nodes:
             return ""
         if state in ("DRIVING", "UNDRIVEN"):
             own = "RUNNING" if state == "DRIVING" else "FAILED"
-            self._driver(name, own, [])
-            if state == "UNDRIVEN" and self._over:
+            left_out = state == "UNDRIVEN" and self._over
+            self._driver(name, own, [name] if left_out else [])
+            if left_out:
                 self._add(name, None, [])
             return own
         self._driver(name, "SUCCEEDED", [name])

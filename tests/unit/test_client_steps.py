@@ -7,7 +7,7 @@ import pytest
 import yaml
 from kfp_server_api import ApiClient, V2beta1Run
 
-from kfp_ddp.client.steps import Step, every_step, node_id, steps_of
+from kfp_ddp.client.steps import OVER, Step, every_step, node_id, steps_of
 from tests.kfp_nodes import Nodes
 
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
@@ -108,6 +108,24 @@ def _laid(states: dict[str, Any], over: bool, spec: dict[str, Any] = SPEC) -> V2
 def test_a_step_is_what_its_driver_or_its_pod_is(given: str, state: str, by_driver: bool) -> None:
     step = steps_of(_laid({"preflight": given}, over=False))[0]
     assert (step.name, step.state, step.by_driver) == ("preflight", state, by_driver)
+
+
+def test_a_step_whose_driver_failed_is_not_one_that_was_left_out() -> None:
+    run = _laid({"preflight": "SUCCEEDED", "data-sync": "UNDRIVEN"}, over=True)
+    sync = next(step for step in every_step(steps_of(run)) if step.name == "data-sync")
+    assert (sync.state, sync.by_driver) == ("FAILED", True)
+
+
+def test_a_pod_that_waits_is_that_of_its_own_step() -> None:
+    before = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
+    run = _laid(before | {"train": "PENDING"}, over=False)
+    assert _states(steps_of(run))["train"] == "PENDING"
+
+
+@pytest.mark.parametrize("name", ["run_get_failed", "run_get_succeeded", "run_get_terminated"])
+def test_no_step_of_a_run_that_is_over_goes_on(name: str) -> None:
+    steps = steps_of(_recorded(name), SPEC)
+    assert set(_states(steps).values()) <= OVER
 
 
 def test_steps_that_have_not_begun_are_pending_where_the_pipeline_is_known() -> None:
