@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -11,8 +12,11 @@ from click.testing import CliRunner, Result
 from kubernetes import client
 
 from kfp_ddp.cli import app
+from kfp_ddp.components.shared import bundle
+from tests.conftest import CHECKOUT
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
-from tests.e2e.harness.scene import WORK, namespace
+from tests.e2e.harness.play import Run
+from tests.e2e.harness.scene import WORK, Scene, namespace
 from tests.kfp_server.server import KfpServer, serving
 
 FAILED, RUN = "run_get_failed", "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
@@ -81,8 +85,6 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 
 def _checkout() -> str:
-    from tests.conftest import CHECKOUT
-
     return str(CHECKOUT)
 
 
@@ -190,3 +192,25 @@ def test_following_ends_with_the_run_and_misses_no_line(
     finally:
         thread.join()
     assert answer.stdout.splitlines() == [f"line {n}" for n in range(20)]
+
+
+def test_a_run_that_was_played_is_described_compared_and_brought(
+    scene: Scene, local_run: Run, server: KfpServer, tmp_path: Path
+) -> None:
+    assert local_run.succeeded, local_run.explain()
+    given = {"parameters": {"work_claim": WORK}}
+    server.record("run_get_succeeded", run_id=local_run.id, runtime_config=given)
+
+    described = json.loads(called(scene.grounds, server, "describe", local_run.id, "--json").stdout)
+    (trained,) = described["trainings"]
+    assert trained["verdict"].startswith("blessed")
+    assert trained["checkpoint"] > 0
+
+    compared = json.loads(called(scene.grounds, server, "compare", local_run.id, "--json").stdout)
+    (figure,) = compared["metrics"]["accuracy"]
+    assert figure["value"] == pytest.approx(local_run.steps["evaluate"].outputs["accuracy"])
+
+    words = ("download", local_run.id, "--output", str(tmp_path / "model"), "--checkpoint")
+    called(scene.grounds, server, *words)
+    assert bundle.intact(tmp_path / "model" / "bundle")
+    assert readers(scene.grounds) == []
