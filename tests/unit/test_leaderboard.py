@@ -37,13 +37,17 @@ class Metrics(SimpleNamespace):
         self.figures[name] = value
 
 
+def _artifact(folder: Path, name: str) -> Any:
+    return SimpleNamespace(path=str(folder / name))
+
+
 def ranked(
     folder: Path, trials: list[tuple[str, str, str]]
 ) -> tuple[tuple[str, str], str, str, dict[str, float]]:
-    page, table = (SimpleNamespace(path=str(folder / name)) for name in ("page", "table"))
+    page, table = (_artifact(folder, name) for name in ("page", "table"))
     metrics: Any = Metrics()
-    lists = [list(each) for each in zip(*trials, strict=True)]
-    best = run(*lists, page, metrics, table)  # type: ignore[arg-type]
+    run_dirs, checkpoints, failures = zip(*trials, strict=True)
+    best = run(run_dirs, checkpoints, failures, page, metrics, table)
     return best, Path(page.path).read_text(), Path(table.path).read_text(), metrics.figures
 
 
@@ -101,10 +105,10 @@ def test_with_keep_best_the_accuracy_is_that_of_the_checkpoint_kept(tmp_path: Pa
 def test_where_nothing_can_be_handed_on_the_step_fails(
     tmp_path: Path, trials: list[tuple[str, str, str]], said: str
 ) -> None:
-    page, table = (SimpleNamespace(path=str(tmp_path / name)) for name in ("page", "table"))
+    page, table = (_artifact(tmp_path, name) for name in ("page", "table"))
     metrics: Any = Metrics()
-    lists: Any = [[each[at] for each in trials] for at in range(3)]
+    run_dirs, checkpoints, failures = ([each[at] for each in trials] for at in range(3))
     with pytest.raises(SystemExit) as error:
-        run(*lists, page, metrics, table)
+        run(run_dirs, checkpoints, failures, page, metrics, table)
     assert said in str(error.value)
     assert Path(table.path).exists() == bool(trials), "the table tells why each failed"
