@@ -21,8 +21,8 @@ def command(run: str, step: str, follow: bool, connection: "Connection") -> None
     RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
     --local. STEP is a step's name, such as train, whose log holds those of all its ranks; a group
     of steps, such as training; or one of a loop by its number, as in 0/train. Of several steps
-    each line bears the name. Where a pod is gone, the log that KFP keeps is read, if the pipeline
-    root is gs:// or s3://.
+    each line bears the name. What KFP's executor says of itself is left out. Where a pod is gone,
+    the log that KFP keeps is read, if the pipeline root is gs:// or s3://.
 
     kfp-ddp logs last train -f
     """
