@@ -21,6 +21,10 @@ def command() -> None:
     A setting is a flag of the commands that use it (--kfp-namespace, whether or not their help
     lists it), a variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
     ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow), the first of these that has it.
+
+    Of logins the first that is set is used: a token, a cookie, a user of Dex, Identity-Aware Proxy,
+    the token of the pod that this runs in. Secrets are read from files, or from KFP_DDP_TOKEN,
+    KFP_DDP_COOKIE and KFP_DDP_PASSWORD, and never printed.
     """
 
 

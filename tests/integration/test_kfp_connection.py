@@ -211,3 +211,15 @@ def test_without_an_address_or_a_kubeconfig(
 ) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
     assert asked(Connection()).startswith("no address of KFP is set and no port can be forwarded")
+
+
+def test_of_several_logins_the_token_is_used(
+    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_DDP_COOKIE", "session=1")
+    monkeypatch.setenv("KFP_DDP_TOKEN", SECRET)
+    with open_client(Connection(host=kfp_server.url, username="me@example.com")):
+        pass
+    (asked,) = kfp_server.requests
+    assert asked.headers["authorization"] == f"Bearer {SECRET}"
+    assert "cookie" not in asked.headers
