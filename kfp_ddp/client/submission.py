@@ -12,7 +12,7 @@ from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
 from kfp_ddp.components.preflight import engine as preflight
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, of_api, parsed, read
-from kfp_ddp.pipelines.given import COMPILED, Form
+from kfp_ddp.pipelines.given import COMPILED, Form, named_after
 from kfp_ddp.pipelines.images import Images
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def _check_reach(source: str) -> None:
 
 
 def name_of_a_run(pipeline: Document, given: Mapping[str, Any]) -> str:
-    """The name of a run that is given none: its model or pipeline, and the time."""
-    subject = str(given.get("model_name") or pipeline.name)
+    """The name of a run that is given none: its model, source or pipeline, and the time."""
+    source = str(given.get("source", ""))
+    subject = str(given.get("model_name") or (source and named_after(source)) or pipeline.name)
     return f"{subject[:40]}-{datetime.now():%Y%m%d-%H%M%S}"

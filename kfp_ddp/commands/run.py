@@ -197,7 +197,6 @@ def _boxes(word: str, pipeline: "Document", options: dict[str, Any]) -> dict[str
 
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.pipelines.document import is_file
-    from kfp_ddp.pipelines.given import named_after
 
     named = click.get_current_context().get_parameter_source("destination")
     asked = {
@@ -216,8 +215,6 @@ def _boxes(word: str, pipeline: "Document", options: dict[str, Any]) -> dict[str
                 raise InputError(f"{name} cannot be set: it is the argument {what}")
         elif what != "--destination" or named == ParameterSource.COMMANDLINE:
             raise InputError(f"{what} cannot be used: {pipeline.name} has no parameter {name}")
-    if "source" in boxes and "model_name" in pipeline.parameters:
-        boxes["model_name"] = named_after(word)
     return boxes
 
 

@@ -64,7 +64,6 @@ def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpSer
     assert sent["runtime_config"]["parameters"] == {
         "source": "gs://bucket/flowers",
         "gpus_per_node": 2,
-        "model_name": "flowers",
         "epochs": 30,
         "training": {"seed": 7},
     }
