@@ -13,6 +13,7 @@ import torch
 from kfp import dsl
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import EXPORTED
 from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export import formats, prove
 from kfp_ddp.components.export.component import export
@@ -206,6 +207,7 @@ def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
     assert (metadata["run_id"], metadata["champion_version"]) == ("run-1", "c" * 12)
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
+    assert json.loads((run_dir / EXPORTED).read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()
 
 

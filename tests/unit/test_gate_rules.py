@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from kfp import dsl
 
+from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.gate.rules import mcnemar
 from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.champion import CHAMPION
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
 
 CLASSES = [
@@ -102,6 +104,23 @@ def test_accuracy_alone(
     tmp_path: Path, accuracy: float, minimum: float, blessed: bool, reason: str
 ) -> None:
     assert judged(tmp_path, accuracy, min_accuracy=minimum) == (blessed, reason)
+
+
+def test_the_verdict_lies_beside_the_evaluation_with_what_it_compared(tmp_path: Path) -> None:
+    exports = tmp_path / "exports"
+    version = exported(exports, 5)
+    (exports / CHAMPION).write_text(version)
+    path = evaluation(tmp_path / "run", hits(3))
+    _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
+    assert json.loads((tmp_path / "run" / VERDICT).read_text()) == {
+        "blessed": True,
+        "reason": reason,
+        "model": "resnet18",
+        "accuracy": 0.97,
+        "dataset_digest": "d" * 64,
+        "champion": version,
+        "champion_accuracy": 0.95,
+    }
 
 
 def test_an_accuracy_just_below_its_bound_does_not_read_as_equal(tmp_path: Path) -> None:
