@@ -18,8 +18,8 @@ def document(name: str) -> Path:
     return COMPILED.with_name(f"{name}.yaml")
 
 
-def nightly(scene: Scene) -> Run:
-    arguments = {**TRAINING, **LOCAL, "destination": EXPORTS, "keep": 1}
+def nightly(scene: Scene, **changed: Any) -> Run:
+    arguments = {**TRAINING, **LOCAL, "destination": EXPORTS, "keep": 1, **changed}
     return scene.run(document("retrain"), **arguments).play()
 
 
@@ -70,6 +70,24 @@ def test_a_sync_alone_makes_a_version_on_the_claim(scene: Scene) -> None:
     assert list(run.steps) == ["data-sync", "dataset-volume"]
     path = run.steps["dataset-volume"].outputs["path"].removeprefix("/data/")
     assert scene.data.read(f"{path}/_SUCCESS")
+
+
+def test_another_setting_is_trained_and_the_bundle_before_stays_for_a_way_back(
+    scene: Scene, bucket_url: str, first: Run
+) -> None:
+    assert first.succeeded, first.explain()
+    rules = {"min_accuracy": 0.1, "min_improvement": -1.0}
+    run = nightly(scene, epochs=4, gate=rules)
+    assert run.succeeded, run.explain()
+    assert version(run) != version(first)
+    models = f"nightly/{TRAINING['model_name']}"
+    names = bucket.names(bucket_url, bucket.MODELS)
+    whole = {
+        name.split("/")[2] for name in names if name.startswith(models) and "/_SUCCESS" in name
+    }
+    assert whole >= {version(first), version(run)}, "keep=1 spares what was compared with"
+    notes = [name for name in names if name.startswith(f"{models}/tried/")]
+    assert len(notes) == 2
 
 
 def version(run: Run) -> str:
