@@ -106,7 +106,7 @@ def test_the_champion_is_fine_tuned(place: Place) -> None:
     )
     assert {"train", "evaluate", "gate"} <= place.steps
     configs = [path.read_text() for path in place.root.glob("work/*/train*/config.json")]
-    assert any(str(place.models) in config for config in configs)
+    assert sum("initial-weights/shades" in config for config in configs) == 1
 
 
 def test_the_champion_is_evaluated_on_the_images_of_today(place: Place) -> None:
