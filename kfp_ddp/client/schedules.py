@@ -27,7 +27,10 @@ def all_of(client: "kfp.Client") -> "list[V2beta1RecurringRun]":
     while token not in tokens:
         tokens.add(token)
         answer = client.list_recurring_runs(
-            page_token=token, page_size=PAGE, sort_by="created_at desc"
+            page_token=token,
+            page_size=PAGE,
+            sort_by="created_at desc",
+            namespace=client.get_user_namespace() or None,  # unlike of runs, it does not ask itself
         )
         found += answer.recurring_runs or []
         token = answer.next_page_token or ""

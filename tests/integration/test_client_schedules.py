@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.kfp_server.server import KfpServer
+from kfp_ddp.base.errors import ServerError
+from tests.kfp_server import faults
+from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
 
 
@@ -209,3 +211,35 @@ def test_runs_from_before_a_schedule_are_not_asked_for(
         kfp_server.store.runs[old["run_id"]] = old
     assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["runs"]
     assert len(kfp_server.asked("list_runs")) == 1
+
+
+def test_where_kfp_knows_users_a_schedule_is_of_their_namespace(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(multi_user=True) as server:
+        uploaded(server)
+        monkeypatch.setenv("KFP_DDP_HOST", server.url)
+        monkeypatch.setenv("KFP_DDP_NAMESPACE", "kubeflow-user")
+        told = create(call)
+        (schedule,) = server.store.recurring_runs.values()
+        assert schedule["namespace"] == "kubeflow-user"
+        listed = json.loads(call("schedule", "list", "--json").stdout)
+        assert [one["id"] for one in listed] == [told["id"]]
+        assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
+        assert kept(server) == [("nightly", "0 0 5 * * *", "ENABLED")]
+        assert not server.violations
+
+
+def test_a_server_that_is_down_or_refuses_the_login_is_one_line(
+    call: Call, kfp_server: KfpServer, own: str
+) -> None:
+    create(call)
+    kfp_server.fail("list_recurring_runs", faults.status(401, "expired"), 1)
+    assert "(401" in refused(call, "list")
+    kfp_server.fail("list_recurring_runs", faults.stack_trace, 1)
+    done = call("schedule", "pause", "nightly")
+    assert isinstance(done.exception, ServerError)
+    assert "\n" not in str(done.exception)
+    row = {"recurring_run_id": "a", "display_name": "again", "trigger": {}}
+    kfp_server.fail("list_recurring_runs", faults.endless("recurringRuns", [row]))
+    assert "there is no schedule 'other'" in refused(call, "show", "other")

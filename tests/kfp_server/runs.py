@@ -51,7 +51,7 @@ class Store(Catalog):
         return self.runs[run_id]
 
     def list_runs(self, query: Query) -> Row:
-        namespace = self._namespace(query.get("namespace", ""), "list runs")
+        namespace = self._namespace(self._asked(query), "list runs")
         rows = self._of(self.runs, query.get("experiment_id", ""), namespace)
         return page("runs", rows, query, "list runs")
 
@@ -158,7 +158,7 @@ class Store(Catalog):
         return self.recurring_runs[recurring_run_id]
 
     def list_recurring_runs(self, query: Query) -> Row:
-        namespace = self._namespace(query.get("namespace", ""), "list recurring runs")
+        namespace = self._namespace(self._asked(query), "list recurring runs")
         rows = self._of(self.recurring_runs, query.get("experiment_id", ""), namespace)
         return page("recurringRuns", rows, query, "list recurring runs")
 
@@ -218,6 +218,11 @@ class Store(Catalog):
         if not found:
             raise gateway(400, f"Failed to {doing}: Invalid input error", "Experiment is missing")
         return found[0]
+
+    def _asked(self, query: Query) -> str:
+        """The namespace of a request, which may name an experiment instead."""
+        experiment = self.experiments.get(query.get("experiment_id", ""), {})
+        return str(query.get("namespace") or experiment.get("namespace", ""))
 
     def _of(self, rows: dict[str, Row], experiment_id: str, namespace: str) -> list[Row]:
         """Rows of an experiment, or of all of the namespace, with the newest last."""
