@@ -1,6 +1,7 @@
 """The `train` step: check everything, start the ranks, follow them, write what they made."""
 
 import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,7 +121,7 @@ def run(
         for each in (training_job, trained_model, loss_curve):
             each.metadata["failure"] = str(error)
             Path(each.path).parent.mkdir(parents=True, exist_ok=True)
-            Path(each.path).write_text(f"{error}\n")
+            Path(each.path).write_text(json.dumps({"failure": str(error)}) + "\n")
         return Trained("", place, str(error))
     return Trained(checkpoint, place, "")
 
