@@ -155,3 +155,12 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     done = CliRunner().invoke(app, ["models", "--destination", str(tmp_path / "no")])
     assert "there is no folder" in str(done.exception)
     assert CliRunner().invoke(app, ["models", "--destination", str(tmp_path)]).stdout == ""
+
+
+def test_a_bundle_under_the_name_of_another_is_not_made_the_champion(
+    where: Destination, line: list[str], tmp_path: Path
+) -> None:
+    for path in (tmp_path / "0").iterdir():
+        where.put(path, f"flowers/{'f' * 12}/{path.name}")
+    said = refused(where, "promote", "flowers", "fff")
+    assert "its files are not those of this name" in said
