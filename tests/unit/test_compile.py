@@ -55,7 +55,7 @@ def test_no_two_artifacts_have_one_name(name: str) -> None:
     steps = [each for each in document["components"].values() if "executorLabel" in each]
     outputs = [each.get("outputDefinitions", {}).get("artifacts", {}) for each in steps]
     names = [artifact for each in outputs for artifact in each]
-    assert len(names) == len(set(names)) > 5
+    assert len(names) == len(set(names)) > 1
 
 
 def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
