@@ -2,53 +2,37 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.folders import data_dir, work_dir
-from kfp_ddp.base.settings import split
-from kfp_ddp.components.data_sync.dataset import dataset_name
-from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.data_sync.sources import open_source
-from kfp_ddp.components.dataset_volume.request import check_strategy
-from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
 from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, schedulable, unused
 from kfp_ddp.components.preflight.parameters import (
-    LAST,
     LAUNCHER_ASKS,
-    SUBJECTS,
     Dataset,
     Parameters,
     StepResources,
-    filled_in,
 )
-from kfp_ddp.components.preflight.places import check_place
-from kfp_ddp.components.preflight.sweep import Sweep, trials_of
+from kfp_ddp.components.preflight.settled import check_batch, exported_to, settled
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import initial_weights
-from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.each_node import options_on_nodes
 from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import amount
-from kfp_ddp.components.shared.notify import Notification, refusals_told
+from kfp_ddp.components.shared.notify import refusals_told
 from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
-from kfp_ddp.training.batches import check_divides
+from kfp_ddp.components.train.settings import JOB_OWN
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Rule
-from kfp_ddp.training.recipes import configured
 
 if TYPE_CHECKING:
     from kfp import dsl
-
-BOX = "has a box of its own"
 
 
 class Plan(NamedTuple):
@@ -95,7 +79,7 @@ def run(inputs: dict[str, Any]) -> Plan:
     initial_weights.check(config.init_from)
     _check_work(parameters, spec)
     _find_champion(parameters, champion)
-    if champion and champion != _exported_to(parameters):
+    if champion and champion != exported_to(parameters):
         gate["champion_must_exist"] = True  # or one that is misspelt is beaten by every model
     _check_destination(parameters)
     if parameters.checkpoint:
@@ -106,7 +90,7 @@ def run(inputs: dict[str, Any]) -> Plan:
         left_open = inputs["gpus_per_node"] == -1
         data_claim = "" if inputs["publish"] else dataset.claim
         spec, warnings = _on_cluster(spec, parameters, dataset, data_claim, steps, left_open)
-    _check_batch(config, spec, parameters.backend)
+    check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
         job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | supervision,
@@ -127,133 +111,6 @@ def run(inputs: dict[str, Any]) -> Plan:
         what = f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"
     _tell(inputs["plan_summary"], what, warnings, plan)
     return plan
-
-
-class Settled(NamedTuple):
-    """What the inputs of a run come to."""
-
-    parameters: Parameters
-    dataset: Dataset
-    sync: dict[str, Any]
-    config: TrainConfig
-    spec: LaunchSpec
-    supervision: dict[str, Any]
-    steps: StepResources
-    gate: dict[str, Any]
-    champion: str
-    trials: list[TrainConfig]
-
-
-def settled(inputs: Mapping[str, Any]) -> Settled:
-    """What the inputs come to by themselves; no bucket, no cluster and no folder is looked at.
-
-    Args:
-        inputs: The component's inputs by name: boxes, mappings and `image`.
-
-    Raises:
-        InputError: the first parameter that cannot be used, in the order of the steps.
-    """
-    given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
-    parameters = Parameters.create(**given)
-    for name in ("source", "destination", "champion", "work", "checkpoint"):
-        place = getattr(parameters, name)
-        if place != LAST:
-            check_place(name, place)
-    dataset, sync = _dataset(parameters, inputs["publish"])
-    config = _training(parameters, inputs)
-    spec, supervision, steps = _job(parameters, inputs)
-    check_model_name(parameters.model_name)
-    (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    champion = _champion(parameters, Rules.create(**gate))
-    if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
-        _check_batch(config, spec, parameters.backend)
-    trials = _trials(parameters, inputs)
-    return Settled(
-        parameters, dataset, sync, config, spec, supervision, steps, gate, champion, trials
-    )
-
-
-def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
-    """The dataset with its name, and the options of its sync, refused where nothing would be left.
-
-    Raises:
-        InputError: naming the setting.
-    """
-    ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
-    name = dataset_name(str(ours.get("dataset", "")), parameters.source)
-    if publish and ours.setdefault("publish", publish) != publish:
-        raise InputError(
-            f"sync sets publish={ours['publish']!r}, but this pipeline mounts no claim for data: "
-            "leave it out, or take the pipeline train_resnet_bucket"
-        )
-    dataset = Dataset.create(**{**ours, "dataset": name})
-    check_strategy(dataset.publish, parameters.source)
-    options = options_of(name, sync)
-    if options.dry_run:
-        raise InputError("sync sets dry_run, which leaves nothing to train on; leave it out")
-    if dataset.publish == "each-node":
-        options_on_nodes(sync)
-        sync["dry_run"] = True  # the step lists; who reads the files brings them
-    return dataset, sync
-
-
-def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConfig]:
-    """The training of each trial; none where nothing is swept.
-
-    Raises:
-        InputError: naming the trial and its setting.
-    """
-    (given,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
-    if not given:
-        return []
-    sweep, found = Sweep.create(**given), []
-    for trial in trials_of(sweep):
-        (trial,) = split("a trial of sweep", trial, TrainConfig, own={})
-        stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
-        try:
-            found.append(_training(parameters, inputs, stop, trial))
-        except InputError as error:
-            raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
-    return found
-
-
-def _training(
-    parameters: Parameters,
-    inputs: Mapping[str, Any],
-    under: Mapping[str, Any] = {},
-    over: Mapping[str, Any] = {},
-) -> TrainConfig:
-    """The training, with folders that its step will set; settings go under and over those given.
-
-    Raises:
-        InputError: naming the setting.
-    """
-    own = {n: BOX for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""}
-    (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
-    folders = {"data": data_dir(), "output_dir": work_dir()}
-    given = {**under, **filled_in(inputs, TrainConfig), **training, **over, **folders}
-    return configured(parameters.recipe, given)
-
-
-def _job(
-    parameters: Parameters, inputs: Mapping[str, Any]
-) -> tuple[LaunchSpec, dict[str, Any], StepResources]:
-    """The job that `train` creates, but for its command, how it is watched, and what steps take.
-
-    Raises:
-        InputError: naming the setting.
-    """
-    own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), BOX)}
-    job, supervision, steps, told = split("job", parameters.job, *SUBJECTS["job"], own=own)
-    Notification.create(**told)
-    Supervision.create(**supervision)
-    check_backend(parameters.backend, inputs["nodes"])
-    kind = "pytorchjob" if parameters.backend == "local" else parameters.backend
-    boxes = {"nodes": inputs["nodes"], "kind": kind, "command": ["true"]}
-    if inputs["gpus_per_node"] != -1:
-        boxes["gpus_per_node"] = inputs["gpus_per_node"]
-    spec = LaunchSpec.create(**{"image": inputs["image"], **job, **boxes})
-    return spec, supervision, StepResources.create(**steps)
 
 
 def _check_work(parameters: Parameters, spec: LaunchSpec) -> None:
@@ -322,19 +179,6 @@ def _on_cluster(
     return spec, warnings + no_room(nodes, steps.by_step(spec.gpu_resource))
 
 
-def _check_batch(config: TrainConfig, spec: LaunchSpec, backend: str) -> None:
-    """Refuse a batch that was set and cannot be dealt among ranks whose number is known.
-
-    Raises:
-        InputError: naming a batch that can.
-    """
-    known = backend != "local" or spec.nproc_per_node
-    if known and config.is_set("batch_size") and not config.batch_size_per_rank:
-        uneven = bool(spec.elastic) and config.strategy != "fsdp"
-        ranks = spec.pods() * spec.processes()
-        check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
-
-
 def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str]:
     """What the pods of the steps take, as KFP takes it; a launcher waits, unless it trains."""
     limits = resources(spec).get("limits", {}) if backend == "local" else {}
@@ -349,28 +193,13 @@ def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str
     }
 
 
-def _champion(parameters: Parameters, rules: Rules) -> str:
-    """The folder or address of the model to beat; empty for none.
-
-    Raises:
-        InputError: the rules need one, or it is the last of no destination.
-    """
-    champion, own = parameters.champion.rstrip("/"), _exported_to(parameters)
-    if champion == LAST:
-        if not own:
-            raise InputError("champion=last is the last model at destination, which is empty")
-        champion = own
-    rules.check_champion(champion)
-    return champion
-
-
 def _find_champion(parameters: Parameters, champion: str) -> None:
     """Refuse a champion that is not there, as far as it can be seen from here.
 
     Raises:
         InputError: naming what to give.
     """
-    own = _exported_to(parameters)
+    own = exported_to(parameters)
     # A folder lies on a claim, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
     looked_at = champion and (mounted or open_destination(champion).remote)
@@ -380,12 +209,6 @@ def _find_champion(parameters: Parameters, champion: str) -> None:
             f"champion={champion} is not there{exported}: correct it, or give last for the model "
             "that was exported last to destination, which need not be there yet"
         )
-
-
-def _exported_to(parameters: Parameters) -> str:
-    """The folder of this model's exports, where a first champion is still to come; '' for none."""
-    where = parameters.destination.rstrip("/")
-    return f"{where}/{parameters.model_name}" if where else ""
 
 
 def _check_destination(parameters: Parameters) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import hint
 from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
-from kfp_ddp.components.preflight import engine as preflight
+from kfp_ddp.components.preflight.settled import settled
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, of_api, parsed, read
 from kfp_ddp.pipelines.given import COMPILED, Form, named_after
@@ -160,7 +160,7 @@ def check(pipeline: Document, given: Mapping[str, Any]) -> None:
         program = pipeline.programs().get(component.get("executorLabel"), "")
         if name == "preflight" and "kfp_ddp.components.preflight" in program:
             inputs = _inputs(task, component, {**defaults, **given})
-            preflight.settled(inputs)
+            settled(inputs)
             _check_reach(inputs["source"])
 
 
