@@ -13,8 +13,10 @@ import json
 import threading
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf import json_format
@@ -85,6 +87,9 @@ class Run:
         self.steps: dict[str, Step] = {}
         self.ids: Counter[str] = Counter()
         """How many ids tasks of a name were given."""
+        self.names: Counter[str] = Counter()
+        """How many steps have the name of a task, in the iterations of loops."""
+        self._naming = threading.Lock()
         self.succeeded: bool | None = None
         self.grounds = grounds
         self._document = components.load_component_from_file(str(compiled))
@@ -132,7 +137,7 @@ class Run:
         for step in self.steps.values():
             forget(self.grounds, step.pod)
         again = copy.copy(self)
-        again.steps, again.ids, again.succeeded = {}, Counter(), None
+        again.steps, again.ids, again.names, again.succeeded = {}, Counter(), Counter(), None
         again._terminated = threading.Event()
         again._thread = threading.Thread(target=again._play, daemon=True)
         return again
@@ -193,6 +198,12 @@ class Run:
         ]
         return any(name in self.steps and not self.steps[name].succeeded for name in before)
 
+    def name_of(self, task: str) -> str:
+        """The name of a step: train, and train-2 for the next iteration of a loop."""
+        with self._naming:
+            self.names[task] += 1
+            return task if self.names[task] == 1 else f"{task}-{self.names[task]}"
+
     def execute(self, task: _Task, image: str, command: list[str], env: dict[str, str]) -> bool:
         """Run a step's pod to its end, again if it is lost; whether it ended well."""
         owner = workflow.owner(self.workflow)
@@ -243,6 +254,13 @@ class Run:
             path.write_bytes(content)
 
 
+class _Iterations(ThreadPoolExecutor):
+    """Threads of a loop, which know what run they are of."""
+
+    def submit(self, function: Any, /, *args: Any, **known: Any) -> Any:
+        return super().submit(contextvars.copy_context().run, function, *args, **known)
+
+
 class PodTask(task_handler_interface.ITaskHandler):  # type: ignore[misc]
     """KFP's interface to whatever runs a task's command."""
 
@@ -272,9 +290,10 @@ def _remembering(**known: Any) -> Any:
         return {}, status.Status.SUCCESS
     component = known["components"][known["task_spec"].component_ref.name]
     label = component.executor_label
+    name = run.name_of(known["task_name"])
     _task.set(
         _Task(
-            name=known["task_name"],
+            name=name,
             platform=run.platform(label),
             container=known["executors"][label].container,
             component=component,
@@ -282,7 +301,7 @@ def _remembering(**known: Any) -> Any:
         )
     )
     outputs, ended = _execute(**known)
-    run.steps[known["task_name"]].outputs = outputs
+    run.steps[name].outputs = outputs
     return outputs, ended
 
 
@@ -320,6 +339,8 @@ def _install() -> None:
         return wrapper
 
     task_executor.execute_single_task = _remembering
+    loops = SimpleNamespace(ThreadPoolExecutor=_Iterations, as_completed=as_completed)
+    enhanced_dag_orchestrator.concurrent = SimpleNamespace(futures=loops)
     task_executor._warn_local_only_noops = unless_playing(_warn)
     placeholder_utils.make_random_id = _task_id
     subprocess_task_handler.SubprocessTaskHandler = _handler
