@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError, RefusedError
 from kfp_ddp.client.connection import Connection
+from kfp_ddp.client.pages import pages
 
 if TYPE_CHECKING:
     import kfp
@@ -68,17 +69,17 @@ def newest_runs(
     client: "kfp.Client", most: int, experiment_id: str | None = None
 ) -> "Iterator[V2beta1Run]":
     """Runs, the newest first, without their details and specs: to find one by."""
-    token, seen = "", 0
-    tokens = {token}
-    while seen < most:
+    seen = 0
+
+    def ask(token: str) -> "tuple[Sequence[Mapping[str, Any]], str]":
         answer = _page(client, token, min(PAGE, most - seen), experiment_id)
-        runs = answer.get("runs", [])
+        return answer.get("runs", []), answer.get("next_page_token", "")
+
+    for runs in pages(ask):
         yield from (_slim(client, run) for run in runs)
         seen += len(runs)
-        token = answer.get("next_page_token", "")
-        if not runs or token in tokens:
+        if seen >= most:
             return
-        tokens.add(token)
 
 
 def _page(client: "kfp.Client", token: str, size: int, experiment_id: str | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Schedules of a KFP server, which it calls recurring runs: to find one, and what it does."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.base.errors import InputError, RefusedError
 from kfp_ddp.base.settings import hint
 from kfp_ddp.client import cron
+from kfp_ddp.client.pages import pages
 from kfp_ddp.client.runs import NOT_YET, UUID, newest_runs
 from kfp_ddp.client.steps import OVER
 
@@ -22,19 +23,17 @@ ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
 
 def all_of(client: "kfp.Client") -> "list[V2beta1RecurringRun]":
     """Every schedule of the namespace, the newest first."""
-    found: list[V2beta1RecurringRun] = []
-    token, tokens = "", set[str]()
-    while token not in tokens:
-        tokens.add(token)
+
+    def ask(token: str) -> "tuple[Sequence[V2beta1RecurringRun], str]":
         answer = client.list_recurring_runs(
             page_token=token,
             page_size=PAGE,
             sort_by="created_at desc",
             namespace=client.get_user_namespace() or None,  # unlike of runs, it does not ask itself
         )
-        found += answer.recurring_runs or []
-        token = answer.next_page_token or ""
-    return found
+        return answer.recurring_runs, answer.next_page_token
+
+    return [each for page in pages(ask) for each in page]
 
 
 def find(client: "kfp.Client", word: str) -> "V2beta1RecurringRun":

@@ -242,4 +242,5 @@ def test_a_server_that_is_down_or_refuses_the_login_is_one_line(
     assert "\n" not in str(done.exception)
     row = {"recurring_run_id": "a", "display_name": "again", "trigger": {}}
     kfp_server.fail("list_recurring_runs", faults.endless("recurringRuns", [row]))
-    assert "there is no schedule 'other'" in refused(call, "show", "other")
+    shown = call("schedule", "show", "other")
+    assert isinstance(shown.exception, ServerError), "a schedule may stand on a page that is lost"
