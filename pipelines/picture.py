@@ -9,6 +9,7 @@ from kfp_ddp.pipelines.graph import Node, nodes
 HEIGHT, GAP, BESIDE, INSIDE, TITLE, MARGIN = 44, 30, 18, 14, 26, 14
 LETTER = 7.4
 """Pixels of a letter at 13 pixels, on average."""
+SMALL_LETTER = 6.0
 STYLE = """
   .step { fill: #eef3fb; stroke: #3a6fb5; stroke-width: 1.5 }
   .exit { fill: #f6f6f6; stroke: #8a8f98; stroke-width: 1.5; stroke-dasharray: 5 4 }
@@ -76,9 +77,11 @@ def _arranged(level: tuple[Node, ...]) -> tuple[tuple[tuple[int, int, Drawn], ..
 
 
 def _drawn(node: Node) -> Drawn:
-    wide = round(len(node.title if node.inner else node.label) * LETTER)
     if not node.inner:
+        head, below = _two_lines(node)
+        wide = round(max(len(head) * LETTER, len(below) * SMALL_LETTER))
         return Drawn(node, max(wide + 22, 64), HEIGHT)
+    wide = round(len(node.title) * LETTER)
     inner, width, height = _arranged(node.inner)
     left = INSIDE + max(0, wide - width) // 2
     moved = tuple((left + x, y + TITLE, one) for x, y, one in inner)
@@ -105,15 +108,22 @@ def _group(x: int, y: int, drawn: Drawn) -> list[str]:
 
 
 def _step(x: int, y: int, drawn: Drawn) -> list[str]:
-    node, middle = drawn.node, x + drawn.width // 2
-    kind, line = ("exit", y + 19) if node.note else ("step", y + HEIGHT // 2 + 4)
+    (head, below), middle = _two_lines(drawn.node), x + drawn.width // 2
+    kind, line = "exit" if drawn.node.note else "step", y + (19 if below else HEIGHT // 2 + 4)
     shapes = [
         f'<rect class="{kind}" x="{x}" y="{y}" width="{drawn.width}" height="{HEIGHT}" rx="8"/>',
-        f'<text x="{middle}" y="{line}">{escape(node.label)}</text>',
+        f'<text x="{middle}" y="{line}">{escape(head)}</text>',
     ]
-    if node.note:
-        shapes.append(f'<text class="note" x="{middle}" y="{y + 35}">{escape(node.note)}</text>')
+    if below:
+        shapes.append(f'<text class="note" x="{middle}" y="{y + 35}">{escape(below)}</text>')
     return shapes
+
+
+def _two_lines(node: Node) -> tuple[str, str]:
+    """What a step is called, and below it what a display name such as `gate: good enough?` adds."""
+    if not node.label.startswith(f"{node.name}: "):
+        return node.label, node.note
+    return node.name, node.note or node.label.removeprefix(f"{node.name}: ")
 
 
 def _edge(start: tuple[int, int, Drawn], end: tuple[int, int, Drawn]) -> str:

@@ -96,7 +96,8 @@ class Steps:
         # Not in the group: where a claim is missing, the pod of teardown could not start either.
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
         each |= {} if self.claims.data else {"publish": "each-node"}
-        first = pods.waiting(preflight(**self.form, **each).set_caching_options(False))
+        first = preflight(**self.form, **each).set_display_name("preflight: check all of it")
+        pods.waiting(first.set_caching_options(False))
         return self.with_bucket(first).outputs
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
@@ -141,7 +142,7 @@ class Steps:
             job=self.form["job"],
             **self.at,
             **self.keep,
-        )
+        ).set_display_name("teardown: leave nothing")
         self.mounted(last, None)
         pods.waiting(self.with_bucket(last))
         return dsl.ExitHandler(last, name=name)
@@ -159,7 +160,7 @@ class Steps:
             options=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             layout=plan["layout"],
-        )
+        ).set_display_name("data-sync: copy and verify")
         self.with_bucket(self.mounted(task, plan["data_claim"], runs=False))
         return pods.kept(pods.working(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
 
@@ -179,7 +180,7 @@ class Steps:
             source=self.form["source"],
             sync=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        )
+        ).set_display_name("dataset-volume: for workers")
         pods.waiting(volume.set_caching_options(False))
         return Data(volume.outputs["path"], volume.outputs["claim"])
 
@@ -192,7 +193,7 @@ class Steps:
             training=self.plan["training"],
             gate=self.plan["gate"],
             job=self.plan["job"],
-        )
+        ).set_display_name("changes: anything new?")
         return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
     def trained(self, data: Data) -> Model:
@@ -214,7 +215,7 @@ class Steps:
             job=self.plan["job"],
             **self.at,
             **more,
-        )
+        ).set_display_name("train: DDP on all ranks")
         # It brings init_from, and without claims the workers read and write buckets with it.
         self.with_bucket(self.mounted(task, data.claim))
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
@@ -224,6 +225,7 @@ class Steps:
         """Rank what was tried in a loop, and take the best."""
         names = {"run_dirs": "run_dir", "checkpoints": "checkpoint", "failures": "failure"}
         task = leaderboard(**{many: dsl.Collected(tried.outputs[n]) for many, n in names.items()})
+        task.set_display_name("leaderboard: rank trials")
         pods.waiting(self.with_bucket(self.mounted(task, None)))
         return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
@@ -241,7 +243,7 @@ class Steps:
             dataset_path=data.path,
             champion=self.plan["champion"],
             **more,
-        )
+        ).set_display_name("evaluate: each image once")
         self.computing(self.with_bucket(self.mounted(task, data.claim)))
         return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])
 
@@ -253,7 +255,7 @@ class Steps:
             rules=self.plan["gate"],
             champion=self.plan["champion"],
             **more,
-        )
+        ).set_display_name("gate: good enough?")
         return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
     def exported_if_blessed(
@@ -282,5 +284,5 @@ class Steps:
                 run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
                 **noted,
                 **self.keep,
-            )
+            ).set_display_name("export: a proven bundle")
             self.computing(self.with_bucket(self.mounted(task, data.claim)))

@@ -293,6 +293,7 @@ def _with_spec(
     for name in _in_order(tasks):
         step = have.pop(name, None) or Step(name, name, waiting)
         title = tasks[name].get("taskInfo", {}).get("name") or name
+        title = name if title.startswith(f"{name}: ") else title  # the UI has room for the rest
         inner = tasks[name].get("componentRef", {}).get("name", "")
         if "parameterIterator" in tasks[name] or "artifactIterator" in tasks[name]:
             steps = tuple(

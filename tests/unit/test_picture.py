@@ -76,7 +76,7 @@ def test_the_steps_stand_in_the_order_of_their_dependencies() -> None:
     chain = [name for name, node in inner.items() if not node.inner]
     assert chain == ["data-sync", "dataset-volume", "train", "evaluate", "gate"]
     assert [inner[name].after for name in chain] == [(), *((name,) for name in chain[:-1])]
-    assert titles(nodes(COMPILED))["if blessed"] == ("export",)
+    assert titles(nodes(COMPILED))["if blessed"] == ("export: a proven bundle",)
 
 
 def test_groups_loops_and_branches_stay_what_they_are(nested: Path) -> None:
@@ -98,7 +98,10 @@ def test_the_picture_is_whole_and_needs_nothing_from_elsewhere(which: str, neste
     root = ET.fromstring(drawn)
     words = [node.text for node in root.iter(f"{SVG}text")]
     for title in titles(nodes(file)):
-        assert title.removesuffix(", always") in words
+        assert title.removesuffix(", always").partition(": ")[0] in words
+    if which == "ours":
+        assert {"train", "DDP on all ranks", "teardown", "always"} <= set(words)
+        assert "leave nothing" not in words, "when it runs says more"
     assert "<script" not in drawn
     assert "href" not in drawn
 
