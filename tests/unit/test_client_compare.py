@@ -23,8 +23,14 @@ def test_settings_that_differ_stand_side_by_side_and_others_not_at_all(tmp_path:
     one = run_output.make(tmp_path / "one", learning_rate=0.1, epochs=2)
     two = run_output.make(tmp_path / "two", learning_rate=0.2, epochs=2, ema_decay=0.9)
     found = compared(one, two)
-    assert found["settings"] == {"learning_rate": [0.1, 0.2], "ema_decay": [None, 0.9]}
+    assert found["settings"] == {"learning_rate": [0.1, 0.2], "ema_decay": [0.0, 0.9]}
     assert [run["letter"] for run in found["runs"]] == ["A", "B"]
+
+
+def test_a_setting_that_a_run_is_older_than_was_its_default_there(tmp_path: Path) -> None:
+    one = run_output.make(tmp_path / "one")
+    two = run_output.make(tmp_path / "two", mixup=0.0, cutmix=0.5)
+    assert compared(one, two)["settings"] == {"cutmix": [0.0, 0.5]}
 
 
 def test_an_accuracy_has_its_interval_and_overlaps_are_told(tmp_path: Path) -> None:

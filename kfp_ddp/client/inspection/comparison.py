@@ -12,6 +12,7 @@ from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.launch.training_progress import clock
+from kfp_ddp.training.config import TrainConfig
 
 OWN = frozenset({"data", "output_dir", "run_id", "cache_dir", "stop_when_stale", "resume"})
 """Settings that differ between any two runs, or say nothing of the model."""
@@ -125,7 +126,16 @@ def _letter(number: int) -> str:
 
 
 def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
-    tables = [{"dataset": _dataset(side.training), **side.training.settings} for side in sides]
+    # A setting that is newer than a run was its default there.
+    newer = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in TrainConfig.model_fields.items()
+        if not field.is_required()
+    }
+    tables = [
+        {"dataset": _dataset(training), **(newer if training.settings else {}), **training.settings}
+        for training in (side.training for side in sides)
+    ]
     names = dict.fromkeys(name for table in tables for name in table if name not in OWN)
     rows = {name: tuple(table.get(name) for table in tables) for name in names}
     return {name: row for name, row in rows.items() if any(each != row[0] for each in row)}
