@@ -63,9 +63,7 @@ class Api:
             found = NAMESPACE_FILE.read_text().strip()
         except config.ConfigException:
             try:
-                config.load_kube_config(
-                    client_configuration=configuration, context=context or None
-                )
+                config.load_kube_config(client_configuration=configuration, context=context or None)
                 contexts, current = config.list_kube_config_contexts()
                 chosen = next((each for each in contexts if each["name"] == context), current)
             except (config.ConfigException, TypeError) as error:
