@@ -215,7 +215,7 @@ def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
     assert len(set(versions)) == 2
     models = open_destination(f"{root}/models/resnet")
     names = [name for name, _ in models.list("")]
-    assert {name.partition("/")[0] for name in names} == {"CHAMPION", *versions}
+    assert {name.partition("/")[0] for name in names} == {"CHAMPION", "CHAMPIONS", *versions}
     assert all(f"{version}/_SUCCESS" in names for version in versions)
     assert models.read("CHAMPION", 99) == f"{versions[1]}\n".encode()
     assert versions[0] in done.stdout, "the gate says what it compared with"

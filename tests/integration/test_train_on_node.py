@@ -29,7 +29,7 @@ LOOP: dict[str, Any] = {
     "checkpoint_minutes": 0.0,
     "device": "cpu",
 }
-STEPS = 4  # of an epoch of 123 images
+STEPS = 3  # of an epoch of 123 images: the last of a batch that is not whole are left out
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_ther
     assert f"step-{step:08} of file://{work} is where the training goes on" in log
     assert newest(work) > step
     last = f"file://{work}/checkpoints/step-{newest(work):08}"
-    assert log.splitlines()[-1] == f"{last} file://{work}"
+    assert log.splitlines()[-1] == f"{last} file://{work} "  # and no failure
     assert last_event(work)["status"] == "done"
 
 

@@ -23,6 +23,7 @@ def test_the_version_is_told_once() -> None:
             ":!*.lock",
             ":!compiled",
             ":!tests",
+            ":!CHANGELOG.md",
         ],
         cwd=REPOSITORY,
         capture_output=True,
