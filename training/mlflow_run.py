@@ -19,6 +19,7 @@ from kfp_ddp.training.trackers import Event, send_left
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _METRICS, _PARAMS, _LONGEST = 1000, 100, 6000
 """What MLflow takes in a request, and of a parameter."""
+_RUN_ID = "kfp_ddp.run_id"
 _ENDS = {"done": "FINISHED", "preempted": "KILLED"}
 
 
@@ -37,20 +38,30 @@ class MlflowRun:
         if known.get("uri") == config.mlflow_uri:
             self.run_id = known["run_id"]
         else:
-            self.run_id = self._made(config, config.run_id or file.parent.name)
+            experiment = self._experiment(config)
+            self.run_id = self._found(config, experiment) or self._made(config, experiment)
             with atomic_write(file) as record:
                 record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
         if not self.client.get_run(self.run_id).data.params:
             self._keep_settings(config)
 
-    def _made(self, config: TrainConfig, name: str) -> str:
+    def _found(self, config: TrainConfig, experiment: str) -> str:
+        """The run that was made for this one by a process that was killed before it noted so."""
+        if not config.run_id:
+            return ""
+        of_this_run = f"tags.`{_RUN_ID}` = '{config.run_id}'"
+        found = self.client.search_runs([experiment], of_this_run, max_results=1)
+        return str(found[0].info.run_id) if found else ""
+
+    def _made(self, config: TrainConfig, experiment: str) -> str:
+        name = config.run_id or Path(config.output_dir).name
         tags = {
             "kfp_ddp.version": __version__,
-            "kfp_ddp.run_id": config.run_id,
+            _RUN_ID: config.run_id,
             "kfp_ddp.data": config.data,
             "mlflow.source.name": "kfp_ddp",
         }
-        made = self.client.create_run(self._experiment(config), tags=tags, run_name=name)
+        made = self.client.create_run(experiment, tags=tags, run_name=name)
         return str(made.info.run_id)
 
     def _keep_settings(self, config: TrainConfig) -> None:

@@ -51,7 +51,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     subprocess.run([python, "-c", probe], check=True, cwd=tmp_path)
     program = tmp_path / "venv" / "bin" / "kfp-ddp"
     shown = subprocess.run([program, "--help"], check=True, capture_output=True, text=True)
-    assert "Commands:" in shown.stdout
+    assert "Runs on Kubeflow Pipelines:" in shown.stdout
     out = tmp_path / "compiled"
     subprocess.run([program, "compile", "--directory", out], check=True, capture_output=True)
     assert (out / "train_resnet.yaml").exists()

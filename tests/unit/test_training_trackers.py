@@ -61,6 +61,17 @@ def test_mlflow_gets_settings_metrics_and_where_they_come_from(config: TrainConf
     assert (first.step, first.timestamp) == (1, 1_001_000)
 
 
+def test_a_run_that_was_made_and_not_noted_is_found_again(config: TrainConfig) -> None:
+    before = MlflowRun(config)
+    Path(config.output_dir, MLFLOW).unlink()
+    assert MlflowRun(config).run_id == before.run_id
+    another = config.model_copy(
+        update={"run_id": "2a1d/train", "output_dir": f"{config.output_dir}2"}
+    )
+    Path(another.output_dir).mkdir()
+    assert MlflowRun(another).run_id != before.run_id
+
+
 def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> None:
     before = MlflowRun(config)
     before.log([step(1, 2.5), Event("end", {"step": 1, "status": "preempted"}, 1002.0)])
