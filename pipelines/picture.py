@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.pipelines.graph import Node, nodes
 
-HEIGHT, GAP, BESIDE, INSIDE, TITLE, MARGIN = 44, 30, 18, 14, 26, 14
+HEIGHT, GAP, BESIDE, INSIDE, TITLE, MARGIN = 44, 24, 18, 12, 26, 8
 LETTER = 7.4
 """Pixels of a letter at 13 pixels, on average."""
 SMALL_LETTER = 6.0
@@ -80,7 +80,7 @@ def _drawn(node: Node) -> Drawn:
     if not node.inner:
         head, below = _two_lines(node)
         wide = round(max(len(head) * LETTER, len(below) * SMALL_LETTER))
-        return Drawn(node, max(wide + 22, 64), HEIGHT)
+        return Drawn(node, max(wide + 16, 64), HEIGHT)
     wide = round(len(node.title) * LETTER)
     inner, width, height = _arranged(node.inner)
     left = INSIDE + max(0, wide - width) // 2
