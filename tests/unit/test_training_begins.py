@@ -106,6 +106,24 @@ def test_what_may_change_and_what_may_not(
     assert said.endswith(f"{told}; use another output_dir, or resume=never to begin anew")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"optimizer": "adamw"}, "optimizer was adamw and is now sgd"),
+        ({"freeze_epochs": 1}, f"{APART} was True and is now False"),
+        ({"body_lr_factor": 0.1}, f"{APART} was True and is now False"),
+    ],
+)
+def test_what_a_checkpoint_was_saved_with_is_asked_for_again(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    path = save(tmp_path, 1, by=run(tmp_path, **fields))
+    assert chosen(tmp_path, **fields) == path
+    with pytest.raises(InputError) as caught:
+        chosen(tmp_path)
+    assert f": {told};" in str(caught.value)
+
+
 def test_the_file_of_a_model_may_not_change(tmp_path: Path) -> None:
     codes = [
         model_file.pack(_file(tmp_path / name, text)) for name, text in (("a", ""), ("b", "#"))
