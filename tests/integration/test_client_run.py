@@ -31,20 +31,6 @@ OWN = {
 Call = Callable[..., Result]
 
 
-@pytest.fixture
-def call(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs a command of the program against the server, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
-
-    def called(*words: str) -> Result:
-        return CliRunner().invoke(app, list(words))
-
-    return called
-
-
 def _sent(server: KfpServer) -> dict[str, Any]:
     (request,) = server.asked("create_run")
     body = request.body

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from kfp_ddp.base.errors import InputError, JobError, ServerError
-from kfp_ddp.cli import app
 from kfp_ddp.client import follow
 from kfp_ddp.client.connection import Connection, open_client
 from kfp_ddp.client.runs import find_run, newest_runs
@@ -20,20 +19,6 @@ from tests.kfp_server.server import KfpServer
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
 Call = Callable[..., Result]
-
-
-@pytest.fixture
-def call(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Runs a command of the program against the server, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
-
-    def called(*words: str) -> Result:
-        return CliRunner().invoke(app, list(words))
-
-    return called
 
 
 @pytest.fixture
