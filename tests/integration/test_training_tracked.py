@@ -7,6 +7,8 @@ import pytest
 
 from tests.training_ranks import config, dataset, train
 
+FILE_STORE = ("MLFLOW_ALLOW_FILE_STORE", "true")
+
 
 def tracked(store: Path) -> list[Any]:
     """The runs of the experiment, with their client."""
@@ -21,12 +23,13 @@ def tracked(store: Path) -> list[Any]:
 def test_a_killed_training_goes_on_in_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(*FILE_STORE)
+    env = dict([FILE_STORE])  # ranks have the environment of the server that forks them
     data, store = dataset(tmp_path / "data", train=24, val=6), tmp_path / "mlflow"
     settings = {"mlflow_uri": f"file://{store}", "mlflow_experiment": "flowers", "log_steps": 1}
     run = config(data, tmp_path / "run", run_id="1f0c/train", **settings)
-    assert -9 in train(run, 1, die_at="torch.save")
-    assert train(run, 1) == [0]
+    assert -9 in train(run, 1, die_at="torch.save", env=env)
+    assert train(run, 1, env=env) == [0]
     client, found = tracked(store)
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, "step/loss")
