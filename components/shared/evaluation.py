@@ -27,14 +27,86 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+class Interval(_Frozen):
+    """The ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
 class ClassResult(_Frozen):
-    """One class: how many samples it has, and how well they and only they were told."""
+    """One class: how many samples it has, and how well they and only they were told.
+
+    Low and high are of 95 % Wilson score intervals, None where there was nothing to divide by or
+    an earlier version wrote it; `roc_auc` is of this class against the rest.
+    """
 
     name: str
     samples: int
     precision: float
     recall: float
     f1: float
+    precision_low: float | None = None
+    precision_high: float | None = None
+    recall_low: float | None = None
+    recall_high: float | None = None
+    roc_auc: float | None = None
+
+
+class Slice(_Frozen):
+    """The samples of which a tag has one value, and their accuracy with its Wilson interval."""
+
+    name: str
+    """Of the tag."""
+    value: str
+    samples: int = Field(gt=0)
+    correct: int = Field(ge=0)
+    accuracy: float
+    low: float
+    high: float
+
+
+class Baseline(_Frozen):
+    """The largest class of the split: the accuracy of who always says it."""
+
+    name: str
+    share: float
+
+
+class ClassChange(_Frozen):
+    """Samples of a class that only the model told right, and those that only the champion did.
+
+    `gain` is that of the recall, with its 95 % interval.
+    """
+
+    name: str
+    samples: int
+    won: int
+    lost: int
+    gain: float
+    low: float
+    high: float
+
+
+class Compared(_Frozen):
+    """The model against the champion on the same samples.
+
+    `gain` is that of the accuracy. The rest is known where both have predictions: samples that only
+    the one or the other told right, Newcombe's 95 % interval of the gain, McNemar's exact one-sided
+    p-value, and the classes in which the two differ, in the order of the classes.
+    """
+
+    champion: str
+    """Where it lies."""
+    champion_version: str
+    champion_accuracy: float
+    gain: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    won: int | None = None
+    lost: int | None = None
+    classes: list[ClassChange] = []
 
 
 class CalibrationBin(_Frozen):
@@ -53,6 +125,9 @@ class Evaluation(_Frozen):
     neither there nor predicted. `samples_digest` identifies the samples by path and class,
     `split_digest` by path, size and crc32c, where the version has a manifest; `skipped` files of
     the split cannot be read and were left out, as in training under on_bad_image=skip.
+    `balanced_accuracy` is the mean recall of the classes with samples, `macro_roc_auc` the mean of
+    each such class against the rest. `intervals` are 95 % bootstrap intervals of the metrics that
+    they are named after. What has a default is absent from records of earlier versions.
     """
 
     format: Literal[1] = 1
@@ -84,6 +159,16 @@ class Evaluation(_Frozen):
     device: str
     seconds: float
     skipped: int = Field(0, ge=0)
+    balanced_accuracy: float | None = None
+    macro_roc_auc: float | None = None
+    intervals: dict[str, Interval] = {}
+    baseline: Baseline | None = None
+    slices: list[Slice] = []
+    compared: Compared | None = None
+    hardware: str = ""
+    world_size: int = Field(1, ge=1)
+    written: str = ""
+    """When, in UTC as ISO 8601."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Evaluation":
@@ -166,6 +251,12 @@ class Evaluation(_Frozen):
         return not self.differs(other)
 
     @property
+    def class_slices(self) -> list[Slice]:
+        """The classes with samples as slices named class: their accuracy is the recall."""
+        hits = ((one, round(one.recall * one.samples)) for one in self.classes if one.samples)
+        return [slice_of("class", one.name, correct, one.samples) for one, correct in hits]
+
+    @property
     def of_known_content(self) -> bool:
         """Whether it has a digest of what its samples contain."""
         return bool(self.split_digest or self.dataset_digest)
@@ -193,6 +284,14 @@ def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
     centre = (p + z * z / (2 * samples)) / shrink
     half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def slice_of(name: str, value: str, correct: int, samples: int) -> Slice:
+    """A slice from its counts."""
+    low, high = wilson(correct, samples)
+    accuracy = correct / samples
+    counts = {"samples": samples, "correct": correct}
+    return Slice(name=name, value=value, **counts, accuracy=accuracy, low=low, high=high)
 
 
 def reason(error: BaseException) -> str:
