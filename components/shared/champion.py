@@ -1,6 +1,5 @@
 """The model that a new one has to beat: where it lies, what is known of it, who takes its place."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.bundle import MANIFEST, SUCCESS, WEIGHTS, listed_in
+from kfp_ddp.components.shared.bundle import MANIFEST, WEIGHTS
 from kfp_ddp.components.shared.destination import (
     Destination,
     Folder,
@@ -16,33 +15,48 @@ from kfp_ddp.components.shared.destination import (
     sha256_of,
 )
 from kfp_ddp.components.shared.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation
+from kfp_ddp.components.shared.sealed import Sealed
 
 CHAMPION = "CHAMPION"
 """Beside the versions of a model: the one that a next one has to beat."""
 _FILES: tuple[str, ...] = (FILE, "metrics.json")  # beside a run, and in a bundle
 _LARGEST_WEIGHTS = 4 << 30
-_LARGEST_MANIFEST = 1 << 20
 _LARGEST_POINTER = 100
+_ADVICE = "upload that bundle again, or name another champion"
 
 
 @dataclass(frozen=True)
 class Champion:
-    """A model to beat: the place it lies in, below which `folder` of it, and its own evaluation."""
+    """A model to beat: a bundle or less, the name of its evaluation in it, and what that says."""
 
-    where: Destination
-    folder: str
-    """Empty, or the version that CHAMPION names with a slash at its end."""
+    sealed: Sealed
     file: str
     evaluation: Evaluation
-    listed: Mapping[str, str] | None
-    """SHA-256 of each file of the bundle; None where there is an evaluation without a bundle."""
-    version: str
-    """What an export calls the bundle; '' without one."""
+
+    @property
+    def where(self) -> Destination:
+        """The place it lies in."""
+        return self.sealed.where
+
+    @property
+    def folder(self) -> str:
+        """Below that: empty, or the version that CHAMPION names with a slash at its end."""
+        return self.sealed.folder
+
+    @property
+    def listed(self) -> Mapping[str, str] | None:
+        """SHA-256 of each file; None where there is an evaluation without a bundle."""
+        return self.sealed.listed
+
+    @property
+    def version(self) -> str:
+        """What an export calls the bundle; '' without one."""
+        return self.sealed.version
 
     @property
     def uri(self) -> str:
         """Where it lies."""
-        return f"{self.where.uri}/{self.folder}".rstrip("/")
+        return self.sealed.uri
 
     def unknown_class(self, challenger: Evaluation) -> str:
         """The first class with samples of the challenger that the champion was not taught."""
@@ -57,13 +71,12 @@ class Champion:
             InputError: they are missing, damaged, or not those of the evaluation.
         """
         name = self.evaluation.predictions
-        content = self.where.read(self.folder + name, LARGEST_PREDICTIONS)
+        content = self.sealed.read(name, LARGEST_PREDICTIONS)
         if content is None:
             raise InputError(
                 f"max_p_value compares sample by sample, but there is no {self.uri}/{name}: "
                 "keep the predictions beside the evaluation, or leave max_p_value at 1"
             )
-        _check(self.uri, self.listed, name, hashlib.sha256(content).hexdigest())
         return self.evaluation.hits(content, f"{self.uri}/{name}")
 
     def fetch_weights(self, folder: Path) -> Path:
@@ -80,9 +93,9 @@ class Champion:
         target = folder / WEIGHTS
         with target.open("w+b") as file:
             if not self.where.fetch(self.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
-                raise _damaged(self.uri, f"{WEIGHTS} is missing")
+                raise self.sealed.damaged(f"{WEIGHTS} is missing")
             file.seek(0)
-            _check(self.uri, self.listed, WEIGHTS, sha256_of(file))
+            self.sealed.check(WEIGHTS, sha256_of(file))
         return target
 
 
@@ -109,23 +122,22 @@ def find(champion: str) -> Champion | None:
         needed = where.root.parent if isinstance(where, Folder) else None
         pointed = pointed_at(where)
     folder = f"{pointed}/" if pointed else ""
-    uri = f"{where.uri}/{folder}".rstrip("/")
-    listed, version = _listed(where, folder, uri)
-    if pointed and listed is None:
+    sealed = Sealed.at(where, folder, "the champion", _ADVICE)
+    uri = sealed.uri
+    if pointed and sealed.listed is None:
         raise InputError(
             f"{where.uri}/{CHAMPION} names {uri}, where no bundle lies: "
             f"upload that bundle again, or write the version to beat into {CHAMPION}"
         )
-    if pointed and version != pointed:
-        raise _damaged(uri, f"{MANIFEST} is that of {version}")
+    if pointed and sealed.version != pointed:
+        raise sealed.damaged(f"{MANIFEST} is that of {sealed.version}")
     for name in names:
-        content = where.read(folder + name, LARGEST)
+        content = sealed.read(name, LARGEST)
         if content is not None:
-            _check(uri, listed, name, hashlib.sha256(content).hexdigest())
             record = Evaluation.parse(content.decode(errors="replace"), f"{uri}/{name}")
-            return Champion(where, folder, name, record, listed, version)
-    if listed is not None:
-        raise _damaged(uri, f"{names[-1]} is missing")
+            return Champion(sealed, name, record)
+    if sealed.listed is not None:
+        raise sealed.damaged(f"{names[-1]} is missing")
     if needed is not None and not needed.is_dir():
         raise InputError(
             f"champion is {champion}, but there is no folder {needed}: correct the path, or make "
@@ -205,29 +217,3 @@ def _version_in(content: bytes | None, uri: str) -> str:
             "into it, or delete it"
         )
     return text
-
-
-def _listed(where: Destination, folder: str, uri: str) -> tuple[Mapping[str, str] | None, str]:
-    """What the manifest of a bundle lists, and the bundle's version; (None, '') without one."""
-    manifest = where.read(folder + MANIFEST, _LARGEST_MANIFEST)
-    success = where.read(folder + SUCCESS, _LARGEST_POINTER)
-    if manifest is None:
-        if success is not None:
-            raise _damaged(uri, f"{MANIFEST} is missing")
-        return None, ""
-    digest = hashlib.sha256(manifest).hexdigest()
-    if (success or b"").decode(errors="replace").strip() != digest:
-        raise _damaged(uri, f"{SUCCESS} is not the digest of {MANIFEST}")
-    return listed_in(manifest.decode(errors="replace")), digest[:12]
-
-
-def _check(uri: str, listed: Mapping[str, str] | None, name: str, digest: str) -> None:
-    """Refuse a file of a bundle that is not what its manifest lists; without one, all is taken."""
-    if listed is not None and listed.get(name) != digest:
-        raise _damaged(uri, f"{name} is not what {MANIFEST} lists")
-
-
-def _damaged(uri: str, what: str) -> InputError:
-    return InputError(
-        f"the champion {uri} is damaged: {what}; upload that bundle again, or name another champion"
-    )
