@@ -19,7 +19,7 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
             data = steps.published(synced)
             model = steps.trained(data)
             evaluation = steps.evaluated(data, model)
-            steps.exported_if_blessed(data, model, evaluation, new.outputs["attempt"])
+            steps.published_if_blessed(data, model, evaluation, new.outputs["attempt"])
 
 
 retrain = dsl.pipeline(

@@ -6,7 +6,7 @@ A pipeline makes a `Steps` of its form, and joins those that it needs:
     with steps.ended():
         data = steps.data()
         model = steps.trained(data)
-        steps.exported_if_blessed(data, model, steps.evaluated(data, model))
+        steps.published_if_blessed(data, model, steps.evaluated(data, model))
 """
 
 from pathlib import PurePosixPath
@@ -24,6 +24,7 @@ from kfp_ddp.components.gate.component import gate as judge
 from kfp_ddp.components.leaderboard.component import leaderboard
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
+from kfp_ddp.components.publish.component import publish
 from kfp_ddp.components.shared.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
@@ -242,6 +243,7 @@ class Steps:
             run_dir=model.run_dir,
             dataset_path=data.path,
             champion=self.plan["champion"],
+            options=self.plan["measuring"],
             **more,
         ).set_display_name("evaluate: each image once")
         self.computing(self.with_bucket(self.mounted(task, data.claim)))
@@ -258,10 +260,29 @@ class Steps:
         ).set_display_name("gate: good enough?")
         return pods.waiting(self.with_bucket(self.mounted(task, None)))
 
-    def exported_if_blessed(
+    def exported(self, data: Data, model: Model, evaluation: Evaluation) -> Any:
+        """Make a bundle of a model; its folder.
+
+        Args:
+            data: Whose images prove that the bundle's formats agree.
+            model: What was trained.
+            evaluation: What it came to.
+        """
+        task = export(
+            checkpoint=model.checkpoint,
+            run_dir=model.run_dir,
+            dataset_path=data.path,
+            evaluation=evaluation.path,
+            model_name=self.form["model_name"],
+            release=self.plan["release"],
+        ).set_display_name("export: a proven bundle")
+        self.computing(self.mounted(task, data.claim))
+        return task.outputs["Output"]
+
+    def published_if_blessed(
         self, data: Data, model: Model, evaluation: Evaluation, attempt: Any = None
     ) -> None:
-        """Judge a model, and export it if all rules hold.
+        """Export a model, judge it, and publish it if all rules hold.
 
         Args:
             data: As `trained` was given it.
@@ -270,19 +291,19 @@ class Steps:
             attempt: Output of `changes`, by which that is noted; None for no note.
         """
         noted = {} if attempt is None else {"attempt": attempt}
-        verdict = self.judged(evaluation, **noted)
+        bundle = self.exported(data, model, evaluation)
+        verdict = self.judged(evaluation, bundle=bundle, **noted)
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
-            task = export(
-                checkpoint=model.checkpoint,
-                run_dir=model.run_dir,
-                dataset_path=data.path,
+            task = publish(
+                bundle=bundle,
                 evaluation=evaluation.path,
                 model_name=self.form["model_name"],
                 destination=self.form["destination"],
                 champion=self.plan["champion"],
                 champion_version=verdict.outputs["champion_version"],
+                release=self.plan["release"],
                 run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
                 **noted,
                 **self.keep,
-            ).set_display_name("export: a proven bundle")
-            self.computing(self.with_bucket(self.mounted(task, data.claim)))
+            ).set_display_name("publish: seal and upload")
+            pods.waiting(self.with_bucket(self.mounted(task, None)))

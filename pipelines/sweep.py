@@ -12,7 +12,7 @@ AT_ONCE = 4
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Sync a bucket, train once with each of several settings, and export the best if blessed."""
+    """Sync a bucket, train once with each of several settings, and publish the best if blessed."""
     steps = Steps(form, claims)
     with steps.ended():
         data = steps.data()
@@ -21,7 +21,7 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
             with dsl.ParallelFor(steps.plan["trials"], name="trials", parallelism=AT_ONCE) as trial:
                 tried = steps.tried(data, trial)
             best = steps.best(tried)
-            steps.exported_if_blessed(data, best, steps.evaluated(data, best))
+            steps.published_if_blessed(data, best, steps.evaluated(data, best))
 
 
 sweep = dsl.pipeline(
@@ -33,7 +33,7 @@ sweep = dsl.pipeline(
     like_train_resnet(
         wire,
         "sweep",
-        without=("learning_rate",),
+        without=("batch_size",),
         defaults={"sweep": {"space": {"learning_rate": [0.025, 0.1, 0.4]}}},
     )
 )

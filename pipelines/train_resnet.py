@@ -9,12 +9,12 @@ from kfp_ddp.pipelines.steps import Claims, Steps
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Join the steps: check, sync a bucket, train with DDP, evaluate, gate and export."""
+    """Join the steps: check, sync a bucket, train with DDP, evaluate, gate and publish."""
     steps = Steps(form, claims)
     with steps.ended():
         data = steps.data()
         model = steps.trained(data)
-        steps.exported_if_blessed(data, model, steps.evaluated(data, model))
+        steps.published_if_blessed(data, model, steps.evaluated(data, model))
 
 
 @dsl.pipeline(
@@ -29,7 +29,6 @@ def train_resnet(
     model: str = "auto",
     epochs: int = 0,
     batch_size: int = 0,
-    learning_rate: float = 0.0,
     training: dict = {},  # noqa: B006
     backend: str = "pytorchjob",
     nodes: int = 1,
@@ -37,11 +36,12 @@ def train_resnet(
     job: dict = {},  # noqa: B006
     sync: dict = {},  # noqa: B006
     gate: dict = {"min_accuracy": 0.7},  # noqa: B006
+    release: dict = {},  # noqa: B006
     champion: str = "",
     model_name: str = "resnet",
     destination: str = "",
     work_claim: str = "kfp-ddp-work",
     bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
 ) -> None:
-    """Check, sync a bucket, train with DDP, evaluate, gate and export."""
+    """Check, sync a bucket, train with DDP, evaluate, gate and publish."""
     wire(dict(locals()), Claims())

@@ -18,6 +18,7 @@ def evaluate(
     batch_size: int = 256,
     worst: int = 24,
     champion: str = "",
+    options: dict = {},  # noqa: B006
     run_id: str = "",
     work_dir: str = "",
 ) -> NamedTuple("Evaluated", [("accuracy", float), ("evaluation", str)]):
@@ -40,6 +41,7 @@ def evaluate(
         worst: How many of the worst mistakes the report shows, 0 to 200.
         champion: The gate's, if it has one. A bundle whose own evaluation is not of the samples of
             this split is evaluated on them too, so that the gate can compare.
+        options: What else is measured, by name; the README lists it.
         run_id: Id of the pipeline run, where run_dir is empty.
         work_dir: Folder, or bucket's prefix, for that; empty for KFP_DDP_WORK_DIR or /work.
 

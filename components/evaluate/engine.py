@@ -3,13 +3,15 @@
 import math
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
+from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
@@ -41,6 +43,7 @@ def run(
     batch_size: int,
     worst: int,
     champion: str,
+    options: Mapping[str, Any],
     run_id: str,
     work_dir: str,
     evaluation_metrics: "dsl.Metrics",
@@ -49,6 +52,7 @@ def run(
     evaluation_summary: "dsl.Markdown",
 ) -> tuple[float, str]:
     """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
+    Measuring.create(**options)
     elsewhere = not run_dir
     run_dir = run_dir or own_folder(folders.work_dir(work_dir), run_id, "evaluate")
     with (

@@ -10,16 +10,18 @@ def gate(
     accuracy: float,
     gate_verdict: dsl.Output[dsl.Markdown],
     evaluation: str = "",
+    bundle: str = "",
     rules: dict = {},  # noqa: B006
     champion: str = "",
     attempt: str = "",
 ) -> NamedTuple("Judged", [("Output", bool), ("champion_version", str)]):
-    """Decide whether a model may be exported. Not blessed is a result, not a failure.
+    """Decide whether a model may be published. Not blessed is a result, not a failure.
 
     Args:
         accuracy: Accuracy of the model, from evaluate.
         gate_verdict: The rules and which of them hold; its metadata has blessed and reason.
         evaluation: Path of evaluation.json, from evaluate; most rules need it.
+        bundle: Folder of the bundle, from export, for rules on what serves; empty for none.
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.
         champion: Model to beat: <destination>/<model_name> of an export for the last one there,
             a bundle, or an evaluation.json; as path, file://, gs://,
@@ -31,7 +33,7 @@ def gate(
 
     Returns:
         Output: Whether the model is blessed: all rules hold.
-        champion_version: What the model was compared with, for export; empty where there is none.
+        champion_version: What the model was compared with, for publish; empty where there is none.
     """
     inputs = dict(locals())
     from kfp_ddp.components.gate.engine import run

@@ -34,6 +34,7 @@ def run(
     accuracy: float,
     gate_verdict: "dsl.Markdown",
     evaluation: str,
+    bundle: str,
     rules: Mapping[str, Any],
     champion: str,
     attempt: str,

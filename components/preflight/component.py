@@ -14,7 +14,6 @@ def preflight(
     model: str = "auto",
     epochs: int = 0,
     batch_size: int = 0,
-    learning_rate: float = 0.0,
     training: dict = {},  # noqa: B006
     backend: str = "pytorchjob",
     nodes: int = 1,
@@ -22,6 +21,7 @@ def preflight(
     job: dict = {},  # noqa: B006
     sync: dict = {},  # noqa: B006
     gate: dict = {},  # noqa: B006
+    release: dict = {},  # noqa: B006
     champion: str = "",
     model_name: str = "resnet",
     destination: str = "",
@@ -43,6 +43,8 @@ def preflight(
         ("job", dict),
         ("sync", dict),
         ("gate", dict),
+        ("measuring", dict),
+        ("release", dict),
         ("layout", dict),
         ("dataset", str),
         ("data_claim", str),
@@ -78,7 +80,6 @@ def preflight(
         epochs: Passes over the training images. 0: as the recipe has it.
         batch_size: Images in a step, on all ranks together; unless it is set, fewer where the
             dataset or the number of ranks asks for it. 0: as the recipe has it.
-        learning_rate: Highest learning rate, reached after the warm-up. 0: as the recipe has it.
         training: Further settings of the training by name, such as {"precision": "bf16"}.
         backend: What trains: a pytorchjob of the Training Operator, a trainjob of the Trainer, or
             local, processes of the step itself.
@@ -87,7 +88,10 @@ def preflight(
             many as the nodes have.
         job: Further settings of the job by name, such as {"memory": "32Gi"}.
         sync: Further settings of the dataset and its sync by name, such as {"publish": "clone"}.
-        gate: Rules that a model must meet to be exported, by name.
+        gate: Rules that a model must meet to be published, and what else is measured of it, by
+            name.
+        release: What a blessed model is published as and where, by name: forms of the bundle, its
+            signature, registry, and service.
         champion: Model to beat: last for the one that was exported last to this destination, or the
             folder or address of a bundle; empty for none.
         model_name: Name of the exported model.
@@ -111,9 +115,9 @@ def preflight(
         split: What it is evaluated on.
 
     Returns:
-        The settings of training, job, sync, gate and layout, the dataset's name, its claim and how
-        it is published, the model to beat, what the pods of the steps take, as KFP takes it, and
-        the settings of the training of each trial.
+        The settings of training, job, sync, gate, measuring, release and layout, the dataset's
+        name, its claim and how it is published, the model to beat, what the pods of the steps take,
+        as KFP takes it, and the settings of the training of each trial.
     """
     inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run

@@ -42,6 +42,9 @@ class Plan(NamedTuple):
     job: dict[str, Any]
     sync: dict[str, Any]
     gate: dict[str, Any]
+    measuring: dict[str, Any]
+    """What the evaluation measures beside what it always does."""
+    release: dict[str, Any]
     layout: dict[str, Any]
     """Of the training what says where classes and splits are, for the sync."""
     dataset: str
@@ -72,9 +75,9 @@ def run(inputs: dict[str, Any]) -> Plan:
     Raises:
         InputError: the first parameter that cannot be used, in the order of the steps.
     """
-    parameters, dataset, sync, config, spec, supervision, steps, gate, champion, trials = settled(
-        inputs
-    )
+    found = settled(inputs)
+    parameters, dataset, spec = found.parameters, found.dataset, found.spec
+    config, steps, gate, champion = found.config, found.steps, found.gate, found.champion
     open_source(parameters.source)
     initial_weights.check(config.init_from)
     _check_work(parameters, spec)
@@ -93,9 +96,11 @@ def run(inputs: dict[str, Any]) -> Plan:
     check_batch(config, spec, parameters.backend)
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
-        job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | supervision,
-        sync=sync,
+        job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | found.supervision,
+        sync=found.sync,
         gate=gate,
+        measuring=found.measuring,
+        release=found.release,
         layout={name: getattr(config, name) for name in Rule._fields},
         dataset=dataset.dataset,
         data_claim=dataset.claim,
@@ -103,7 +108,8 @@ def run(inputs: dict[str, Any]) -> Plan:
         champion=champion,
         **_pods(steps, spec, parameters.backend),
         trials=[
-            {n: v for n, v in each.given().items() if n not in TrainConfig.own} for each in trials
+            {n: v for n, v in each.given().items() if n not in TrainConfig.own}
+            for each in found.trials
         ],
     )
     what = _in_words(config, parameters.backend, spec)

@@ -13,8 +13,10 @@ from pydantic import Field, model_validator
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.data_sync.settings import SyncSettings
 from kfp_ddp.components.dataset_volume.request import Strategy
+from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.preflight.sweep import Sweep
+from kfp_ddp.components.shared import release
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
 from kfp_ddp.components.shared.notify import Notification
@@ -75,7 +77,10 @@ class Parameters(Settings):
     sync: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the dataset and its sync by name, such as {"publish": "clone"}."""
     gate: dict[str, Any] = Field(default_factory=dict)
-    """Rules that a model must meet to be exported, by name."""
+    """Rules that a model must meet to be published, and what else is measured of it, by name."""
+    release: dict[str, Any] = Field(default_factory=dict)
+    """What a blessed model is published as and where, by name: forms of the bundle, its signature,
+    registry, and service."""
     sweep: dict[str, Any] = Field(default_factory=dict)
     """What is tried: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or trials written
     out."""
@@ -141,7 +146,8 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
     "job": (LaunchSpec, Supervision, StepResources, Notification),
     "sync": (Dataset, SyncSettings),
-    "gate": (Rules,),
+    "gate": (Rules, Measuring),
+    "release": release.MODELS,
     "sweep": (Sweep,),
 }
 """The models behind each of the mappings."""

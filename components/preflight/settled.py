@@ -10,6 +10,7 @@ from kfp_ddp.base.settings import split
 from kfp_ddp.components.data_sync.dataset import dataset_name
 from kfp_ddp.components.data_sync.settings import options_of
 from kfp_ddp.components.dataset_volume.request import check_strategy
+from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.preflight.parameters import (
     LAST,
@@ -25,6 +26,8 @@ from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.each_node import options_on_nodes
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.notify import Notification
+from kfp_ddp.components.shared.release import MODELS as PARTS
+from kfp_ddp.components.shared.release import part_of
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
@@ -44,6 +47,8 @@ class Settled(NamedTuple):
     supervision: dict[str, Any]
     steps: StepResources
     gate: dict[str, Any]
+    measuring: dict[str, Any]
+    release: dict[str, Any]
     champion: str
     trials: list[TrainConfig]
 
@@ -67,13 +72,26 @@ def settled(inputs: Mapping[str, Any]) -> Settled:
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)
     check_model_name(parameters.model_name)
-    (gate,) = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
+    gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
+    Measuring.create(**measuring)
+    released = _release(parameters)
     champion = _champion(parameters, Rules.create(**gate))
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         check_batch(config, spec, parameters.backend)
     trials = _trials(parameters, inputs)
     return Settled(
-        parameters, dataset, sync, config, spec, supervision, steps, gate, champion, trials
+        parameters,
+        dataset,
+        sync,
+        config,
+        spec,
+        supervision,
+        steps,
+        gate,
+        measuring,
+        released,
+        champion,
+        trials,
     )
 
 
@@ -158,6 +176,16 @@ def _job(
         boxes["gpus_per_node"] = inputs["gpus_per_node"]
     spec = LaunchSpec.create(**{"image": inputs["image"], **job, **boxes})
     return spec, supervision, StepResources.create(**steps)
+
+
+def _release(parameters: Parameters) -> dict[str, Any]:
+    """What was set of the release, each part of which is refused here where it cannot be used.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    parts = [part_of(parameters.release, model) for model in PARTS]
+    return {name: value for part in parts for name, value in part.given().items()}
 
 
 def _champion(parameters: Parameters, rules: Rules) -> str:

@@ -11,6 +11,7 @@ from kfp_ddp.components.shared import succession
 from kfp_ddp.components.shared.bundle import SUCCESS
 from kfp_ddp.components.shared.champion import find, move, pointed_at
 from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
+from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 
 _LARGEST_CONFIG = 16 << 20
 
@@ -93,10 +94,11 @@ def described(where: Destination, name: str, version: str, now: str) -> Version:
         held = find(uri)
         if held is None or held.version != version:
             return Version(version, uri, champion, damaged="its files are not those of this name")
-        config = _config(where, name, version)
+        config = _json(where, f"{name}/{version}/config.json")
+        lineage = _json(where, f"{name}/{version}/{LINEAGE}") or config.get("lineage", {})
     except InputError as error:
         return Version(version, uri, champion, damaged=str(error))
-    lineage, evaluation = config.get("lineage", {}), held.evaluation
+    evaluation = held.evaluation
     return Version(
         version,
         uri,
@@ -194,9 +196,9 @@ def _one(name: str, word: str, known: list[str]) -> str:
     return found[0]
 
 
-def _config(where: Destination, name: str, version: str) -> dict[str, Any]:
+def _json(where: Destination, file: str) -> dict[str, Any]:
     try:
-        found = json.loads(where.read(f"{name}/{version}/config.json", _LARGEST_CONFIG) or b"{}")
+        found = json.loads(where.read(file, _LARGEST_CONFIG) or b"{}")
     except ValueError:
         found = {}
     return found if isinstance(found, dict) else {}

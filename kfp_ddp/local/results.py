@@ -57,6 +57,8 @@ def detail(output: Path, step: str) -> str:
             return str(found["reason"])
         case "export":
             return "safetensors, ONNX and .pt2 agree with the checkpoint"
+        case "publish":
+            return f"version {found['version']}" + (", the champion" if found["champion"] else "")
     return ""
 
 
@@ -95,10 +97,9 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
     if verdict["blessed"]:
-        exported = outputs(output, "export")
-        shutil.copytree(exported["bundle"], output / "bundle")
+        shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
         summary["bundle"] = str(output / "bundle")
-        summary["uploaded_to"] = exported["destination"]
+        summary["uploaded_to"] = outputs(output, "publish")["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary
 

@@ -1,0 +1,1 @@
+"""Puts a blessed bundle where others take it from: sealed with its verdict, uploaded, champion."""
