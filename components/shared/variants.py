@@ -1,0 +1,67 @@
+"""The further forms of a model in its bundle, as `variants.json` tells them. Free of torch."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.evaluation import Evaluation
+
+FILE = "variants.json"
+LARGEST = 64 << 20
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Measured(_Frozen):
+    """A further form of the model, and what it came to on the whole split of the evaluation.
+
+    `agreement` is the share of samples that it tells as the checkpoint does, `gain` that of the
+    accuracy on it with Newcombe's 95 % interval, `won` and `lost` the samples that only the one or
+    the other told right. `evaluation.seconds` is 0: times are in latency.json.
+    """
+
+    name: str
+    file: str
+    size: int
+    """Bytes of the file."""
+    evaluation: Evaluation
+    agreement: float
+    gain: float
+    low: float
+    high: float
+    won: int
+    lost: int
+    made: dict[str, str | int] = {}
+    """How it was made, such as the instruction set that it is compiled for."""
+
+
+class Record(_Frozen):
+    """All forms that were asked for: those that are there, and why the others are not."""
+
+    format: Literal[1] = 1
+    variants: list[Measured] = []
+    left_out: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, folder: Path) -> "Record":
+        """That of a bundle; empty where it has none.
+
+        Raises:
+            InputError: it is none.
+        """
+        try:
+            return cls.model_validate_json(bundle.read(folder, FILE, LARGEST))
+        except OSError:
+            return cls()
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "the document"
+            raise InputError(
+                f"{folder / FILE} does not tell the forms of a model: {field}: {first['msg']}; "
+                "export the model again"
+            ) from None
