@@ -17,6 +17,7 @@ from kfp_ddp.components.shared.pictures import (
     confusion_matrix,
     line_chart,
     page,
+    read_events,
     training_curves,
 )
 from kfp_ddp.training.config import MAX_PIXELS
@@ -49,7 +50,7 @@ def html(
     `test` is what the same checkpoint came to on the test split.
     """
     sections = [_head(result), _test(test) if test else ""]
-    curves = training_curves(RunFolder(run_dir).metrics)
+    curves = training_curves(read_events(RunFolder(run_dir).metrics))
     if curves:
         note = "The training loss includes augmentation and label smoothing."
         sections.append(f"<h2>Training</h2>{curves}<p class='soft'>{note}</p>")

@@ -82,7 +82,9 @@ def write_outputs(
         metrics.log_metric(name, value)
     trained_model.metadata.update(pointer)
     _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
-    body = "<h1>Training</h1>" + pictures.training_curves(RunFolder(run_dir).metrics)
+    body = "<h1>Training</h1>" + pictures.training_curves(
+        pictures.read_events(RunFolder(run_dir).metrics)
+    )
     _write(loss_curve.path, pictures.page("Training", body))
     return newest
 

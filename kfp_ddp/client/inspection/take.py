@@ -100,7 +100,7 @@ def _check(folder: Path, files: RunFiles) -> None:
 
 def _taken(folder: Path, size: int) -> Taken:
     task = RunFolder(folder)
-    curves = pictures.training_curves(task.metrics)
+    curves = pictures.training_curves(pictures.read_events(task.metrics))
     loss_curve = folder / "loss_curve.html"
     if curves:
         loss_curve.write_text(pictures.page("Training", f"<h1>Training</h1>{curves}"))
