@@ -22,6 +22,9 @@ from kfp_ddp.components.shared.destination import Destination, sha256, sha256_of
 NAME = RunFolder("").bundle.name
 WEIGHTS = "model.safetensors"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
+SIGNATURE = "model.sig"
+"""Of all files and the two above, so no manifest can list it."""
+_UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
 _LISTED = 1 << 20  # bytes of a manifest, which has a line for each of some twenty files
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
@@ -83,7 +86,7 @@ def intact(folder: Path) -> bool:
         return False
     try:
         listed = listed_in(read(folder, MANIFEST, _LISTED).decode())
-        there = [name for name in files(folder) if name not in (MANIFEST, SUCCESS)]
+        there = [name for name in files(folder) if name not in _UNLISTED]
         return there == sorted(listed) and all(
             _sha256_below(folder, name) == wanted for name, wanted in listed.items()
         )
@@ -189,6 +192,7 @@ def _put_in_place(made: Path, target: Path) -> None:
 
 def seal(folder: Path) -> str:
     """Sync all files, write the manifest, then `_SUCCESS`; returns the digest."""
+    (folder / SIGNATURE).unlink(missing_ok=True)  # of what was there before
     names = files(folder)
     for name in names:
         (folder / name).chmod(0o644)  # safetensors writes for its owner alone

@@ -9,7 +9,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
 from kfp_ddp.components.shared.step import secret
 
-_KEY = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"
+KEY = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"
+KEY_IN_WORDS = "the name of a key of the bucket's secret, not what the secret holds"
 _ADDRESSES = r"^$|^[^@\s,<>]+@[^@\s,<>]+(,[^@\s,<>]+@[^@\s,<>]+)*$"
 CHANNELS = ("notify_webhook", "notify_slack", "notify_smtp")
 
@@ -18,18 +19,18 @@ class Notification(Settings):
     """Who is told of the end of a run, and of which."""
 
     patterns: ClassVar = {
-        _KEY: "the name of a key of the bucket's secret, not what the secret holds",
+        KEY: KEY_IN_WORDS,
         _ADDRESSES: "addresses such as ana@example.com,ben@example.com",
         r"^$|^https?://\S+$": "an address such as https://kubeflow.example.com/pipeline",
     }
     secret: ClassVar = frozenset(CHANNELS)
 
-    notify_webhook: str = Field("", pattern=_KEY)
+    notify_webhook: str = Field("", pattern=KEY)
     """Key of the bucket's secret that holds an address, which gets the end of a run as JSON."""
-    notify_slack: str = Field("", pattern=_KEY)
+    notify_slack: str = Field("", pattern=KEY)
     """Key of that secret that holds the address of an incoming webhook of Slack, or of what takes
     its form, as Mattermost."""
-    notify_smtp: str = Field("", pattern=_KEY)
+    notify_smtp: str = Field("", pattern=KEY)
     """Key of that secret that holds a mail server, as smtp://user:password@host:587, or smtps://
     for TLS from the start; a password is sent over TLS alone."""
     notify_email: str = Field("", pattern=_ADDRESSES)
