@@ -1,22 +1,27 @@
-"""Classification metrics from logits, batch by batch, in plain torch.
+"""Classification metrics from logits, batch by batch and from any number of ranks.
 
-Counts are integers and sums are float64, so neither the order nor the size of the batches
-shows in a result.
+What each sample came to is kept, counts are integers and sums are rounded once (`math.fsum`), so
+neither batches nor ranks nor their order show in a result.
 """
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kfp_ddp.components.shared.evaluation import CalibrationBin, ClassResult
+from kfp_ddp.components.evaluate.roc import Areas, Roc, areas
+from kfp_ddp.components.shared.evaluation import CalibrationBin, ClassResult, wilson
 
 CALIBRATION_BINS = 15
-ROC_CLASSES = 50
-MOST_SCORES = 1 << 24
-"""Scores that are kept for the ROC, one a sample with two classes, else one a class and sample: 8
-bytes each, 134 MB, and twice that while they are sorted. With more there is no ROC."""
-_ROC_POINTS = 200
+MOST_SCORES = 1 << 26
+"""Logits that are kept for the ROC, one a class and sample: 268 MB. With more there is no ROC."""
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -28,115 +33,114 @@ class Batch:
     loss: Tensor
 
 
-@dataclass(frozen=True)
-class Roc:
-    """A receiver operating characteristic by falling threshold, and the area under it."""
-
-    false_positive_rate: list[float]
-    true_positive_rate: list[float]
-    threshold: list[float]
-    area: float
-
-
 class Tally:
     """Running counts over batches of logits (N, C) and targets (N,).
 
+    The logits are kept as they are given until there are too many for an ROC: do not change them.
+
     Args:
         classes: C, at least 2.
-        device: Where the logits come from; the counts stay there until they are asked for.
     """
 
-    def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, classes: int) -> None:
         self.classes = classes
         self.samples = 0
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._top5 = torch.zeros((), dtype=torch.int64, device=device)
-        self._pairs = torch.zeros(classes * classes, dtype=torch.int64, device=device)
-        self._bins = torch.zeros(3, CALIBRATION_BINS, dtype=torch.float64, device=device)
-        self._negative: list[Tensor] = []
-        self._positive: list[Tensor] = []
+        self._top5 = 0
+        self._pairs = np.zeros(classes * classes, np.int64)
+        self._columns: dict[str, list[Array]] = {
+            name: [] for name in ("targets", "predicted", "confidence", "loss", "logits")
+        }
+        self._scratch = np.empty((0, classes), np.float32)
 
     @torch.inference_mode()
     def update(self, logits: Tensor, targets: Tensor) -> Batch:
-        """Count a batch and return what each of its samples came to."""
-        top, order = logits.topk(min(5, self.classes), dim=1)
-        predicted = order[:, 0]
-        total = logits.logsumexp(1)
-        confidence = (top[:, 0] - total).exp()
-        loss = total - logits.gather(1, targets[:, None])[:, 0]
+        """Count a batch and return what each of its samples came to, on the CPU."""
+        given, truth = logits.cpu().numpy(), targets.cpu().numpy()
+        rows = np.arange(len(truth))
+        predicted = given.argmax(1)
+        first, own = given[rows, predicted], given[rows, truth]
+        if (len(given), given.dtype) != (len(self._scratch), self._scratch.dtype):
+            self._scratch = np.empty_like(given)
+        total = np.exp(np.subtract(given, first[:, None], out=self._scratch), out=self._scratch)
+        total = total.sum(1)
+        confidence = 1 / total
+        loss = np.log(total) + (first - own)
+        self._top5 += int((_ahead(given, own, truth, predicted) < 5).sum())
+        values = (truth, predicted, confidence, loss, given)
+        self._add(dict(zip(self._columns, values, strict=True)))
+        return Batch(*map(torch.from_numpy, (predicted, confidence, loss)))
 
+    def _add(self, columns: Mapping[str, Array]) -> None:
+        """Count what samples came to; without the logits of some there is no ROC of any."""
+        targets, predicted = columns["targets"], columns["predicted"]
         self.samples += len(targets)
-        self._loss += loss.double().sum()
-        self._top5 += (order == targets[:, None]).sum()
-        pairs = targets * self.classes + predicted
-        self._pairs += torch.bincount(pairs, minlength=self.classes**2)
-        # Guo et al. 2017 (arXiv:1706.04599), section 2: bins closed on the right.
-        bins = (confidence * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
-        for row, weights in enumerate(
-            (torch.ones_like(confidence), confidence, predicted == targets)
-        ):
-            self._bins[row] += torch.bincount(bins, weights.double(), CALIBRATION_BINS)
-        if self._is_scored:
-            self._keep_scores(logits, targets)
-        else:
-            self._negative, self._positive = [], []
-        return Batch(predicted, confidence, loss)
+        np.add.at(self._pairs, targets * self.classes + predicted, 1)
+        for name, values in columns.items():
+            self._columns[name].append(values)
+        complete = sum(map(len, self._columns["logits"])) == self.samples
+        if not complete or self.samples * self.classes > MOST_SCORES:
+            self._columns["logits"] = []
 
-    @property
-    def _is_scored(self) -> bool:
-        scores = self.samples * (1 if self.classes == 2 else self.classes)
-        return self.classes <= ROC_CLASSES and scores <= MOST_SCORES
+    def state(self) -> dict[str, Tensor]:
+        """All that was counted, as tensors on the CPU, for `merge`; some 24 bytes a sample.
+
+        With them 4 a sample and class, until those are too many for an ROC.
+        """
+        empty = np.zeros((0, self.classes), np.float32)
+        arrays = {n: np.concatenate(v) if v else empty for n, v in self._columns.items()}
+        found = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        return {**found, "top5": torch.tensor(self._top5)}
+
+    def merge(self, states: Iterable[Mapping[str, Tensor]]) -> None:
+        """Add what others counted over samples of their own; all in any order give the same."""
+        for state in states:
+            if len(state["targets"]):
+                self._top5 += int(state["top5"])
+                self._add({name: state[name].numpy() for name in self._columns})
+
+    def column(self, name: str) -> Array:
+        """Of each sample `targets`, `predicted`, `confidence` or `loss`, in the order counted."""
+        return np.concatenate(self._columns[name])
 
     @property
     def kept_scores(self) -> int:
         """How many are held in memory."""
-        return sum(len(part) for part in (*self._negative, *self._positive))
-
-    def _keep_scores(self, logits: Tensor, targets: Tensor) -> None:
-        """Keep the log-odds of positives and negatives: class 1, or one class vs the rest."""
-        positive = torch.nn.functional.one_hot(targets, self.classes).bool()
-        odds = log_odds(logits)
-        if self.classes == 2:
-            positive, odds = positive[:, 1], odds[:, 1]
-        self._negative.append(odds[~positive].cpu())
-        self._positive.append(odds[positive].cpu())
+        return sum(part.size for part in self._columns["logits"])
 
     @property
     def confusion(self) -> Tensor:
         """Counts (C, C) int64 by true and predicted class."""
-        return self._pairs.reshape(self.classes, self.classes).cpu()
+        return torch.from_numpy(self._pairs.reshape(self.classes, self.classes).copy())
 
     @property
     def correct(self) -> int:
         """Samples whose likeliest class is the true one."""
-        return int(self.confusion.trace())
+        return int(self._pairs[:: self.classes + 1].sum())
 
     @property
     def loss(self) -> float:
         """Mean cross-entropy in nats."""
-        return float(self._loss) / self.samples
+        return math.fsum(self.column("loss").tolist()) / self.samples
 
     @property
     def top5(self) -> float | None:
         """Share with the true class among the five likeliest; None with five classes or fewer."""
-        return int(self._top5) / self.samples if self.classes > 5 else None
+        return self._top5 / self.samples if self.classes > 5 else None
 
-    def per_class(self, names: list[str]) -> list[ClassResult]:
+    def per_class(
+        self, names: list[str], roc_auc: list[float | None] | None = None
+    ) -> list[ClassResult]:
         """Precision, recall and F1 of each class; 0 where nothing was there to divide by."""
-        counts = self.confusion.double()
-        hits, there, said = counts.diag(), counts.sum(1), counts.sum(0)
-        precision, recall = hits / said.clamp(min=1), hits / there.clamp(min=1)
-        f1 = 2 * hits / (there + said).clamp(min=1)
-        columns = zip(names, there, precision, recall, f1, strict=True)
-        return [
-            ClassResult(name=n, samples=int(s), precision=float(p), recall=float(r), f1=float(f))
-            for n, s, p, r, f in columns
-        ]
+        pairs = self._pairs.reshape(self.classes, self.classes)
+        columns = (pairs.diagonal(), pairs.sum(1), pairs.sum(0))
+        own = roc_auc or [None] * self.classes
+        rows = zip(names, *(c.tolist() for c in columns), own, strict=True)
+        return [_result(*row) for row in rows]
 
     def macro(self, results: list[ClassResult]) -> tuple[float, float, float]:
         """Mean precision, recall and F1 over the classes that were there or were predicted."""
-        counts = self.confusion
-        seen = (counts.sum(0) + counts.sum(1) > 0).tolist()
+        pairs = self._pairs.reshape(self.classes, self.classes)
+        seen = (pairs.sum(0) + pairs.sum(1) > 0).tolist()
         kept = [result for result, is_seen in zip(results, seen, strict=True) if is_seen]
         n = len(kept)
         return (
@@ -145,65 +149,70 @@ class Tally:
             sum(r.f1 for r in kept) / n,
         )
 
+    def _bins(self) -> list[tuple[int, float, int]]:
+        """Samples, summed confidence and hits of each bin of the confidence."""
+        confidence = self.column("confidence")
+        hits = self.column("targets") == self.column("predicted")
+        bins = bin_of(confidence)
+        return [
+            (int(own.sum()), math.fsum(confidence[own].tolist()), int(hits[own].sum()))
+            for own in (bins == number for number in range(CALIBRATION_BINS))
+        ]
+
     def calibration(self) -> list[CalibrationBin]:
         """The reliability diagram: bins of equal width, those without samples left out."""
-        rows = [row for row in self._bins.T.tolist() if row[0]]
         return [
-            CalibrationBin(samples=int(n), confidence=c / n, accuracy=h / n) for n, c, h in rows
+            CalibrationBin(samples=n, confidence=c / n, accuracy=h / n)
+            for n, c, h in self._bins()
+            if n
         ]
 
     @property
     def calibration_error(self) -> float:
         """Expected calibration error, L1 over 15 bins (Guo et al. 2017, equation 3)."""
-        count, confidence, hits = self._bins.cpu()
-        return float((confidence - hits).abs().sum() / count.sum())
+        return math.fsum(abs(c - h) for _, c, h in self._bins()) / self.samples
+
+    def areas(self) -> Areas:
+        """The ROC of class 1 of two, or micro-averaged over all, and each class against the rest.
+
+        Areas are exact. Without any where more than 2^26 logits were counted; None for a class
+        where all samples are of it, or none is.
+        """
+        return areas(self._columns["logits"], self._columns["targets"], self.classes)
 
     def roc(self) -> Roc | None:
-        """ROC of class 1 of two, or micro-averaged over all; None if it says nothing.
-
-        That is with more than 50 classes or 2^24 scores, and where all samples are of one class of
-        two. The area is exact; of the curve at most 200 points are told, all finite.
-        """
-        if not self._is_scored or not self.samples:
-            return None
-        negative, positive = _sorted(self._negative), _sorted(self._positive)
-        if not len(negative) or not len(positive):
-            return None
-        shown = torch.linspace(0, 1, _ROC_POINTS // 2 - 1, dtype=torch.float64)
-        levels = [own[(shown * (len(own) - 1)).long()] for own in (negative, positive)]
-        values = sorted(set(torch.cat(levels).tolist()), reverse=True)
-        level = torch.tensor(values, dtype=torch.float64)
-
-        def share(own: Tensor) -> list[float]:
-            """The share of scores that reach each level; none before the first."""
-            above = len(own) - torch.searchsorted(own, level)
-            return [0.0, *(above / len(own)).tolist()]
-
-        threshold = [1.0, *level.sigmoid().tolist()]
-        return Roc(share(negative), share(positive), threshold, _area(negative, positive))
+        """That of `areas`."""
+        return self.areas().roc
 
 
-def log_odds(logits: Tensor) -> Tensor:
-    """log(p / (1 - p)) of each class, float64, without cancellation however large a logit is."""
-    logits = logits.double()
-    first, at = logits.max(1, keepdim=True)
-    total = (logits - first).exp().sum(1, keepdim=True)
-    rest = first + (total - (logits - first).exp()).log()
-    # Of the likeliest class nothing but rounding would be left over.
-    others = logits.scatter(1, at, -torch.inf).logsumexp(1, keepdim=True)
-    return logits - rest.scatter(1, at, others)
+def bin_of(confidence: Array) -> NDArray[np.int64]:
+    """The bin of each, closed on the right (Guo et al. 2017, arXiv:1706.04599, section 2)."""
+    number: NDArray[np.int64] = np.ceil(confidence * CALIBRATION_BINS).astype(np.int64)
+    return number.clip(1, CALIBRATION_BINS) - 1
 
 
-def _sorted(parts: list[Tensor]) -> Tensor:
-    scores = torch.cat(parts)
-    scores.numpy().sort()  # in place: torch would make indices of the same size too
-    return scores
+def _ahead(logits: Array, own: Array, targets: Array, predicted: Array) -> NDArray[np.int64]:
+    """Classes that are likelier than the true one; of equal ones the first is taken as likelier."""
+    likelier: NDArray[np.int64]
+    likelier = (logits > own[:, None]).sum(1, dtype=np.uint32).astype(np.int64)
+    close = ((likelier < 5) & (targets != predicted)).nonzero()[0]
+    before = np.arange(logits.shape[1]) < targets[close, None]
+    likelier[close] += ((logits[close] == own[close, None]) & before).sum(1)
+    return likelier
 
 
-def _area(negative: Tensor, positive: Tensor) -> float:
-    """Share of the pairs whose positive has the higher score, a tie counting half; both sorted."""
-    wins = 0
-    for some in torch.split(positive, 1 << 20):
-        wins += int(torch.searchsorted(negative, some).sum())
-        wins += int(torch.searchsorted(negative, some, right=True).sum())
-    return wins / (2 * len(negative) * len(positive))
+def _result(name: str, hits: int, there: int, said: int, roc_auc: float | None) -> ClassResult:
+    """One class from the samples of it, those that were said to be it, and those that were both."""
+    recall, precision = (wilson(hits, n) if n else (None, None) for n in (there, said))
+    return ClassResult(
+        name=name,
+        samples=there,
+        precision=hits / max(said, 1),
+        recall=hits / max(there, 1),
+        f1=2 * hits / max(there + said, 1),
+        precision_low=precision[0],
+        precision_high=precision[1],
+        recall_low=recall[0],
+        recall_high=recall[1],
+        roc_auc=roc_auc,
+    )

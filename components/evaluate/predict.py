@@ -87,7 +87,7 @@ def predict(
     n = len(index)
     predicted = torch.full((n,), -1, dtype=torch.int64)
     confidence, loss = torch.zeros(n), torch.zeros(n)
-    tally = Tally(len(info.classes), device)
+    tally = Tally(len(info.classes))
     model.to(device).to(memory_format=torch.channels_last)
     if device.type == "cpu":
         keep_freed()

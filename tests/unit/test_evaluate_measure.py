@@ -82,10 +82,9 @@ def test_the_roc_agrees_with_sklearn(classes: int) -> None:
     assert (roc.false_positive_rate[-1], roc.true_positive_rate[-1]) == (1, 1)
 
 
-def test_no_roc_where_one_of_two_classes_is_missing_or_there_are_too_many() -> None:
+def test_no_roc_where_one_of_two_classes_is_missing() -> None:
     logits, _ = logits_and_targets(50, 2)
     assert tally(logits, torch.zeros(50, dtype=torch.int64), [50]).roc() is None
-    assert tally(*logits_and_targets(50, 51), [50]).roc() is None
 
 
 def test_saturated_logits_give_finite_numbers() -> None:
@@ -104,8 +103,8 @@ def test_batches_do_not_show_in_the_counts() -> None:
     logits, targets = logits_and_targets(997, 7)
     one, many = tally(logits, targets, [997]), tally(logits, targets, [1] * 97 + [900])
     assert torch.equal(one.confusion, many.confusion)
-    assert one.loss == pytest.approx(many.loss, abs=1e-12)
-    assert one.roc() == many.roc()
+    assert (one.loss, one.top5, one.calibration()) == (many.loss, many.top5, many.calibration())
+    assert one.areas() == many.areas()
 
 
 def test_a_class_that_is_neither_there_nor_predicted_is_left_out_of_macro_means() -> None:
@@ -122,16 +121,6 @@ def test_wilson_against_published_values() -> None:
     assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson(29, 29) == pytest.approx((0.8830, 1.0), abs=5e-5)
-
-
-def test_sums_are_exact_and_on_the_device() -> None:
-    held = {n: v for n, v in vars(Tally(3, torch.device("meta"))).items() if isinstance(v, Tensor)}
-    assert {n: (v.dtype, v.device.type) for n, v in held.items()} == {
-        "_loss": (torch.float64, "meta"),
-        "_top5": (torch.int64, "meta"),
-        "_pairs": (torch.int64, "meta"),
-        "_bins": (torch.float64, "meta"),
-    }
 
 
 def test_a_mean_is_over_classes_that_were_there_or_were_predicted() -> None:

@@ -107,9 +107,3 @@ def test_the_curve_begins_before_the_highest_score_and_ends_at_the_lowest() -> N
     assert roc.threshold[0] == 1.0
     assert roc.threshold[1] == pytest.approx(float(odds.max().sigmoid()), abs=1e-12)
     assert roc.threshold[-1] == pytest.approx(float(odds.min().sigmoid()), abs=1e-12)
-
-
-def test_the_area_is_that_of_all_pairs_of_a_million() -> None:
-    """Each side is one score, so that the count is known: the positives are counted in parts."""
-    positive = torch.zeros((1 << 20) + 2, dtype=torch.float64)
-    assert measure._area(torch.tensor([-1.0, 0.0], dtype=torch.float64), positive) == 0.75

@@ -1,0 +1,150 @@
+"""The receiver operating characteristic and the areas under it, exact, in little memory."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_POINTS = 200
+_BLOCK = 1 << 22
+"""Scores that are sorted at a time, 34 MB; and of as many the curve's levels are chosen."""
+
+
+@dataclass(frozen=True)
+class Roc:
+    """A receiver operating characteristic by falling threshold, and the area under it."""
+
+    false_positive_rate: list[float]
+    true_positive_rate: list[float]
+    threshold: list[float]
+    area: float
+
+
+@dataclass(frozen=True)
+class Areas:
+    """The ROC of class 1 of two, or micro-averaged over all; and each class against the rest."""
+
+    roc: Roc | None = None
+    per_class: list[float | None] = field(default_factory=list)
+
+    @property
+    def macro(self) -> float | None:
+        """The mean over the classes that have an area."""
+        known = [area for area in self.per_class if area is not None]
+        return math.fsum(known) / len(known) if known else None
+
+
+def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas:
+    """From logits (N, C) and targets (N,), each in the same parts; none from none.
+
+    A score is the log-odds of a class. Areas are shares of the pairs whose positive has the higher
+    score, a tie counting half. At most 200 points of the curve are told, all finite.
+    """
+    if not parts:
+        return Areas()
+    scored = range(1, 2) if classes == 2 else range(classes)
+    rows = [_Rows(part, own) for part, own in zip(parts, truth, strict=True)]
+    targets = np.concatenate(truth)
+    positive = np.sort(np.concatenate([own.positive for own in rows])[np.isin(targets, scored)])
+    every = -(-len(targets) * len(scored) // _BLOCK)
+    some = _Rows(*(np.concatenate([p[::every] for p in given]) for given in (parts, truth)))
+    drawn = np.sort(np.concatenate(list(some.negatives(scored))))
+    if not len(positive) or not len(drawn):
+        return Areas(None, [None] * classes)
+    per_class: list[float | None] = []
+
+    def blocks() -> Iterator[Array]:
+        """The negatives' scores, each block sorted; the area of each class on the way."""
+        step = max(1, _BLOCK // len(targets))
+        for start in range(scored.start, scored.stop, step):
+            columns = range(start, min(start + step, scored.stop))
+            scores = np.concatenate([own.odds(columns) for own in rows], axis=1)
+            sides = [
+                (np.sort(s[targets != c]), np.sort(s[targets == c]))
+                for c, s in zip(columns, scores, strict=True)
+            ]
+            per_class.extend(_area(*side) for side in sides)
+            yield np.sort(np.concatenate([negative for negative, _ in sides]))
+
+    roc = _curve(blocks(), positive, _levels(drawn, positive))
+    return Areas(roc, per_class * 2 if classes == 2 else per_class)
+
+
+class _Rows:
+    """Logits (N, C) with what the log-odds of any class are made of, in float64.
+
+    log(p / (1 - p)) comes without cancellation, however large a logit is.
+    """
+
+    def __init__(self, logits: Array, targets: Array) -> None:
+        self.logits, self.targets = logits, targets
+        rows = np.arange(len(targets))
+        self._at = logits.argmax(1)
+        self._first = logits[rows, self._at].astype(np.float64)
+        shifted = logits - self._first[:, None]
+        self._total = np.exp(shifted).sum(1)
+        # Of the likeliest class nothing but rounding would be left over of the total.
+        shifted[rows, self._at] = -np.inf
+        second = shifted.max(1)
+        rest = np.exp(shifted - second[:, None]).sum(1)
+        self._likeliest = -(second + np.log(rest))
+        own = logits[rows, targets] - self._first
+        self.positive = self._of(own, self._at == targets)
+
+    def _of(self, shifted: Array, likeliest: Array) -> Array:
+        rest = self._total - np.exp(shifted)
+        odds: Array = shifted - np.log(np.where(likeliest, 1.0, rest))
+        return np.where(likeliest, self._likeliest, odds)
+
+    def odds(self, columns: range) -> Array:
+        """The log-odds of some classes, (K, N)."""
+        chosen = self.logits[:, columns.start : columns.stop].T
+        return self._of(chosen - self._first, self._at == np.array(columns)[:, None])
+
+    def negatives(self, columns: range) -> Iterator[Array]:
+        """Those of each class where it is not the true one."""
+        for number, odds in zip(columns, self.odds(columns), strict=True):
+            yield odds[self.targets != number]
+
+
+def _levels(negative: Array, positive: Array) -> Array:
+    """Scores to tell the curve at, falling, evenly many samples of each side apart."""
+    shown = np.linspace(0, 1, _POINTS // 2 - 1)
+    chosen = [own[(shown * (len(own) - 1)).astype(np.int64)] for own in (negative, positive)]
+    return np.unique(np.concatenate(chosen))[::-1]
+
+
+def _curve(blocks: Iterable[Array], positive: Array, level: Array) -> Roc:
+    """The curve at some scores, and the area; `blocks` of the negatives and all else sorted."""
+    wins = count = 0
+    below = np.zeros(len(level), np.int64)
+    lowest = level[-1]
+    for negative in blocks:
+        wins += _wins(negative, positive)
+        count += len(negative)
+        below += np.searchsorted(negative, level)
+        lowest = min(lowest, negative[0])
+    level = np.append(level, lowest)
+    wrong = np.append(1 - below / count, 1.0)
+    right = 1 - np.searchsorted(positive, level) / len(positive)
+    last = None if below[-1] else -1  # the lowest of all is told already
+    points = (wrong[:last], right[:last], np.exp(-np.logaddexp(0, -level[:last])))
+    wrong_, right_, threshold = (values.tolist() for values in points)
+    area = wins / (2 * count * len(positive))
+    return Roc([0.0, *wrong_], [0.0, *right_], [1.0, *threshold], area)
+
+
+def _wins(negative: Array, positive: Array) -> int:
+    """Twice the pairs whose positive is higher, and once those that tie; both sorted."""
+    sides = (np.searchsorted(negative, positive, side=side) for side in ("left", "right"))
+    return sum(int(found.sum()) for found in sides)
+
+
+def _area(negative: Array, positive: Array) -> float | None:
+    pairs = len(negative) * len(positive)
+    return _wins(negative, positive) / (2 * pairs) if pairs else None
