@@ -7,6 +7,7 @@ from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import Destination
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
+from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.lineage import Lineage
 
 SAMPLES = 60
@@ -37,8 +38,8 @@ def evaluated(folder: Path, name: str, wrong: int) -> Path:
 def exported(where: Destination, name: str, folder: Path, wrong: int, lineage: Lineage) -> str:
     """Upload a bundle of a model; its version. The champion stays whichever it is."""
     evaluated(folder, "metrics.json", wrong)
-    said = {"training": {"epochs": wrong}, "lineage": lineage.record("d" * 64)}
-    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text(json.dumps({"training": {"epochs": wrong}}))
+    (folder / LINEAGE).write_text(json.dumps(lineage.record("d" * 64)))
     (folder / "model.safetensors").write_bytes(bytes(100))
     bundle.seal(folder)
     bundle.upload(folder, name, where)

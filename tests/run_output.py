@@ -10,7 +10,16 @@ from kfp_ddp.components.shared.evaluation import Evaluation, wilson
 from kfp_ddp.training.manifest import STATE, digest_of, step_dir
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
-STEPS = ("preflight", "data-sync", "dataset-volume", "train", "evaluate", "gate", "export")
+STEPS = (
+    "preflight",
+    "data-sync",
+    "dataset-volume",
+    "train",
+    "evaluate",
+    "export",
+    "gate",
+    "publish",
+)
 
 
 def make(

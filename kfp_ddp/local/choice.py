@@ -109,8 +109,8 @@ def _from_random_weights(
         "model": network.model,
         "epochs": epochs,
         "batch_size": max(1, batch // ranks) * ranks,
-        "learning_rate": 0.05,
         "training": {
+            "learning_rate": 0.05,
             "image_size": network.size,
             "crop_min_area": 0.35,
             "workers": min(4, machine.cores // ranks) if machine.gpus else 0,

@@ -8,7 +8,7 @@ from tests.e2e.harness.training import LOOP, TRAINING
 
 STEPS = [
     *("preflight", "data-sync", "dataset-volume", "train"),
-    *("evaluate", "gate", "export", "teardown"),
+    *("evaluate", "export", "gate", "publish", "teardown"),
 ]
 
 
@@ -45,7 +45,7 @@ def test_second_run_copies_nothing_and_a_bad_model_is_not_exported(
     run = scene.run(**arguments, backend="local").play()
 
     assert run.succeeded, run.explain()
-    assert list(run.steps) == [step for step in STEPS if step != "export"]
+    assert list(run.steps) == [step for step in STEPS if step != "publish"]
     for output in ("digest", "path"):
         before = local_run.steps["data-sync"].outputs[output]
         assert run.steps["data-sync"].outputs[output] == before

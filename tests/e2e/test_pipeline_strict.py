@@ -69,7 +69,7 @@ def seen(
 
 def test_it_runs_to_its_end(seen: Seen) -> None:
     assert seen.run.succeeded, seen.run.explain()
-    assert "export" in seen.run.steps
+    assert "publish" in seen.run.steps
     said = "pytorchjob of 2 pod(s), no GPU(s) each, at most 4 cpu and 4Gi memory"
     assert said in seen.run.steps["preflight"].log, "what workers take where nobody said"
 

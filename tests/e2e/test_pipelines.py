@@ -30,7 +30,7 @@ def first(scene: Scene) -> Run:
 
 def test_the_first_night_trains_and_the_second_finds_nothing_new(scene: Scene, first: Run) -> None:
     assert first.succeeded, first.explain()
-    assert "export" in first.steps
+    assert "publish" in first.steps
     again = nightly(scene)
     assert again.succeeded, again.explain()
     assert list(again.steps) == ["preflight", "data-sync", "changes", "teardown"]
@@ -92,4 +92,4 @@ def test_another_setting_is_trained_and_the_bundle_before_stays_for_a_way_back(
 
 def version(run: Run) -> str:
     """The version that a run has uploaded."""
-    return str(run.steps["export"].outputs["destination"]).rpartition("/")[2]
+    return str(run.steps["publish"].outputs["destination"]).rpartition("/")[2]

@@ -9,6 +9,7 @@ from kubernetes import client
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.publish.component import publish
 from tests.e2e.harness.grounds import IMAGE
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, staged
@@ -60,7 +61,7 @@ def meet(folder: str, run_id: str, runs: int, version: str) -> str:
 def last_steps(
     run_dir: str, data: str, seed: int, meeting: str, runs: int, work_claim: str
 ) -> None:
-    """What follows a training, with a wait between gate and export."""
+    """What follows a training, with a wait between gate and publish."""
     trained = prepare(run_dir=run_dir, data=data, seed=seed)
     evaluated = evaluate(
         checkpoint=trained.output,
@@ -68,9 +69,17 @@ def last_steps(
         dataset_path=data,
         champion=f"/work/{EXPORTS}",
     )
+    exported = export(
+        checkpoint=trained.output,
+        run_dir=run_dir,
+        dataset_path=data,
+        evaluation=evaluated.outputs["evaluation"],
+        model_name="squares",
+    )
     verdict = gate(
         accuracy=evaluated.outputs["accuracy"],
         evaluation=evaluated.outputs["evaluation"],
+        bundle=exported.outputs["Output"],
         rules={"min_improvement": -1.0},
         champion=f"/work/{EXPORTS}",
     )
@@ -80,17 +89,15 @@ def last_steps(
         runs=runs,
         version=verdict.outputs["champion_version"],
     )
-    exported = export(
-        checkpoint=trained.output,
-        run_dir=run_dir,
-        dataset_path=data,
+    published = publish(
+        bundle=exported.outputs["Output"],
         evaluation=evaluated.outputs["evaluation"],
         model_name="squares",
         destination="/work/models",
         champion=f"/work/{EXPORTS}",
         champion_version=met.output,
     )
-    for task in (trained, evaluated, verdict, met, exported):
+    for task in (trained, evaluated, exported, verdict, met, published):
         kubernetes.mount_pvc(task, pvc_name=work_claim, mount_path="/work")
         task.set_caching_options(False).set_cpu_request("50m")
 
@@ -117,14 +124,14 @@ def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
             run.wait()
             assert run.succeeded, run.explain()
             assert run.steps["gate"].outputs["champion_version"] == champion
-        said = [run for run in both if "is not the champion any more" in run.steps["export"].log]
+        said = [run for run in both if "is not the champion any more" in run.steps["publish"].log]
         assert len(said) == 1, "\n".join(run.explain() for run in both)
         (won,) = (run for run in both if run not in said)
         assert pointed_at(scene) == exported(won) != champion
         assert (
             f"{exported(said[0])} was uploaded, but {champion}, which it was compared with, is not "
             f"the champion any more: CHAMPION names {exported(won)} and stays; run the gate again"
-        ) in said[0].steps["export"].log
+        ) in said[0].steps["publish"].log
         assert scene.work.read(f"{EXPORTS}/{exported(said[0])}/_SUCCESS")
 
 
@@ -148,4 +155,4 @@ def pointed_at(scene: Scene) -> str:
 
 def exported(run: Run) -> str:
     """The version that a run has uploaded."""
-    return str(run.steps["export"].outputs["destination"]).rpartition("/")[2]
+    return str(run.steps["publish"].outputs["destination"]).rpartition("/")[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.export.engine import publish
+from kfp_ddp.components.publish.engine import publish
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import compared_with, find, move, pointed_at
 from kfp_ddp.components.shared.destination import open_destination

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from kfp_ddp.base.errors import InputError, ServerError
 from kfp_ddp.cli import app
 from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.lineage import Lineage
 from tests import run_output
 from tests.exports import exported
@@ -142,8 +143,8 @@ def test_a_bundle_comes_from_the_destination_where_the_claim_cannot_be_read(
     assert answer.exit_code == 0, answer.output
     assert "warning: no cluster is configured" in answer.stderr
     (task,) = json.loads(answer.stdout)["tasks"]
-    brought = json.loads((Path(task["bundle"]) / "config.json").read_text())
-    assert brought["lineage"]["run_id"] == RUN
+    brought = json.loads((Path(task["bundle"]) / LINEAGE).read_text())
+    assert brought["run_id"] == RUN
 
     kfp_server.store.runs[RUN]["runtime_config"]["parameters"]["model_name"] = "trees"
     answer = called(kfp_server, "download", RUN, "--output", "there")

@@ -1,4 +1,4 @@
-"""The three components, as KFP runs them: compiled, each in a process of its own."""
+"""The components after a training, as KFP runs them: compiled, each in a process of its own."""
 
 import json
 import subprocess
@@ -14,6 +14,7 @@ from kfp import compiler, components, dsl, local
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.publish.component import publish
 
 @dsl.pipeline(name="last-steps")
 def last_steps(checkpoint: str, run_dir: str, data: str, rules: dict, destination: str):
@@ -21,17 +22,23 @@ def last_steps(checkpoint: str, run_dir: str, data: str, rules: dict, destinatio
     found = evaluate(
         checkpoint=checkpoint, run_dir=run_dir, dataset_path=data, champion=champion
     )
+    exported = export(
+        checkpoint=checkpoint,
+        run_dir=run_dir,
+        dataset_path=data,
+        evaluation=found.outputs["evaluation"],
+        model_name="squares",
+    )
     verdict = gate(
         accuracy=found.outputs["accuracy"],
         evaluation=found.outputs["evaluation"],
+        bundle=exported.outputs["Output"],
         rules=rules,
         champion=champion,
     )
     with dsl.If(verdict.outputs["Output"] == True):
-        export(
-            checkpoint=checkpoint,
-            run_dir=run_dir,
-            dataset_path=data,
+        publish(
+            bundle=exported.outputs["Output"],
             evaluation=found.outputs["evaluation"],
             model_name="squares",
             destination=destination,
@@ -78,10 +85,11 @@ def test_from_checkpoint_to_destination(
     assert verdict.startswith("## Blessed" if blessed else "## Not blessed")
     assert "holds: there is no champion at" in verdict
     assert bool(list(tmp_path.glob("models/squares/*/_SUCCESS"))) == blessed
-    assert (trained_run / "bundle" / "_SUCCESS").exists() == blessed
+    assert (trained_run / "bundle" / "_SUCCESS").exists()
+    assert (trained_run / "bundle" / "verdict.json").exists() == blessed
     if blessed:
-        output = next(tmp_path.glob("artifacts/*/export/executor_output.json"))
-        model = json.loads(output.read_text())["artifacts"]["exported_model"]["artifacts"][0]
+        output = next(tmp_path.glob("artifacts/*/publish/executor_output.json"))
+        model = json.loads(output.read_text())["artifacts"]["published_model"]["artifacts"][0]
         assert model["metadata"]["uri"].startswith(f"{tmp_path}/models/squares/")
 
 
@@ -99,12 +107,13 @@ def test_every_input_has_a_help_text(tmp_path: Path) -> None:
         "from kfp_ddp.components.evaluate.component import evaluate\n"
         "from kfp_ddp.components.export.component import export\n"
         "from kfp_ddp.components.gate.component import gate\n"
-        "for c in (evaluate, export, gate):\n"
+        "from kfp_ddp.components.publish.component import publish\n"
+        "for c in (evaluate, export, gate, publish):\n"
         "    compiler.Compiler().compile(c, f'{sys.argv[1]}/{c.name}.yaml')\n"
     )
     subprocess.run([sys.executable, "-c", compile_all, str(tmp_path)], check=True)
     files = sorted(tmp_path.glob("*.yaml"))
-    assert [file.stem for file in files] == ["evaluate", "export", "gate"]
+    assert [file.stem for file in files] == ["evaluate", "export", "gate", "publish"]
     for file in files:
         spec = next(yaml.safe_load_all(file.read_text()))
         inputs = spec["root"]["inputDefinitions"]["parameters"]

@@ -13,14 +13,12 @@ import torch
 from kfp import dsl
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import EXPORTED
 from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export import formats, prove
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
 from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.lineage import Lineage
 
 FILES = [
     "MANIFEST.sha256",
@@ -28,6 +26,7 @@ FILES = [
     "_SUCCESS",
     "classes.json",
     "config.json",
+    "infra.json",
     "latency.json",
     "metrics.json",
     "model.onnx",
@@ -35,6 +34,8 @@ FILES = [
     "model.safetensors",
     "parity.json",
     "predictions.csv",
+    "sample/request.json",
+    "sample/response.json",
     "serving/squares/1/model.onnx",
     "serving/squares/config.pbtxt",
     "serving/squares/labels.txt",
@@ -55,7 +56,6 @@ def made(
         trained_dataset / "val",
         run_dir / "evaluation" / "evaluation.json",
         "squares",
-        Lineage("run-1", "gs://models/squares", "c" * 12),
     )
     return run_dir
 
@@ -72,7 +72,6 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
         "dataset_path": str(dataset),
         "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
         "model_name": "squares",
-        "run_id": "run-1",
         "exported_model": dsl.Model(name="model", uri=str(out / "model")),
         "export_summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
     }
@@ -154,22 +153,6 @@ def test_what_is_written_of_the_model_is_true(made: Path) -> None:
     assert "dims: [ 3, 16, 16 ]" in configured
 
 
-def test_a_bundle_says_of_which_run_data_and_settings_it_is_and_what_it_was_compared_with(
-    made: Path,
-) -> None:
-    config = json.loads((made / "bundle" / "config.json").read_text())
-    metrics = json.loads((made / "bundle" / "metrics.json").read_text())
-    lineage = config["lineage"]
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lineage.pop("exported_at"))
-    assert lineage == {
-        "run_id": "run-1",
-        "champion": "gs://models/squares",
-        "champion_version": "c" * 12,
-        "dataset_digest": metrics["dataset_digest"],
-    }
-    assert config["training"]["model"] == config["model"]
-
-
 def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -> None:
     card = (made / "bundle" / "README.md").read_text()
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
@@ -190,80 +173,26 @@ def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -
     assert result.stdout.strip() == predicted
 
 
-def test_the_step_fills_its_artifacts_and_uploads_to_a_folder(
+def test_the_step_fills_its_artifacts(
     run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    given["destination"] = (tmp_path / "models").as_uri()
-    folder, uri = export.python_func(**given)
-    digest = bundle.digest(run_dir / "bundle")
-    assert folder == str(run_dir / "bundle")
-    assert uri == f"{given['destination']}/squares/{digest[:12]}"
-    there = tmp_path / "models" / "squares" / digest[:12]
-    assert bundle.files(there) == FILES
-    assert bundle.intact(there)
+    assert export.python_func(**given) == str(run_dir / "bundle")
     metadata = given["exported_model"].metadata
-    assert (metadata["uri"], metadata["digest"]) == (uri, digest)
-    assert (metadata["run_id"], metadata["champion_version"]) == ("run-1", "c" * 12)
+    folder = run_dir / "bundle"
+    assert (metadata["uri"], metadata["digest"]) == (str(folder), bundle.digest(folder))
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
-    assert json.loads((run_dir / EXPORTED).read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()
 
 
-def test_a_bundle_that_lost_its_champion_says_so_everywhere(
-    run_dir: Path,
-    trained_checkpoint: Path,
-    trained_dataset: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    exports = tmp_path / "models" / "squares"
-    asked = {"destination": str(tmp_path / "models"), "champion": str(exports)}
-    exports.mkdir(parents=True)
-    (exports / "CHAMPION").write_text("b" * 12)
-    _, uri = export.python_func(**given, **asked, champion_version="a" * 12)
-    digest = bundle.digest(run_dir / "bundle")[:12]
-    said = (
-        f"{digest} was uploaded, but {'a' * 12}, which it was compared with, is not the champion "
-        f"any more: CHAMPION names {'b' * 12} and stays; run the gate again"
-    )
-    assert bundle.intact(Path(uri))
-    assert (exports / "CHAMPION").read_text() == "b" * 12
-    assert given["exported_model"].metadata["champion"] is False
-    assert given["exported_model"].metadata["champion_stays"] == said
-    assert said in capsys.readouterr().out.splitlines()
-    assert said in (tmp_path / "summary").read_text()
-
-    for _ in range(2):
-        export.python_func(**given, **asked, champion_version="b" * 12)
-        assert (exports / "CHAMPION").read_text() == f"{digest}\n"
-        assert given["exported_model"].metadata["champion"] is True
-
-
-def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(
+def test_a_second_run_makes_nothing_again(
     run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    exports = tmp_path / "models" / "squares"
-    exports.mkdir(parents=True)
-    (exports / "CHAMPION").write_text("b" * 12)
-    export.python_func(**given, destination=str(tmp_path / "models"))
-    digest = bundle.digest(run_dir / "bundle")[:12]
-    assert (exports / "CHAMPION").read_text() == f"{digest}\n"
-
-
-def test_a_second_run_makes_and_writes_nothing_again(
-    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    given["destination"] = str(tmp_path / "models")
     first = export.python_func(**given)
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("models/**/*") if p.is_file()}
     made_at = (run_dir / "bundle").stat().st_ctime_ns
     assert export.python_func(**given) == first
-    assert {p: p.stat().st_mtime_ns for p in before} == before
     assert (run_dir / "bundle").stat().st_ctime_ns == made_at
 
 
@@ -378,10 +307,6 @@ def test_a_step_killed_while_it_wrote_leaves_no_success_and_is_cleaned_up(tmp_pa
         ({"model_name": ""}, "model_name is ''"),
         ({"checkpoint": "/nowhere/step-1"}, "there is no checkpoint /nowhere/step-1"),
         ({"evaluation": "/nowhere/evaluation.json"}, "run evaluate first"),
-        ({"destination": "ftp://models"}, "ftp://models cannot be used"),
-        ({"destination": "gs:///prefix"}, "names no bucket"),
-        ({"destination": "file://host/x"}, "is not a file URI"),
-        ({"destination": "/dev/null/models"}, "cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(

@@ -7,7 +7,7 @@ import pytest
 from google.cloud import storage
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.export.engine import publish
+from kfp_ddp.components.publish.engine import publish
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination, place
 from tests.generations import Bucket, handler

@@ -49,11 +49,17 @@ def test_evaluate_and_export_hold_what_they_use(
         artifacts = dict.fromkeys(
             ("evaluation_metrics", "confusion_matrix", "evaluation_report", "evaluation_summary")
         )
-        more: dict[str, Any] = {"batch_size": 1, "worst": 0, "run_id": "r", "work_dir": ""}
+        more: dict[str, Any] = {
+            "batch_size": 1,
+            "worst": 0,
+            "run_id": "r",
+            "work_dir": "",
+            "options": {},
+        }
     else:
         artifacts = dict.fromkeys(("exported_model", "export_summary"))
-        more = dict.fromkeys(("evaluation", "model_name", "champion_version"), "x")
-        more |= {"destination": "", "attempt": "", "keep": 0, "run_id": "r"}
+        more = {"evaluation": "x", "model_name": "x", "release": {}}
+        del texts["champion"]
     with pytest.raises(SystemExit, match="seen"):
         module.run(run_dir=str(run_dir), **texts, **artifacts, **more)  # type: ignore[attr-defined]
     assert seen == ["evaluate" if module is evaluate else "export"]

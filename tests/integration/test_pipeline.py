@@ -151,7 +151,7 @@ def test_a_small_bucket_without_a_split_needs_epochs_and_nothing_else(
         ({"source": "gs://"}, "source"),
         ({"source": "file:///nowhere/at/all"}, "/nowhere/at/all"),
         ({"epochs": -1}, "epochs"),
-        ({"learning_rate": -0.1}, "learning_rate"),
+        ({"training": {"learning_rate": -0.1}}, "learning_rate"),
         ({"model": "resnet51"}, "resnet51"),
         ({"job": {"nproc_per_node": 16}}, "16 ranks but only 8 training images"),
         ({"backend": "slurm"}, "slurm"),

@@ -85,8 +85,12 @@ def test_a_script_of_ones_own_is_evaluated_gated_and_exported(
         model="own_script.py:build",
         epochs=12,
         batch_size=8,
-        learning_rate=0.05,
-        training={"image_size": 16, "val_fraction": 0.25, "script_args": "--momentum 0.8"},
+        training={
+            "learning_rate": 0.05,
+            "image_size": 16,
+            "val_fraction": 0.25,
+            "script_args": "--momentum 0.8",
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert outputs(tmp_path, "evaluate")["accuracy"] >= 0.9

@@ -13,7 +13,7 @@ from kfp_ddp.pipelines.given import Form, form_of, merged
     [
         ("epochs=3", {"epochs": 3}),
         ("training.epochs=3", {"epochs": 3}),
-        ("learning_rate=1e-2", {"learning_rate": 0.01}),
+        ("learning_rate=1e-2", {"training": {"learning_rate": 0.01}}),
         ("model=resnet18", {"model": "resnet18"}),
         ("cache_gb=2", {"training": {"cache_gb": 2.0}}),
         ("training.deterministic=true", {"training": {"deterministic": True}}),

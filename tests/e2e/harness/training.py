@@ -7,6 +7,7 @@ from tests.e2e.harness import bucket
 # Some of the demo's digits, trained just long enough to be told apart.
 LOOP: dict[str, Any] = {
     "image_size": 16,
+    "learning_rate": 0.1,
     "warmup_epochs": 2.0,
     "label_smoothing": 0.1,
     "workers": 0,
@@ -18,7 +19,6 @@ TRAINING: dict[str, Any] = {
     "model": "cifar_resnet8",
     "epochs": 20,
     "batch_size": 32,
-    "learning_rate": 0.1,
     "training": LOOP,
     "gpus_per_node": 0,
     "sync": {"dataset": "digits"},

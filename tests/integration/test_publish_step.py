@@ -1,0 +1,198 @@
+"""A blessed bundle on its way out: sealed with its verdict, uploaded, champion."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from kfp_ddp.base.run_folder import EXPORTED, VERDICT
+from kfp_ddp.components.publish.component import publish
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.lineage import FILE as LINEAGE
+from tests.exports import evaluated
+
+A, B = "a" * 12, "b" * 12
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run with an evaluation, a verdict, a report and a bundle."""
+    run_dir = tmp_path / "run"
+    evaluated(run_dir / "evaluation", "evaluation.json", wrong=3)
+    said = {"blessed": True, "reason": "blessed: all of it", "champion": A}
+    (run_dir / "evaluation" / VERDICT).write_text(json.dumps(said))
+    (run_dir / "evaluation" / "report.html").write_text("<p>the verdict</p>")
+    with bundle.replacing(run_dir) as made:
+        evaluated(made / "inside", "metrics.json", wrong=3)
+        for name in ("metrics.json", "predictions.csv"):
+            (made / "inside" / name).rename(made / name)
+        (made / "inside").rmdir()
+        (made / "model.onnx").write_bytes(bytes(100))
+        (made / "serving" / "m").mkdir(parents=True)
+        (made / "serving" / "m" / "labels.txt").write_text("cat\n")
+    return run_dir
+
+
+def arguments(run_dir: Path, out: Path, **changed: Any) -> dict[str, Any]:
+    return {
+        "bundle": str(run_dir / "bundle"),
+        "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
+        "model_name": "squares",
+        "destination": str(out / "models"),
+        "run_id": "run-1",
+        "published_model": dsl.Model(name="model", uri=str(out / "model")),
+        "publish_summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
+        **changed,
+    }
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int]]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+
+
+def test_what_is_published_carries_verdict_report_and_lineage(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    before = bundle.version(run_dir / "bundle")
+    exports = (tmp_path / "models" / "squares").as_uri()
+    given = arguments(
+        run_dir,
+        tmp_path,
+        destination=(tmp_path / "models").as_uri(),
+        champion=exports,
+        champion_version="",
+    )
+    uri, version = publish.python_func(**given)
+    assert uri == f"{given['destination']}/squares/{version}"
+    assert version != before
+    there = tmp_path / "models" / "squares" / version
+    assert bundle.intact(there)
+    assert bundle.files(there) == bundle.files(run_dir / "bundle")
+    assert (there / VERDICT).read_bytes() == (run_dir / "evaluation" / VERDICT).read_bytes()
+    assert (there / "report.html").read_text() == "<p>the verdict</p>"
+    lineage = json.loads((there / LINEAGE).read_text())
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lineage.pop("exported_at"))
+    assert lineage == {
+        "run_id": "run-1",
+        "champion": exports,
+        "champion_version": "",
+        "dataset_digest": "d" * 64,
+    }
+    metadata = given["published_model"].metadata
+    assert (metadata["uri"], metadata["version"], metadata["champion"]) == (uri, version, True)
+    assert json.loads((tmp_path / "model").read_text()) == metadata
+    assert json.loads((run_dir / EXPORTED).read_text()) == metadata
+    assert version in (tmp_path / "summary").read_text()
+
+
+def test_a_bundle_that_lost_its_champion_says_so_everywhere(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exports = tmp_path / "models" / "squares"
+    exports.mkdir(parents=True)
+    (exports / "CHAMPION").write_text(B)
+    given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
+    uri, version = publish.python_func(**given)
+    said = (
+        f"{version} was uploaded, but {A}, which it was compared with, is not the champion "
+        f"any more: CHAMPION names {B} and stays; run the gate again"
+    )
+    assert bundle.intact(Path(uri))
+    assert (exports / "CHAMPION").read_text() == B
+    assert given["published_model"].metadata["champion"] is False
+    assert given["published_model"].metadata["champion_stays"] == said
+    assert said in capsys.readouterr().out.splitlines()
+    assert said in (tmp_path / "summary").read_text()
+
+    given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=B)
+    for _ in range(2):
+        _, version = publish.python_func(**given)
+        assert (exports / "CHAMPION").read_text() == f"{version}\n"
+        assert given["published_model"].metadata["champion"] is True
+
+
+def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    exports = tmp_path / "models" / "squares"
+    exports.mkdir(parents=True)
+    (exports / "CHAMPION").write_text(B)
+    _, version = publish.python_func(**arguments(run_dir, tmp_path))
+    assert (exports / "CHAMPION").read_text() == f"{version}\n"
+
+
+def test_a_second_run_writes_nothing_again(run_dir: Path, tmp_path: Path) -> None:
+    given = arguments(run_dir, tmp_path)
+    first = publish.python_func(**given)
+    before = state(tmp_path / "models"), state(run_dir / "bundle")
+    assert publish.python_func(**given) == first
+    assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
+
+
+def test_without_a_destination_the_sealed_bundle_stays_with_the_run(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    given = arguments(run_dir, tmp_path, destination="")
+    uri, version = publish.python_func(**given)
+    assert (uri, version) == ("", bundle.version(run_dir / "bundle"))
+    assert given["published_model"].metadata["champion"] is False
+    assert (run_dir / "bundle" / VERDICT).is_file()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "says"),
+    [
+        (None, "run gate before publish"),
+        ("{", "run gate before publish"),
+        ('{"blessed": false, "reason": "not blessed: too bad"}', "too bad"),
+    ],
+)
+def test_what_the_gate_did_not_let_out_stays_in(
+    verdict: str | None, says: str, run_dir: Path, tmp_path: Path
+) -> None:
+    path = run_dir / "evaluation" / VERDICT
+    path.unlink()
+    if verdict is not None:
+        path.write_text(verdict)
+    before = state(run_dir / "bundle")
+    with pytest.raises(SystemExit, match=says) as caught:
+        publish.python_func(**arguments(run_dir, tmp_path))
+    assert "\n" not in str(caught.value)
+    assert state(run_dir / "bundle") == before
+    assert not list((tmp_path / "models").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"model_name": "../up"}, "model_name is '../up'"),
+        ({"destination": "ftp://models"}, "ftp://models cannot be used"),
+        ({"destination": "gs:///prefix"}, "names no bucket"),
+        ({"destination": "file://host/x"}, "is not a file URI"),
+        ({"destination": "/dev/null/models"}, "cannot be written"),
+        ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(
+    changed: dict[str, Any], says: str, run_dir: Path, tmp_path: Path
+) -> None:
+    before = state(run_dir)
+    with pytest.raises(SystemExit, match=re.escape(says)) as caught:
+        publish.python_func(**arguments(run_dir, tmp_path, **changed))
+    assert "\n" not in str(caught.value)
+    assert state(run_dir) == before
+
+
+def test_a_bundle_that_is_not_whole_is_not_published(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "bundle" / "model.onnx").write_bytes(b"torn")
+    with pytest.raises(SystemExit, match="no whole bundle"):
+        publish.python_func(**arguments(run_dir, tmp_path))
+    shutil.rmtree(run_dir / "bundle")
+    with pytest.raises(SystemExit, match="no whole bundle"):
+        publish.python_func(**arguments(run_dir, tmp_path))
+    assert not list((tmp_path / "models").rglob("*"))
