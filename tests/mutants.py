@@ -57,7 +57,10 @@ PARTS = {
         ("integration/test_sync_versions", "integration/test_sync_leases"),
     ),
     "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
-    "gate": Part(("components/gate/rules",), ("unit/test_gate_rules", "unit/test_gate_words")),
+    "gate": Part(
+        tuple(f"components/gate/{name}" for name in ("rules", "checks", "against", "bundled")),
+        ("unit/test_gate_rules", "unit/test_gate_words", "unit/test_gate_table"),
+    ),
     "measure": Part(
         ("components/evaluate/measure",), ("unit/test_evaluate_measure", "unit/test_evaluate_roc")
     ),

@@ -1,20 +1,23 @@
-"""The gate step: accuracy and evaluation in, verdict out. A failed gate is not a failed step."""
+"""The gate step: evaluation and bundle in, verdict out. A failed gate is not a failed step."""
 
 import contextlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.gate.rules import Check, Rules, champion_checks, own_checks, verdict_of
+from kfp_ddp.components.gate import bundled
+from kfp_ddp.components.gate.against import against
+from kfp_ddp.components.gate.checks import Check, own_checks
+from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.gate.verdict import markdown, record, verdict_of
 from kfp_ddp.components.shared import attempts
-from kfp_ddp.components.shared.champion import Champion, find
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
+from kfp_ddp.components.shared.champion import find
+from kfp_ddp.components.shared.destination import open_destination, sha256
+from kfp_ddp.components.shared.evaluation import Evaluation, reason
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 
@@ -43,45 +46,69 @@ def run(
     checked = Rules.create(**rules)
     with opened(evaluation.rpartition("/")[0], "gate") as folder:
         here = str(folder.file(evaluation)) if evaluation else ""
-        judged = judge(checked, accuracy, here, champion)
-        version = judged.champion
-        blessed, reason = verdict_of(judged.checks)
         if here:
-            _record(Path(here), judged, blessed, reason)
+            with contextlib.suppress(OSError):  # nothing may be there, or be written
+                Path(here).with_name(VERDICT).unlink()
+        judged = judge(checked, accuracy, here, champion, bundle)
+        version = judged.champion
+        blessed, why = verdict_of(judged.checks)
+        if here:
+            _leave(Path(here), judged, checked, needed=bool(bundle))
     Path(gate_verdict.path).write_text(markdown(blessed, judged.checks), encoding="utf-8")
-    gate_verdict.metadata.update({"blessed": blessed, "reason": reason, "champion": version})
-    print(reason)
+    gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
+    print(why)
     if attempt and not blessed:
         where = open_destination(champion)
-        attempts.note(where, attempt, version="", champion=version, reason=reason)
+        attempts.note(where, attempt, version="", champion=version, reason=why)
     return Judged(blessed, version)
 
 
 class Judgement(NamedTuple):
-    """What came of each rule, and the champion: its version, and its accuracy on these samples."""
+    """What came of each rule, the version judged, and the champion: where, which, how good."""
 
     checks: list[Check]
+    bundle: str = ""
     champion: str = ""
+    champion_uri: str = ""
     champion_accuracy: float | None = None
 
 
-def _record(evaluation: Path, judged: Judgement, blessed: bool, reason: str) -> None:
-    """Leave the verdict beside the evaluation, for who tells of the run; a folder may refuse it."""
+def _leave(evaluation: Path, judged: Judgement, rules: Rules, needed: bool) -> None:
+    """Leave the verdict beside the evaluation; a folder may refuse one that nobody needs.
+
+    Raises:
+        StorageError: it refuses one that is needed.
+    """
     found = Evaluation.read(evaluation)
-    said = {
-        "blessed": blessed,
-        "reason": reason,
+    facts = {
         "model": found.model,
+        "split": found.split,
+        "samples": found.samples,
         "accuracy": found.accuracy,
+        "checkpoint_digest": found.checkpoint_digest,
         "dataset_digest": found.dataset_digest,
+        "samples_digest": found.samples_digest,
+        "evaluation_sha256": sha256(evaluation),
+        "bundle": judged.bundle,
         "champion": judged.champion,
+        "champion_uri": judged.champion_uri,
         "champion_accuracy": judged.champion_accuracy,
     }
-    with contextlib.suppress(OSError), atomic_write(evaluation.with_name(VERDICT)) as file:
-        file.write(json.dumps(said, indent=1).encode())
+    target = evaluation.with_name(VERDICT)
+    try:
+        with atomic_write(target) as file:
+            file.write(record(judged.checks, rules.given(), facts))
+    except OSError as error:
+        if needed:
+            raise StorageError(
+                f"the verdict cannot be written to {target}: {reason(error)}; make the run's "
+                "folder writable and give it room"
+            ) from None
 
 
-def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> Judgement:
+def judge(
+    rules: Rules, accuracy: float, evaluation: str, champion: str, bundle: str = ""
+) -> Judgement:
     """Apply the rules.
 
     Raises:
@@ -89,81 +116,30 @@ def judge(rules: Rules, accuracy: float, evaluation: str, champion: str) -> Judg
     """
     if not (math.isfinite(accuracy) and 0 <= accuracy <= 1):
         raise InputError(f"accuracy is {accuracy}: it is a share of the samples, 0 to 1")
-    needed = rules.need_evaluation + (["champion"] if champion else [])
-    if needed and not evaluation:
-        raise InputError(
-            f"{needed[0]} is set but evaluation is empty: connect the evaluation output of evaluate"
-        )
-    rules.check_champion(champion)
+    rules.check_inputs(evaluation, bundle, champion)
     found = Evaluation.read(Path(evaluation)) if evaluation else None
     if found is not None and abs(found.accuracy - accuracy) > 1e-6:
         raise InputError(
             f"accuracy is {accuracy} but {evaluation} says {found.accuracy}: connect both to the "
             "same evaluate step"
         )
-    checks = own_checks(rules, accuracy, found)
+    judged = Judgement(own_checks(rules, accuracy, found))
+    if bundle:
+        of_bundle = bundled.read(bundle, Path(evaluation))
+        checks = bundled.bundle_checks(rules, of_bundle)
+        judged = Judgement(judged.checks + checks, of_bundle.version)
     if not champion or found is None:
-        return Judgement(checks)
+        return judged
     held = find(champion)
     if held is None:
         must = rules.champion_must_exist
-        checks.append(Check(not must, f"there is no champion at {champion} yet"))
-        return Judgement(checks)
-    compared, theirs = _against(rules, found, Path(evaluation).parent, held)
-    return Judgement(checks + compared, held.version, theirs)
-
-
-def _against(
-    rules: Rules, challenger: Evaluation, folder: Path, held: Champion
-) -> tuple[list[Check], float | None]:
-    """The comparison with the champion, and its accuracy where the two compare."""
-    again = None
-    if not held.evaluation.same_samples(challenger):
-        again = _evaluated_again(folder / AGAIN, held, challenger)
-        if again is None:
-            return [Check(False, incomparable(held, challenger))], None
-    hits = None
-    if rules.max_p_value < 1:
-        its = again.read_hits(folder / AGAIN) if again is not None else held.predictions()
-        hits = (challenger.read_hits(folder), its)
-    note = ""
-    if again is not None:
-        note = f" (champion {held.version} re-evaluated on this split: {again.accuracy:.4f})"
-    elif not challenger.of_known_content:
-        note = " (their samples have the same names; neither side knows a digest of them)"
-    theirs = again or held.evaluation
-    return champion_checks(rules, challenger, theirs, hits, note), theirs.accuracy
-
-
-def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Evaluation | None:
-    """What evaluate found of this very champion on the challenger's samples, if it did."""
-    if not (folder / FILE).is_file():
-        return None
-    found = Evaluation.read(folder / FILE)
-    same_model = found.checkpoint_digest == held.evaluation.checkpoint_digest
-    return found if same_model and found.same_samples(challenger) else None
-
-
-def incomparable(held: Champion, challenger: Evaluation) -> str:
-    """Why a champion that was evaluated on other samples was not evaluated on these too."""
-    said = f"the champion was {held.evaluation.differs(challenger)}, so the two do not compare"
-    if name := held.unknown_class(challenger):
-        return (
-            f"{said}, and it does not know the class {name!r} of this split: "
-            "run once with champion empty to export this model as the next one to beat"
-        )
-    if not held.version:
-        return (
-            f"{said}, and only its evaluation is at {held.uri}: give its bundle, "
-            "which evaluate can evaluate on this split"
-        )
-    return f"{said}: give evaluate the same champion, which it then evaluates on this split"
-
-
-def markdown(blessed: bool, checks: list[Check]) -> str:
-    """The verdict as a heading and a list of the rules, for the KFP UI."""
-    from kfp_ddp.components.shared.markdown import cell
-
-    lines = [f"## {'Blessed' if blessed else 'Not blessed'}", ""]
-    lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]
-    return "\n".join(lines) + "\n"
+        none = Check("champion", not must, f"there is no champion at {champion} yet")
+        return judged._replace(checks=[*judged.checks, none])
+    compared = against(rules, found, Path(evaluation).parent, held)
+    return Judgement(
+        judged.checks + compared.checks,
+        judged.bundle,
+        held.version,
+        held.uri,
+        compared.accuracy,
+    )

@@ -1,12 +1,9 @@
-"""The rules a model must meet, and the verdict over them in words. Plain Python."""
-
-from dataclasses import dataclass
+"""The rules that a model must meet, and what each of them needs to be asked."""
 
 from pydantic import Field
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.shared.evaluation import Evaluation
 
 
 class Rules(Settings):
@@ -16,9 +13,16 @@ class Rules(Settings):
     """Accuracy that the model must have, as a share: 0.97 for 97 %."""
     use_lower_bound: bool = False
     """Hold min_accuracy against the lower end of the accuracy's 95 % interval."""
+    min_balanced_accuracy: float = Field(0.0, ge=0, le=1)
+    """Mean recall of the classes with samples, as a share: large classes count no more than small
+    ones."""
     min_class_recall: float = Field(0.0, ge=0, le=1)
     """Recall that every class must have, as a share: 0.97 for 97 %; without samples it has
     none."""
+    min_slice_accuracy: float = Field(0.0, ge=0, le=1)
+    """Accuracy that every slice by tags must have, as a share, if it has min_slice_samples."""
+    min_slice_samples: int = Field(30, ge=1)
+    """Samples from which on min_slice_accuracy counts for a slice."""
     max_calibration_error: float = Field(1.0, ge=0, le=1)
     """Expected calibration error to have at most, as a share: 0.97 for 97 %."""
     min_improvement: float = Field(0.0, ge=-1, le=1)
@@ -28,13 +32,31 @@ class Rules(Settings):
     """Chance that the gain is luck, by McNemar's exact test on the same samples; 1 to not ask."""
     champion_must_exist: bool = False
     """Fail where no model lies at champion yet, as after a misspelt name; false for a first run."""
+    max_latency_ms: float = Field(0.0, ge=0)
+    """Milliseconds that the answer to one image may take, the median where the bundle was made; 0
+    to not ask."""
+    budget_of: str = "model.onnx"
+    """The file of the bundle whose latency and memory are bounded."""
+    max_bundle_mb: float = Field(0.0, ge=0)
+    """Size of all files of the bundle together, in 10^6 bytes; 0 to not ask."""
+    max_memory_mb: float = Field(0.0, ge=0)
+    """Memory at most of the process that only serves the model, in 10^6 bytes; 0 to not ask."""
+    must_serve: bool = False
+    """Fail where no process with the runtime alone has answered from the bundle; one that answered
+    wrongly always fails."""
+    max_variant_loss: float = Field(1.0, ge=0, le=1)
+    """Accuracy that a variant of the bundle may lose against the model, as a share."""
+    min_variant_agreement: float = Field(0.0, ge=0, le=1)
+    """Share of the samples for which a variant must tell the class that the model does."""
 
     @property
     def need_evaluation(self) -> list[str]:
         """The rules set that ask for more than the accuracy alone."""
         asked = {
             "use_lower_bound": self.use_lower_bound,
+            "min_balanced_accuracy": self.min_balanced_accuracy > 0,
             "min_class_recall": self.min_class_recall > 0,
+            "min_slice_accuracy": self.min_slice_accuracy > 0,
             "max_calibration_error": self.max_calibration_error < 1,
         }
         return [name for name, is_set in asked.items() if is_set]
@@ -46,6 +68,19 @@ class Rules(Settings):
             "min_improvement": self.min_improvement != 0,
             "max_p_value": self.max_p_value < 1,
             "champion_must_exist": self.champion_must_exist,
+        }
+        return [name for name, is_set in asked.items() if is_set]
+
+    @property
+    def need_bundle(self) -> list[str]:
+        """The rules set that look at what serves."""
+        asked = {
+            "max_latency_ms": self.max_latency_ms > 0,
+            "max_bundle_mb": self.max_bundle_mb > 0,
+            "max_memory_mb": self.max_memory_mb > 0,
+            "must_serve": self.must_serve,
+            "max_variant_loss": self.max_variant_loss < 1,
+            "min_variant_agreement": self.min_variant_agreement > 0,
         }
         return [name for name, is_set in asked.items() if is_set]
 
@@ -61,112 +96,22 @@ class Rules(Settings):
                 "evaluation.json, its folder or its bundle"
             )
 
+    def check_inputs(self, evaluation: str, bundle: str, champion: str) -> None:
+        """Refuse rules that ask for what the step was not given.
 
-@dataclass(frozen=True)
-class Check:
-    """One rule as applied: does it hold, and the comparison in words."""
-
-    holds: bool
-    words: str
-
-
-def at_least(what: str, value: float, bound: float) -> Check:
-    """Check `value >= bound`."""
-    holds = value >= bound
-    return Check(holds, f"{what} {_shown(value, bound)} {'>=' if holds else '<'} {bound:g}")
-
-
-def at_most(what: str, value: float, bound: float) -> Check:
-    """Check `value <= bound`."""
-    holds = value <= bound
-    return Check(holds, f"{what} {_shown(value, bound)} {'<=' if holds else '>'} {bound:g}")
-
-
-def _shown(value: float, bound: float) -> str:
-    """Four decimals, or as many as it takes to tell `value` from 0 and from `bound`."""
-    short = f"{value:.4f}"
-    tells = float(short) not in (0.0, bound) or value in (0.0, bound)
-    return short if tells else f"{value:.9g}"
-
-
-def own_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
-    """The rules that look at the model alone."""
-    if evaluation is not None and rules.use_lower_bound:
-        what = "lower end of the 95 % interval of the accuracy"
-        checks = [at_least(what, evaluation.accuracy_low, rules.min_accuracy)]
-    else:
-        checks = [at_least("accuracy", accuracy, rules.min_accuracy)]
-    if evaluation is not None and rules.min_class_recall > 0:
-        checks.append(_class_recall(rules.min_class_recall, evaluation))
-    if evaluation is not None and rules.max_calibration_error < 1:
-        error = evaluation.calibration_error
-        checks.append(at_most("calibration error", error, rules.max_calibration_error))
-    return checks
-
-
-def _class_recall(bound: float, evaluation: Evaluation) -> Check:
-    absent = [one.name for one in evaluation.classes if not one.samples]
-    if absent:
-        more = f" and {len(absent) - 1} more" if absent[1:] else ""
-        said = f"class {absent[0]}{more} has no samples in {evaluation.split}, so no recall"
-        return Check(False, f"{said} >= {bound:g}")
-    worst = min(evaluation.classes, key=lambda one: one.recall)
-    return at_least(f"lowest class recall ({worst.name})", worst.recall, bound)
-
-
-def champion_checks(
-    rules: Rules,
-    challenger: Evaluation,
-    champion: Evaluation,
-    hits: tuple[dict[str, bool], dict[str, bool]] | None,
-    note: str = "",
-) -> list[Check]:
-    """The rules that compare with the champion, on the very same samples.
-
-    `hits` tells for challenger and champion whether each sample was told right, None if no rule
-    asks for it; `note` is what to say of the champion's evaluation.
-    """
-    gain = (challenger.correct - champion.correct) / challenger.samples
-    gained = at_least("improvement on the champion", gain, rules.min_improvement)
-    checks = [Check(gained.holds, gained.words + note)]
-    if hits is not None:
-        won, lost = discordant(*hits)
-        what = f"McNemar p-value ({won} samples won, {lost} lost)"
-        checks.append(at_most(what, mcnemar(won, lost), rules.max_p_value))
-    return checks
-
-
-def discordant(challenger: dict[str, bool], champion: dict[str, bool]) -> tuple[int, int]:
-    """Samples only the challenger got right, and those only the champion got right.
-
-    Raises:
-        InputError: if the two do not hold the same samples.
-    """
-    if challenger.keys() != champion.keys():
-        raise InputError(
-            "the predictions of challenger and champion name other samples than their "
-            "evaluations: keep predictions.csv beside the evaluation.json it belongs to"
-        )
-    won = sum(hit and not champion[path] for path, hit in challenger.items())
-    lost = sum(champion[path] and not hit for path, hit in challenger.items())
-    return won, lost
-
-
-def mcnemar(won: int, lost: int) -> float:
-    """Exact one-sided p-value that the challenger is no better (McNemar 1947, Psychometrika 12).
-
-    The chance of at least `won` heads in `won + lost` fair throws; 1 without any.
-    """
-    n = won + lost
-    term = total = 1
-    for heads in range(n, won, -1):
-        term = term * heads // (n - heads + 1)
-        total += term
-    return total / (1 << n)
-
-
-def verdict_of(checks: list[Check]) -> tuple[bool, str]:
-    """Blessed if all hold, and one line that names what decided it."""
-    blessed = all(check.holds for check in checks)
-    words = "; ".join(check.words for check in checks if check.holds == blessed)
-    return blessed, " ".join(f"{'blessed' if blessed else 'not blessed'}: {words}".split())
+        Raises:
+            InputError: naming the rule and the output to connect.
+        """
+        needed = self.need_evaluation + (["champion"] if champion else [])
+        needed += ["bundle"] if bundle else []
+        if needed and not evaluation:
+            raise InputError(
+                f"{needed[0]} is set but evaluation is empty: connect the evaluation output of "
+                "evaluate"
+            )
+        if self.need_bundle and not bundle:
+            raise InputError(
+                f"{self.need_bundle[0]} is set but bundle is empty: connect the bundle output of "
+                "export"
+            )
+        self.check_champion(champion)

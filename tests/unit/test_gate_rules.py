@@ -9,10 +9,11 @@ from kfp import dsl
 
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.evaluate.samples import samples_digest
+from kfp_ddp.components.gate.against import mcnemar
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.gate.rules import mcnemar
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import CHAMPION
+from kfp_ddp.components.shared.destination import sha256
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
 
 CLASSES = [
@@ -111,16 +112,46 @@ def test_the_verdict_lies_beside_the_evaluation_with_what_it_compared(tmp_path: 
     version = exported(exports, 5)
     (exports / CHAMPION).write_text(version)
     path = evaluation(tmp_path / "run", hits(3))
-    _, reason = judged(tmp_path, 0.97, evaluation=path, champion=str(exports))
-    assert json.loads((tmp_path / "run" / VERDICT).read_text()) == {
+    given = {"evaluation": path, "champion": str(exports), "min_improvement": 0.02}
+    _, reason = judged(tmp_path, 0.97, **given)
+    written = (tmp_path / "run" / VERDICT).read_bytes()
+    said = json.loads(written)
+    assert said == {
+        "format": 1,
         "blessed": True,
         "reason": reason,
         "model": "resnet18",
+        "split": "val",
+        "samples": 100,
         "accuracy": 0.97,
+        "checkpoint_digest": "c" * 64,
         "dataset_digest": "d" * 64,
+        "samples_digest": Evaluation.read(Path(path)).samples_digest,
+        "evaluation_sha256": sha256(Path(path)),
+        "bundle": "",
         "champion": version,
+        "champion_uri": f"{exports}/{version}",
         "champion_accuracy": 0.95,
+        "rules": {"min_improvement": 0.02},
+        "checks": [
+            {
+                "rule": "min_accuracy",
+                "holds": True,
+                "value": 0.97,
+                "bound": 0.0,
+                "words": "accuracy 0.9700 >= 0",
+            },
+            {
+                "rule": "min_improvement",
+                "holds": True,
+                "value": 0.02,
+                "bound": 0.02,
+                "words": "improvement on the champion 0.0200 >= 0.02",
+            },
+        ],
     }
+    judged(tmp_path, 0.97, **given)
+    assert (tmp_path / "run" / VERDICT).read_bytes() == written
 
 
 def test_an_accuracy_just_below_its_bound_does_not_read_as_equal(tmp_path: Path) -> None:

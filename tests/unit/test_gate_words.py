@@ -4,14 +4,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.gate.rules import (
-    Rules,
-    at_least,
-    at_most,
-    champion_checks,
-    own_checks,
-    verdict_of,
-)
+from kfp_ddp.components.gate.against import champion_checks
+from kfp_ddp.components.gate.checks import at_least, at_most, own_checks
+from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.gate.verdict import verdict_of
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation
 
 
@@ -38,8 +34,14 @@ def of(*samples: int) -> list[ClassResult]:
 
 
 def test_a_bound_itself_is_met() -> None:
-    assert (at_least("x", 0.5, 0.5).holds, at_least("x", 0.4999, 0.5).holds) == (True, False)
-    assert (at_most("x", 0.5, 0.5).holds, at_most("x", 0.5001, 0.5).holds) == (True, False)
+    assert (at_least("rule", "x", 0.5, 0.5).holds, at_least("rule", "x", 0.4999, 0.5).holds) == (
+        True,
+        False,
+    )
+    assert (at_most("rule", "x", 0.5, 0.5).holds, at_most("rule", "x", 0.5001, 0.5).holds) == (
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_bound_itself_is_met() -> None:
 def test_as_many_decimals_as_tell_a_value_from_its_bound(
     value: float, bound: float, said: str
 ) -> None:
-    assert at_most("x", value, bound).words == said
+    assert at_most("rule", "x", value, bound).words == said
 
 
 def test_calibration_is_asked_where_it_is_bounded_and_known() -> None:
@@ -88,7 +90,7 @@ def test_a_verdict_tells_what_decided_it() -> None:
     champion = evaluation(correct=80)
     (gained,) = champion_checks(Rules(min_improvement=0.1), evaluation(), champion, None)
     assert gained.words == "improvement on the champion 0.1000 >= 0.1"
-    missed = [at_least("a", 0.1, 0.5), gained, at_least("b", 0.2, 0.5)]
+    missed = [at_least("rule", "a", 0.1, 0.5), gained, at_least("rule", "b", 0.2, 0.5)]
     assert verdict_of(missed) == (False, "not blessed: a 0.1000 < 0.5; b 0.2000 < 0.5")
     passed, words = verdict_of([gained, gained])
     assert passed

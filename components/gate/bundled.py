@@ -1,0 +1,177 @@
+"""The rules that look at what serves: the bundle's sizes, times, memory and variants."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.gate.checks import Check, at_least, at_most, own_checks
+from kfp_ddp.components.gate.rules import Rules
+from kfp_ddp.components.shared import variants
+from kfp_ddp.components.shared.destination import open_destination, sha256
+from kfp_ddp.components.shared.sealed import Sealed
+
+INFRA, LATENCY, METRICS = "infra.json", "latency.json", "metrics.json"
+_LARGEST = 1 << 20
+_BATCH = "batch_1"
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Time(_Read):
+    median_ms: float
+
+
+class _Asked(_Read):
+    """What a process with the runtime alone came to with one file."""
+
+    failed: str = ""
+    latency: dict[str, _Time] = {}
+    memory_mb: float | None = None
+
+
+class _Infra(_Read):
+    passed: bool
+    reason: str = ""
+    files: dict[str, _Asked] = {}
+
+
+class _Latency(_Read):
+    runtimes: dict[str, dict[str, _Time]] = {}
+
+
+class Bundled(NamedTuple):
+    """What a bundle tells of itself, as its manifest lists it."""
+
+    version: str
+    size: int
+    """Bytes of all its files."""
+    infra: _Infra | None
+    latency: _Latency
+    variants: variants.Record
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read(bundle: str, evaluation: Path) -> Bundled:
+    """A bundle, if it is whole and of this evaluation.
+
+    Args:
+        bundle: Folder or address.
+        evaluation: The file that export was given.
+
+    Raises:
+        InputError: it is not there, damaged, or of another evaluation.
+    """
+    where = open_destination(bundle)
+    found = Sealed.at(where, "", "the bundle", "export the model again")
+    if found.listed is None:
+        raise InputError(f"there is no bundle at {bundle}: connect the bundle output of export")
+    if found.listed.get(METRICS) != sha256(evaluation):
+        raise InputError(
+            f"the bundle {bundle} is not of {evaluation}: give evaluate, export and gate the same "
+            "checkpoint, in this order"
+        )
+    return Bundled(
+        version=found.version,
+        size=sum(size for _, size in where.list("")),
+        infra=_parsed(found, INFRA, _LARGEST, _Infra),
+        latency=_parsed(found, LATENCY, _LARGEST, _Latency) or _Latency(),
+        variants=_parsed(found, variants.FILE, variants.LARGEST, variants.Record)
+        or variants.Record(),
+    )
+
+
+def _parsed(found: Sealed, name: str, limit: int, model: type[M]) -> M | None:
+    content = found.read(name, limit)
+    try:
+        return None if content is None else model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the document"
+        raise InputError(
+            f"{found.uri}/{name} cannot be judged: {field}: {first['msg']}; {found.advice}"
+        ) from None
+
+
+def bundle_checks(rules: Rules, bundle: Bundled) -> list[Check]:
+    """The rules that look at the bundle; a process that answered wrongly always fails.
+
+    Args:
+        rules: All of them.
+        bundle: What is judged.
+    """
+    return [
+        *_serves(rules.must_serve, bundle.infra),
+        *_latency(rules.max_latency_ms, rules.budget_of, bundle),
+        *_memory(rules.max_memory_mb, rules.budget_of, bundle.infra),
+        *_size(rules.max_bundle_mb, bundle.size),
+        *_variants(rules, bundle.variants),
+    ]
+
+
+def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
+    rule = "must_serve"
+    if infra is None or not infra.files:
+        why = infra.reason if infra else "no process with the runtime alone was asked"
+        if must:
+            yield Check(rule, False, f"the bundle is not known to serve: {why}")
+    elif infra.passed:
+        yield Check(rule, True, f"the bundle serves: {', '.join(sorted(infra.files))}")
+    else:
+        yield Check(rule, False, f"the bundle does not serve: {infra.reason or 'it failed'}")
+
+
+def _latency(bound: float, name: str, bundle: Bundled) -> Iterator[Check]:
+    rule = "max_latency_ms"
+    if not bound:
+        return
+    asked = bundle.infra.files.get(name) if bundle.infra else None
+    times = asked.latency if asked and asked.latency else bundle.latency.runtimes.get(name, {})
+    if _BATCH in times:
+        yield at_most(rule, f"milliseconds for one image by {name}", times[_BATCH].median_ms, bound)
+    else:
+        yield _unmeasured(rule, "latency", name, bundle.latency.runtimes, bound)
+
+
+def _memory(bound: float, name: str, infra: _Infra | None) -> Iterator[Check]:
+    rule = "max_memory_mb"
+    if not bound:
+        return
+    files = infra.files if infra else {}
+    used = files[name].memory_mb if name in files else None
+    if used is None:
+        measured = {each: one for each, one in files.items() if one.memory_mb is not None}
+        yield _unmeasured(rule, "memory", name, measured, bound)
+    else:
+        yield at_most(rule, f"MB of memory to serve {name}", used, bound)
+
+
+def _unmeasured(rule: str, what: str, name: str, measured: Iterable[str], bound: float) -> Check:
+    known = ", ".join(sorted(measured)) or "none"
+    return Check(rule, False, f"no {what} of {name} was measured (known: {known})", None, bound)
+
+
+def _size(bound: float, size: int) -> Iterator[Check]:
+    if bound:
+        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound)
+
+
+def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
+    """Each further form of the model, held against the rules for the model and those for it."""
+    for one in record.variants:
+        checks = own_checks(rules, one.evaluation.accuracy, one.evaluation)
+        if rules.max_variant_loss < 1:
+            what = "accuracy lost"
+            checks.append(at_most("max_variant_loss", what, -one.gain, rules.max_variant_loss))
+        if rules.min_variant_agreement > 0:
+            what, bound = "agreement with the model", rules.min_variant_agreement
+            checks.append(at_least("min_variant_agreement", what, one.agreement, bound))
+        for check in checks:
+            words = f"variant {one.name}: {check.words}"
+            yield Check(check.rule, check.holds, words, check.value, check.bound)
