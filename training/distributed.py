@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, PeerLostError
 from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.memory import keep_freed
 
 T = TypeVar("T")
@@ -80,7 +79,23 @@ class World:
             dist.barrier(group=self.control)
 
 
-def start(config: TrainConfig) -> World:
+class Joining(Protocol):
+    """What of its settings a program's ranks meet by; TrainConfig has them."""
+
+    @property
+    def device(self) -> str:
+        """auto, cuda, mps or cpu."""
+
+    @property
+    def timeout_minutes(self) -> float:
+        """Of a collective."""
+
+    @property
+    def output_dir(self) -> str:
+        """Where the ranks leave what explains a failure."""
+
+
+def start(config: Joining) -> World:
     """Join the process group that torchrun's environment describes; without one, train alone.
 
     Raises:
@@ -108,7 +123,7 @@ def start(config: TrainConfig) -> World:
     return World(rank, size, local_rank, local_size, device, control)
 
 
-def _flight_recorder(config: TrainConfig) -> None:
+def _flight_recorder(config: Joining) -> None:
     """Let NCCL keep its last collectives and dump them when one times out (read: torchfrtrace)."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -128,7 +143,7 @@ def leave(world: World, in_order: bool) -> None:
         dist.destroy_process_group()
 
 
-def _device(config: TrainConfig, local_rank: int, local_size: int, size: int) -> torch.device:
+def _device(config: Joining, local_rank: int, local_size: int, size: int) -> torch.device:
     """The device of this rank.
 
     Raises:

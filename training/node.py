@@ -17,7 +17,7 @@ import tempfile
 import threading
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,18 +36,34 @@ DEAF_SECONDS = 5.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch, wait, and return 0 (done), 143 (preempted) or the exit code of the first failure."""
-    parent = Parent()
-    parent.on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--" not in arguments:
-        arguments.insert(0, "--")
-    at = arguments.index("--")
-    ours, flags = arguments[:at], arguments[at + 1 :]
+    end_with_parent()
+    torchrun, flags = taken_apart(sys.argv[1:] if argv is None else argv)
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
     except KfpDdpError as error:
-        return _report_known(error, None)
-    return _launch(ours, config)
+        return report_known(error, None)
+    earlier, metrics = 0, RunFolder(config.output_dir).metrics
+    with contextlib.suppress(OSError):
+        earlier = metrics.stat().st_size
+    return launch(
+        torchrun,
+        ["kfp_ddp.training", *config.to_argv()],
+        Path(config.output_dir),
+        check=lambda args: _check_ranks(args, config),
+        kept=lambda: _kept(metrics, earlier),
+    )
+
+
+def end_with_parent() -> None:
+    """Stop the ranks of this process, as by SIGTERM, when whoever started it is gone."""
+    Parent().on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
+
+
+def taken_apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of torchrun before `--`, and those of the ranks after it."""
+    arguments = list(argv) if "--" in argv else ["--", *argv]
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
@@ -68,24 +84,41 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
         batches.check_one_each(len(train), ranks)
 
 
-def _launch(torchrun_flags: list[str], config: TrainConfig) -> int:
+def launch(
+    torchrun_flags: Sequence[str],
+    program: Sequence[str],
+    output_dir: Path,
+    *,
+    check: Callable[[argparse.Namespace], None],
+    kept: Callable[[], str],
+) -> int:
+    """Start the ranks of this node, and wait for them.
+
+    Args:
+        torchrun_flags: Flags of torchrun.
+        program: Module that each rank runs, and its arguments.
+        output_dir: Folder for their logs, which has a `logs` of its own, as a `RunFolder` has.
+        check: Refuses what cannot run, by torchrun's arguments, before a rank starts.
+        kept: What to say of ranks that were stopped: what is left of their work.
+
+    Returns:
+        0, 143 where they were stopped, or the exit code of the first failure.
+    """
     from torch.distributed import run
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
-    args = run.get_args_parser().parse_args(
-        [*torchrun_flags, "-m", "kfp_ddp.training", *config.to_argv()]
-    )
+    args = run.get_args_parser().parse_args([*torchrun_flags, "-m", *program])
     least, most = _nodes(args.nnodes)
     # On a shared volume each of several nodes has a file of its own.
     name = "failure.json" if most == 1 else f"failure-{socket.gethostname()}.json"
-    log_dir = _log_dir(args.log_dir, config, "failure*.json" if least == most else name)
+    log_dir = _log_dir(args.log_dir, output_dir, "failure*.json" if least == most else name)
     args.log_dir, file = str(log_dir), log_dir / name
     try:
-        _check_ranks(args, config)
+        check(args)
     except KfpDdpError as error:
-        return _report_known(error, file)
+        return report_known(error, file)
     _complete(args, least, most)
-    return _supervise(args, config, file)
+    return _supervise(args, kept, file)
 
 
 def _complete(args: argparse.Namespace, least: int, most: int) -> None:
@@ -107,34 +140,30 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
-def _supervise(args: argparse.Namespace, config: TrainConfig, file: Path) -> int:
+def _supervise(args: argparse.Namespace, kept: Callable[[], str], file: Path) -> int:
     """Start the ranks and wait; the exit code, with what ended them in `file`."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
-    launch, command, command_args = run.config_from_args(args)
-    launch.logs_specs = logs = _logs(args.log_dir)
-    launch.signals_to_handle = "SIGQUIT"  # the others are ours, below
-    launch.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
-    metrics = RunFolder(config.output_dir).metrics
-    earlier = 0
-    with contextlib.suppress(OSError):
-        earlier = metrics.stat().st_size
+    settings, command, command_args = run.config_from_args(args)
+    settings.logs_specs = logs = _logs(args.log_dir)
+    settings.signals_to_handle = "SIGQUIT"  # the others are ours, below
+    settings.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     _stop_on_signals(file)
     try:
-        elastic_launch(launch, command)(*command_args)
+        elastic_launch(settings, command)(*command_args)
     except SignalException as error:
-        kept = _kept(metrics, earlier)
-        line = f"stopped by {signal.Signals(error.sigval).name}; {kept}"
+        left = kept()
+        line = f"stopped by {signal.Signals(error.sigval).name}; {left}"
         stopped = Failure(128 + error.sigval, -1, line, True)
-        return report(told(logs.errors, kept) or stopped, file)
+        return report(told(logs.errors, left) or stopped, file)
     except ChildFailedError as error:
-        return report(root_cause(error, _kept(metrics, earlier)), file)
+        return report(root_cause(error, kept()), file)
     except Exception as error:  # noqa: BLE001  whatever it is, its line is told
         if isinstance(error, OSError) and error.errno in FULL:
-            return _report_known(StorageError(full(error, args.log_dir)), file)
+            return report_known(StorageError(full(error, args.log_dir)), file)
         return _report_own(error, file)
     return 0
 
@@ -157,7 +186,8 @@ def _stop_on_signals(file: Path) -> None:
     _end_when_deaf(heard, file)
 
 
-def _report_known(error: KfpDdpError, file: Path | None) -> int:
+def report_known(error: KfpDdpError, file: Path | None) -> int:
+    """Tell of an error from before the ranks began; its exit code."""
     return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
 
 
@@ -232,12 +262,12 @@ def _nodes(nnodes: str) -> tuple[int, int]:
     return int(least or most), int(most)
 
 
-def _log_dir(given: str | None, config: TrainConfig, outdated: str) -> Path:
+def _log_dir(given: str | None, output_dir: Path, outdated: str) -> Path:
     """A folder for the ranks' logs, less the files `outdated` of an earlier attempt.
 
     Where the output folder cannot be written it is a temporary one.
     """
-    path = Path(given) if given else RunFolder(config.output_dir).logs
+    path = Path(given) if given else RunFolder(output_dir).logs
     try:
         path.mkdir(parents=True, exist_ok=True)
         for earlier in path.glob(outdated):

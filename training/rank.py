@@ -4,9 +4,9 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kfp_ddp.base.errors import FULL, JobError, KfpDdpError, PeerLostError, StorageError, full
 from kfp_ddp.base.failure import Failure, lost_peer, write_record
@@ -22,16 +22,44 @@ PREEMPTED = 143
 STALE = "the heartbeat is stale"
 
 
+class Config(Protocol):
+    """What the program of a rank is told, as far as all of them are."""
+
+    @property
+    def output_dir(self) -> str:
+        """Folder that it writes to."""
+
+
+C = TypeVar("C", bound=Config)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; its exit code is 0, 143 when preempted, or that of its error; others raise."""
     parent = Parent()
-    try:
-        config = parse(argv, prog="python -m kfp_ddp.training")
+
+    def work(config: TrainConfig) -> bool:
         if config.script:
             from kfp_ddp.training import own_script
 
-            return 0 if own_script.run(config) else PREEMPTED
-        return 0 if run(config, parent) else PREEMPTED
+            return own_script.run(config)
+        return run(config, parent)
+
+    return told(lambda: parse(argv, prog="python -m kfp_ddp.training"), work)
+
+
+def told(read: Callable[[], C], work: Callable[[C], bool]) -> int:
+    """Run the work of a rank, and leave for its launcher why it ended.
+
+    Args:
+        read: Gives what the rank is told.
+        work: Does it; False when preempted.
+
+    Returns:
+        The exit code, as of `main`.
+    """
+    try:
+        config = read()
+        return 0 if work(config) else PREEMPTED
     except KfpDdpError as error:
         return _end(error)
     except Exception as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp_ddp.base import failure, folders
+from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.base.run_folder import RunFolder, task_title
 from kfp_ddp.base.settings import split
@@ -14,16 +14,9 @@ from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.each_node import at_hand, is_brought
 from kfp_ddp.components.shared.in_use import using
-from kfp_ddp.components.shared.launch import local_processes
-from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS, Ended, run_ranks
+from kfp_ddp.components.shared.launch.local_ranks import Ended, local_gpus, run_ranks
 from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.claims import (
-    claim_of,
-    covering,
-    own_claims,
-    read_only,
-    with_claims,
-)
+from kfp_ddp.components.shared.launch.specification.claims import claim_of, with_folders
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
@@ -96,7 +89,7 @@ def run(
         with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
             if backend == "local":
                 checked = LaunchSpec.create(**fields, command=["true"])
-                ranks = checked.nproc_per_node or _local_gpus()
+                ranks = checked.nproc_per_node or local_gpus()
                 with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
                     here = moved(config, data, run_dir)
                     record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
@@ -130,13 +123,8 @@ def _train_here(
     config: TrainConfig, task_name: str, ranks: int, folder: RunFolder
 ) -> dict[str, Any]:
     """Train with processes of this step; returns its record."""
-    run_dir = folder.path
-    left = local_processes.recorded(run_dir)
-    if left is not None:
-        print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
-        local_processes.end(left, GRACE_SECONDS)
-    print(f"{task_name}: {ranks} rank(s), output in {run_dir}", flush=True)
-    ended = run_ranks(config.to_argv(), ranks, run_dir)
+    print(f"{task_name}: {ranks} rank(s), output in {folder.path}", flush=True)
+    ended = run_ranks(config.to_argv(), ranks, folder.path)
     if ended.code != 0 or ended.stopped_by is not None:
         raise _failure(ended, folder)
     ran = images.record()
@@ -155,7 +143,7 @@ def _train_on_cluster(
     `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
     """
     api = Api.connect()
-    fields = _with_folders(api, fields, config.data, config.output_dir)
+    fields = with_folders(api, fields, config.data, config.output_dir, "train")
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall_minutes)
@@ -189,35 +177,6 @@ def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[st
     return {**training, "timeout_minutes": minutes}
 
 
-def _with_folders(api: Api, fields: dict[str, Any], data: str, run_dir: str) -> dict[str, Any]:
-    """`fields` with the claims of both folders, that of the data read-only where it can be."""
-    on_claims = {"dataset_path": data, "work_dir": run_dir}
-    if is_brought(data):
-        del on_claims["dataset_path"]
-    if is_address(run_dir):
-        del on_claims["work_dir"]
-    fields = with_claims(fields, list(on_claims.values()), own_claims(api))
-    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
-    for what, path in on_claims.items():
-        if not covering(path, every):
-            raise InputError(
-                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
-                "train task with kubernetes.mount_pvc"
-            )
-    return read_only(fields, data, run_dir)
-
-
-def _local_gpus() -> int:
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(
-            "backend local needs an image with torch: use backend=pytorchjob on a cluster, or "
-            "set_container_image of the trainer on this task"
-        ) from error
-    return max(1, torch.cuda.device_count())
-
-
 def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
     newest = newest_checkpoint(folder.path)
     kept = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
@@ -225,12 +184,4 @@ def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
         return RunCancelledError(
             f"training was stopped; {kept} in {folder.path}; run it again to go on from there"
         )
-    return JobError(f"training failed: {_root_cause(folder, ended)}; {kept}")
-
-
-def _root_cause(folder: RunFolder, ended: Ended) -> str:
-    """What the launcher found to have failed first; its last line where it could not say."""
-    told = failure.read(folder.logs)
-    if told is None:
-        return f"exit code {ended.code}: {ended.last_line or 'no output'}"
-    return f"rank {told.rank}: {told.error}" if told.rank >= 0 else told.error
+    return JobError(f"training failed: {ended.cause(folder.path)}; {kept}")

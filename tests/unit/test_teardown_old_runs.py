@@ -55,7 +55,7 @@ def test_a_run_whose_ranks_work_on_this_machine_is_kept(
 ) -> None:
     folder(tmp_path, "own", 0.0)
     working = folder(tmp_path, "working", 30.0)
-    monkeypatch.setattr(local_processes, "_trains_in", lambda pid, run_dir: True)
+    monkeypatch.setattr(local_processes, "_works_in", lambda pid, run_dir: True)
     local_processes.record(working / "train", os.getpid())
     assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "nothing was left to end"
     assert working.exists()

@@ -14,6 +14,8 @@ from kfp_ddp.base.run_folder import RunFolder
 
 NODE = "kfp_ddp.training.node"
 """The module that launches the ranks of this machine."""
+EVALUATION = "kfp_ddp.components.evaluate.node"
+"""The same for ranks that evaluate."""
 
 
 def start_time(pid: int) -> str | None:
@@ -51,7 +53,7 @@ def recorded(run_dir: Path) -> int | None:
     """The pid of the run's process group on this machine, None if it has none that still runs.
 
     Whoever can write to the claim can write the record, so the process itself must be one of this
-    user's that trains in this folder.
+    user's that works in this folder.
     """
     try:
         entry = json.loads(RunFolder(run_dir).process.read_text())
@@ -61,10 +63,10 @@ def recorded(run_dir: Path) -> int | None:
     if host != socket.gethostname() or type(pid) is not int or pid < 2:
         return None
     here = start_time(pid)
-    return pid if here is not None and here == started and _trains_in(pid, run_dir) else None
+    return pid if here is not None and here == started and _works_in(pid, run_dir) else None
 
 
-def _trains_in(pid: int, run_dir: Path) -> bool:
+def _works_in(pid: int, run_dir: Path) -> bool:
     """Whether a process is a launcher of ranks in this folder, this user's, and leads its group."""
     try:
         uid, words = _owner_and_words(pid)
@@ -73,7 +75,7 @@ def _trains_in(pid: int, run_dir: Path) -> bool:
     except (OSError, ValueError, IndexError):
         return False
     same = os.path.realpath(folder) == os.path.realpath(run_dir)
-    return uid == os.geteuid() and leads and NODE in words and same
+    return uid == os.geteuid() and leads and bool({NODE, EVALUATION} & set(words)) and same
 
 
 def _owner_and_words(pid: int) -> tuple[int, list[str]]:

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from kfp_ddp.base import failure
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.launch import local_processes
 from kfp_ddp.components.shared.launch.training_progress import ProgressTeller
@@ -31,16 +33,50 @@ class Ended:
     stopped_by: int | None = None
     last_line: str = ""
 
+    def cause(self, run_dir: Path) -> str:
+        """What the launcher found to have failed first; its last line where it could not say."""
+        told = failure.read(RunFolder(run_dir).logs)
+        if told is None:
+            return f"exit code {self.code}: {self.last_line or 'no output'}"
+        return f"rank {told.rank}: {told.error}" if told.rank >= 0 else told.error
 
-def run_ranks(flags: list[str], ranks: int, run_dir: Path) -> Ended:
-    """Train with `ranks` processes, output and progress on our stdout; return when it is over.
+
+def local_gpus() -> int:
+    """How many ranks this machine has room for: one for each GPU, or one.
+
+    Raises:
+        InputError: this image has no torch.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            "backend local needs an image with torch: use backend=pytorchjob on a cluster, or "
+            "set_container_image of the trainer on this task"
+        ) from error
+    return max(1, torch.cuda.device_count())
+
+
+def run_ranks(
+    flags: list[str], ranks: int, run_dir: Path, program: str = local_processes.NODE
+) -> Ended:
+    """Work with `ranks` processes, output and progress on our stdout; return when it is over.
 
     SIGTERM and SIGINT are passed on to the launcher, a second one kills. When this function is
     left, by whatever way, no process of the launcher's group runs any more; it also ends by
-    itself when it sees that we are gone. `flags` are the command line of `kfp_ddp.training`, by
-    which it writes to `run_dir`.
+    itself when it sees that we are gone. What an earlier attempt left there is ended first.
+
+    Args:
+        flags: What the ranks are told, among them --output-dir with `run_dir`.
+        ranks: How many.
+        run_dir: Folder that they write to.
+        program: Module that launches them.
     """
-    launcher = [sys.executable, "-m", local_processes.NODE, f"--nproc-per-node={ranks}", "--"]
+    left = local_processes.recorded(run_dir)
+    if left is not None:
+        print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
+        local_processes.end(left, GRACE_SECONDS)
+    launcher = [sys.executable, "-m", program, f"--nproc-per-node={ranks}", "--"]
     say = partial(print, flush=True)
     progress = ProgressTeller(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()

@@ -4,7 +4,10 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
+from kfp_ddp.components.shared.each_node import is_brought
+from kfp_ddp.components.shared.workspace import is_address
 
 
 def own_claims(api: Api) -> dict[str, str]:
@@ -25,6 +28,37 @@ def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
 def _by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
     claims = by_volume(volumes)
     return {m["mountPath"]: claims[m["name"]] for m in mounts if m["name"] in claims}
+
+
+def with_folders(
+    api: Api, fields: dict[str, Any], data: str, written: str, task: str
+) -> dict[str, Any]:
+    """`fields` with the claims of both folders, that of the data read-only where it can be.
+
+    Args:
+        api: The cluster.
+        fields: Those of LaunchSpec.
+        data: The dataset, which may be one that each pod brings.
+        written: Folder that the workers write to, or its address.
+        task: Name of the step.
+
+    Raises:
+        InputError: a folder that lies on no claim.
+    """
+    on_claims = {"dataset_path": data, "work_dir": written}
+    if is_brought(data):
+        del on_claims["dataset_path"]
+    if is_address(written):
+        del on_claims["work_dir"]
+    fields = with_claims(fields, list(on_claims.values()), own_claims(api))
+    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
+    for what, path in on_claims.items():
+        if not covering(path, every):
+            raise InputError(
+                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
+                f"{task} task with kubernetes.mount_pvc"
+            )
+    return read_only(fields, data, written)
 
 
 def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]) -> dict[str, Any]:
