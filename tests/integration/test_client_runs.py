@@ -108,7 +108,7 @@ def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> No
     assert [line.strip("│├└─ ").split("  ")[0] for line in shown.splitlines()] == [
         "● flowers",
         *("✓ preflight", "● training", "✓ data-sync", "✓ dataset-volume", "● train"),
-        *("· evaluate", "· gate", "· blessed", "· export", "· teardown"),
+        *("· evaluate", "· export", "· gate", "· blessed", "· publish", "· teardown"),
         f"{kfp_server.url}/#/runs/details/{run_id}",
     ]
     told = json.loads(call("status", run_id[:8], "--json").output)
@@ -157,7 +157,7 @@ def test_a_run_is_followed_through_faults_of_the_server(
     told = [line.split(maxsplit=1)[1] for line in lines]
     assert told[0] == "● preflight       runs"
     assert "● train           step 3/9 · loss 0.5" in told
-    assert [line for line in told if "export" in line] == ["– export          not run"]
+    assert [line for line in told if "publish" in line] == ["– publish         not run"]
 
 
 def test_a_server_that_stays_silent_ends_the_following(
