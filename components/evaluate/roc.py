@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _POINTS = 200
-_BLOCK = 1 << 22
-"""Scores that are sorted at a time, 34 MB; and of as many the curve's levels are chosen."""
+_BLOCK = 1 << 20
+"""Scores that are made at a time, 8 MB; and of as many the curve's levels are chosen."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,12 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
     if not parts:
         return Areas()
     scored = range(1, 2) if classes == 2 else range(classes)
-    rows = [_Rows(part, own) for part, own in zip(parts, truth, strict=True)]
+    step = max(1, _BLOCK // classes)
+    rows = [
+        _Rows(part[start : start + step], own[start : start + step])
+        for part, own in zip(parts, truth, strict=True)
+        for start in range(0, len(part), step)
+    ]
     targets = np.concatenate(truth)
     positive = np.sort(np.concatenate([own.positive for own in rows])[np.isin(targets, scored)])
     every = -(-len(targets) * len(scored) // _BLOCK)
