@@ -20,6 +20,8 @@ _FILES = {
     "predictions.csv": "the evaluation sample by sample, to compare a challenger with",
     "parity.json": "agreement of each format with the checkpoint",
     "latency.json": "milliseconds a call, where the bundle was made",
+    "infra.json": "each ONNX file in a process with its runtime alone: answers, time, memory",
+    "sample/": "a v2 request, and what a server of this bundle answers",
     "MANIFEST.sha256": "digests of all files: `sha256sum -c MANIFEST.sha256`",
 }
 _ONNX = "model.onnx"
@@ -56,7 +58,7 @@ def readme(
     own = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before = signature["preprocessing"]["before"]
-    without = {*left_out, *(["serving/"] if _ONNX in left_out else [])}
+    without = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
     without |= set() if own else {"network.py"}
     files = "\n".join(f"| `{f}` | {what} |" for f, what in _FILES.items() if f not in without)
     table = "\n".join(figures(result))

@@ -22,7 +22,7 @@ from kfp_ddp.training.manifest import read_manifest
 if TYPE_CHECKING:
     from kfp import dsl
 
-_FORMAT = 1  # of the bundle; a new one makes existing bundles be made again
+_FORMAT = 2  # of the bundle; a new one makes existing bundles be made again
 _LARGEST_CONFIG = 16 << 20
 
 
@@ -83,7 +83,7 @@ def make(
     if _made_of(target) == bundle.key(ingredients) and bundle.intact(target):
         return target
     # From here on torch is needed, which takes seconds to import.
-    from kfp_ddp.components.export import card, describe, formats, prove, runtimes, serving
+    from kfp_ddp.components.export import card, describe, formats, infra, prove, runtimes, serving
     from kfp_ddp.training.checkpoint import load_model
 
     model, info = load_model(checkpoint)
@@ -110,6 +110,7 @@ def make(
         bundle.write_json(folder / "config.json", config)
         bundle.write_json(folder / "parity.json", parity)
         bundle.write_json(folder / "latency.json", latency)
+        infra.try_out(folder, reference, images, parity["allowed_abs_difference"], model_name)
         shutil.copyfile(evaluation, folder / "metrics.json")
         shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
         text = card.readme(model_name, result, signature, parity, latency, config)

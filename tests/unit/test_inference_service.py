@@ -20,7 +20,7 @@ BUNDLE = "gs://models/exports/flowers/0123456789ab"
 
 
 def made(runtime: str, **more: Any) -> dict[str, Any]:
-    image = {"image": "ghcr.io/you/server:1"} if runtime == OURS else {}
+    image: dict[str, Any] = {"image": "ghcr.io/you/server:1"} if runtime == OURS else {}
     return manifest("shop", BUNDLE, "flowers", runtime, **image, **more)
 
 

@@ -1,0 +1,135 @@
+"""A bundle's model is loaded in a process that has its runtime and nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from kfp_ddp.components.export import infra, infra_process
+
+IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
+SUMS = IMAGES.astype(np.float32).sum((2, 3))
+
+
+def write(path: Path, *nodes: Any, classes: int = 3) -> None:
+    """A model of uint8 images [batch, 3, 4, 4], by default the sum of each channel."""
+    nodes = nodes or (
+        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["floats", "axes"], ["logits"], keepdims=0),
+    )
+    graph = helper.make_graph(
+        list(nodes), "sums",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", 3, 4, 4])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        [helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    path.write_bytes(made.SerializeToString())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infra, "SECONDS_EACH", 0.0)
+
+
+def test_what_answers_right_passes_with_what_it_took(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx")
+    write(tmp_path / "model.int8.onnx")
+    found = infra.validate(tmp_path, IMAGES, SUMS, 1e-4)
+    assert (found["passed"], found["reason"], found["samples"]) == (True, "", 3)
+    assert list(found["files"]) == ["model.onnx", "model.int8.onnx"]
+    took = found["files"]["model.onnx"]
+    assert took["max_abs_difference"] == 0
+    assert took["same_top1"] == 1
+    assert took["runtime"].startswith("onnxruntime ")
+    assert 10 < took["memory_mb"] < 4000
+    assert set(took["latency"]) == {"batch_1", "batch_8"}
+    one = took["latency"]["batch_1"]
+    assert 0 < one["median_ms"] <= one["p95_ms"]
+    assert one["calls"] >= 5
+    json.dumps(found, allow_nan=False)
+
+
+def test_nothing_but_the_runtime_can_be_imported_there(tmp_path: Path) -> None:
+    tried = "torch", "onnx", "kfp_ddp", "PIL", "pip", "onnxruntime", "numpy", "json"
+    code = f"""
+import sys, importlib
+sys.path.insert(0, {str(Path(infra_process.__file__).parent)!r})
+import infra_process
+del sys.path[0]
+sys.meta_path.append(infra_process.Only(**{infra._runtime()}))
+for name in {tried}:
+    try:
+        importlib.import_module(name)
+        print(name)
+    except ModuleNotFoundError:
+        pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["onnxruntime", "numpy", "json"], done.stderr
+
+
+def refused(folder: Path, expected: Any = SUMS) -> str:
+    found = infra.validate(folder, IMAGES, expected, 1e-4)
+    assert found["passed"] is False
+    json.dumps(found, allow_nan=False)
+    reason: str = found["reason"]
+    assert "\n" not in reason
+    return reason
+
+
+def test_what_answers_wrong_does_not_pass(tmp_path: Path) -> None:
+    write(tmp_path / "model.onnx")
+    off = SUMS + np.float32(1)
+    assert refused(tmp_path, off) == (
+        "model.onnx: differs from the checkpoint by 1, 0.0001 is allowed"
+    )
+    assert refused(tmp_path, SUMS[:, :2]).endswith("logits of shape [4, 3], not [4, 2]")
+    assert "by 1e+38" in refused(tmp_path, SUMS * np.float32("nan"))
+
+
+def test_what_cannot_be_loaded_does_not_pass(tmp_path: Path) -> None:
+    assert refused(tmp_path) == "there is no ONNX file to load"
+    (tmp_path / "model.onnx").write_bytes(b"torn")
+    assert refused(tmp_path).startswith(
+        "model.onnx: fails where only its runtime is installed: onnxruntime.capi"
+    )
+    write(tmp_path / "model.onnx")
+    (tmp_path / "model.int8.onnx").write_bytes(b"torn")
+    assert refused(tmp_path).startswith("model.int8.onnx: fails")
+
+
+def test_what_never_answers_or_is_killed_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "model.onnx")
+    program = tmp_path / "program.py"
+    monkeypatch.setattr(infra_process, "__file__", str(program))
+    program.write_text("import os; os.kill(os.getpid(), 9)")
+    assert refused(tmp_path) == "model.onnx: was ended by signal 9; 9 is for want of memory"
+    monkeypatch.setattr(infra, "SECONDS", 0.2)
+    program.write_text("import time; time.sleep(600)")
+    assert refused(tmp_path) == "model.onnx: has not answered within 0 s"
+
+
+def test_a_sample_is_a_request_of_the_protocol_with_its_answer(tmp_path: Path) -> None:
+    image = infra.pattern(32)
+    assert image.shape == (3, 32, 32)
+    assert image.dtype == np.uint8
+    assert len(np.unique(image)) > 40
+    infra.write_sample(tmp_path, image, np.array([0.1, -2], np.float32), "flowers", 1e-4)
+    request = json.loads((tmp_path / infra.REQUEST).read_text())
+    (entry,) = request["inputs"]
+    assert (entry["name"], entry["datatype"], entry["shape"]) == ("images", "UINT8", [1, 3, 32, 32])
+    assert entry["data"] == image.ravel().tolist()
+    response = json.loads((tmp_path / infra.RESPONSE).read_text())
+    (answer,) = response["outputs"]
+    assert answer["data"] == [pytest.approx(0.1), -2]
+    assert response["parameters"] == {"allowed_abs_difference": 1e-4}
