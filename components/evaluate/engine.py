@@ -13,6 +13,7 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared import report
 from kfp_ddp.components.shared.each_node import at_hand
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
 from kfp_ddp.components.shared.in_use import using
@@ -64,7 +65,7 @@ def run(
             found = evaluate(subject, folder.path, data, split, batch_size, worst, champion)
         _track(folder.path, found.result)
         evaluation = folder.there(RunFolder(folder.path).evaluation(split) / FILE)
-    from kfp_ddp.components.evaluate.report import markdown
+    from kfp_ddp.components.shared.report.summary import markdown
 
     result = found.result
     log_metrics(result, evaluation_metrics)
@@ -129,7 +130,8 @@ def evaluate(
     # From here on torch is needed, which takes seconds to import.
     import torch
 
-    from kfp_ddp.components.evaluate import baseline, report, subject
+    from kfp_ddp.components.evaluate import baseline, subject
+    from kfp_ddp.components.evaluate.ingredients import ingredients
     from kfp_ddp.components.evaluate.predict import Predictions, predict
     from kfp_ddp.training.data import Index
     from kfp_ddp.training.splits import sides_of
@@ -164,25 +166,19 @@ def evaluate(
         results.prepare(folder, run_dir)
         of_test, test = measure(test_index, TEST, time.monotonic())
         results.write(folder, run_dir, test, {PREDICTIONS: of_test.to_csv()})
-    names, index = list(info.classes), found.index
-    mistakes = [
-        report.Mistake(
-            where=index.where(at),
-            path=found.relative(at),
-            target=names[index.targets[at]],
-            predicted=names[int(found.predicted[at])],
-            confidence=float(found.confidence[at]),
-        )
-        for at in found.worst(worst)
-    ]
-    document = report.html(result, run_dir, mistakes, info.config, test)
-    results.write(target, run_dir, result, {PREDICTIONS: found.to_csv(), "report.html": document})
+    index = found.index
+    left = ingredients(
+        found, info, run_dir=run_dir, dataset=dataset, split=split, worst=worst, test=test
+    )
+    texts = {PREDICTIONS: found.to_csv(), report.INGREDIENTS: left.model_dump_json()}
+    results.write(target, run_dir, result, texts)
     if held is not None:
         again = baseline.evaluate_again(
             held, result, dataset, index, batch_size, device, info.max_pixels, target / AGAIN
         )
         if again is not None:
             print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
+    document = results.report(target, run_dir)
     return Evaluated(result, found.tally.roc(), document, test)
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.base.errors import StorageError
 from kfp_ddp.base.files import atomic_write, folder_below
+from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
+from kfp_ddp.components.shared import report as reports
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, reason, wilson
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ def prepare(target: Path, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         with folder_below(root, target.relative_to(root), make=True):
             pass
-        (target / FILE).unlink(missing_ok=True)
+        for name in (FILE, VERDICT):
+            (target / name).unlink(missing_ok=True)
         if (target / AGAIN).is_symlink():
             (target / AGAIN).unlink()
         elif (target / AGAIN).exists():
@@ -118,6 +121,18 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
         for name, text in files.items():
             with atomic_write(target / name, root=root) as file:
                 file.write(text.encode())
+    except OSError as error:
+        raise _unwritable(target, error) from None
+
+
+def report(target: Path, root: Path) -> str:
+    """Write the report of an evaluation beside it.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        return reports.write(target, root=root)
     except OSError as error:
         raise _unwritable(target, error) from None
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfp_ddp.components.evaluate.report import figures
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.markdown import cell
+from kfp_ddp.components.shared.report.summary import figures
 
 _FILES = {
     "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",

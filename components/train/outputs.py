@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kfp_ddp.base.errors import JobError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared import pictures
+from kfp_ddp.components.shared.report import training_page
 from kfp_ddp.training.manifest import read_manifest, step_dir
 
 
@@ -82,10 +83,7 @@ def write_outputs(
         metrics.log_metric(name, value)
     trained_model.metadata.update(pointer)
     _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
-    body = "<h1>Training</h1>" + pictures.training_curves(
-        pictures.read_events(RunFolder(run_dir).metrics)
-    )
-    _write(loss_curve.path, pictures.page("Training", body))
+    _write(loss_curve.path, training_page(run_dir))
     return newest
 
 

@@ -79,7 +79,7 @@ def test_the_step_fills_every_artifact(
 
     report = Path(filled["evaluation_report"].path).read_text()
     assert report == (trained_run / "evaluation" / "report.html").read_text()
-    assert report.count("data:image/webp;base64,") == min(24, 48 - hits)
+    assert report.count("data:image/webp;base64,") == min(24 + 8, 48 - hits)
     assert "Loss by epoch" in report
     assert not re.search(r"<script|https?://(?!www\.w3\.org)", report)
 
@@ -220,13 +220,17 @@ def test_a_folder_that_was_planted_is_not_written_through(
     assert (outside / "evaluation.json").read_text() == "mine"
 
 
-def test_the_worst_mistakes_come_by_loss(
+def test_the_worst_mistakes_come_by_loss_and_then_the_surest_of_the_others(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
 ) -> None:
     _, _, document, _ = engine(trained_checkpoint, trained_run, trained_dataset, "val", 64, 5)
     wrong = [row for row in predictions(trained_run) if row["target"] != row["predicted"]]
     worst = sorted(wrong, key=lambda row: -float(row["loss"]))[:5]
-    assert re.findall(r'class="tiny".*?alt="([^"]*)"', document) == [row["path"] for row in worst]
+    shown = re.findall(r'class="tiny".*?alt="([^"]*)"', document)
+    assert shown[:5] == [row["path"] for row in worst]
+    others = [row for row in wrong if row not in worst]
+    surest = max(others, key=lambda row: float(row["confidence"]))
+    assert shown[5:] == [surest["path"]]
 
 
 def test_an_odd_image_still_has_a_thumbnail(

@@ -1,0 +1,82 @@
+"""The bundle of the model: its forms, how they agree, how fast they are."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from kfp_ddp.components.shared.pictures import is_number
+from kfp_ddp.components.shared.report.material import Material
+from kfp_ddp.components.shared.report.text import gained, table
+
+
+def bundle(found: Material) -> str:
+    """What was measured of the exported files; '' where none are at hand."""
+    parts = [
+        _forms(found.bundle.get("parity", {}), found.bundle.get("latency", {})),
+        _variants(found.bundle.get("variants", {})),
+        _infra(found.bundle.get("infra", {})),
+    ]
+    said = "".join(parts)
+    return f"<h2>Exported model</h2>{said}" if said else ""
+
+
+def _forms(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
+    formats = parity.get("formats") or {}
+    runtimes = latency.get("runtimes") or {}
+    names = [*formats, *(name for name in runtimes if name not in formats)]
+    if not names:
+        return ""
+    rows = []
+    for name in names:
+        agrees, fast = formats.get(name) or {}, runtimes.get(name) or {}
+        times = [_number((fast.get(f"batch_{n}") or {}).get("median_ms"), ".3g") for n in (1, 8)]
+        difference = _number(agrees.get("max_abs_difference"), ".2g")
+        same = _number(agrees.get("same_top1"), ".1%")
+        rows.append((escape(name), difference, same, *times))
+    head = ("form", "largest difference of logits", "same answer", "ms, batch 1", "ms, batch 8")
+    note = f"{parity['samples']} samples against the checkpoint" if parity.get("samples") else ""
+    if latency.get("machine"):
+        note += f"; times of {latency['machine']}, {latency.get('threads', 1)} threads"
+    left = "".join(
+        f'<p class="soft">{escape(name)} is left out: {escape(str(why))}</p>'
+        for name, why in (parity.get("left_out") or {}).items()
+    )
+    return f'{table(head, rows)}<p class="soft">{escape(note)}</p>{left}'
+
+
+def _variants(record: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            escape(str(one.get("name", ""))),
+            _number(one.get("size"), ",.2f", 1e-6),
+            _number((one.get("evaluation") or {}).get("accuracy"), ".2%"),
+            escape(gained(one["gain"], one.get("low"), one.get("high"))),
+            _number(one.get("agreement"), ".2%"),
+        )
+        for one in record.get("variants") or []
+        if isinstance(one, dict) and is_number(one.get("gain"))
+    ]
+    left = "".join(
+        f'<p class="soft">{escape(name)} is left out: {escape(str(why))}</p>'
+        for name, why in (record.get("left_out") or {}).items()
+    )
+    head = ("variant", "MB", "accuracy", "to the checkpoint", "same answer")
+    shown = f"<h3>Variants, on the whole split</h3>{table(head, rows)}" if rows else ""
+    return shown + left
+
+
+def _infra(found: Mapping[str, Any]) -> str:
+    """What a process with nothing but the runtime found."""
+    said = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in found.items() if value]
+    text = escape(" · ".join(each for each in said if each))
+    return f'<h3>In a process with the runtime alone</h3><p class="soft">{text}</p>' * bool(text)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, str | int) else ""
+
+
+def _number(value: object, form: str, scale: float = 1.0) -> str:
+    return format(value * scale, form) if is_number(value) else "–"
