@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,9 +222,13 @@ def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[
     together.
     """
     for positions in _shares(index, size, rank, world):
-        keys = Keys((0, position) for position in positions)
-        keys.ahead = pieces(index.slices, positions) if index.slices else ()
-        yield keys
+        yield _keys(index, positions)
+
+
+def _keys(index: Index, positions: Sequence[int]) -> Keys:
+    keys = Keys((0, position) for position in positions)
+    keys.ahead = pieces(index.slices, positions) if index.slices else ()
+    return keys
 
 
 def _shares(index: Index, size: int, rank: int, world: int) -> Iterator[Sequence[int]]:
@@ -238,6 +242,16 @@ def _shares(index: Index, size: int, rank: int, world: int) -> Iterator[Sequence
         yield stored[start : start + size]
 
 
+def whole_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
+    """A rank's share of all images in batches that are the same whatever the number of ranks.
+
+    Of them it has every `world`-th; those of archives hold what is stored together.
+    """
+    stored = in_store_order(index.slices) if index.slices else range(len(index))
+    for start in range(rank * size, len(stored), world * size):
+        yield _keys(index, stored[start : start + size])
+
+
 def evaluation_batches(
     index: Index,
     image_size: int,
@@ -247,7 +261,23 @@ def evaluation_batches(
     on_bad_image: str = "fail",
     max_pixels: int = MAX_PIXELS,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Every image once over the ranks: uint8 [N, 3, S, S], targets [N], positions in the index [N].
+    """Every image once over the ranks, at most `batch_size` at a time; the rest is as in `decoded`.
+
+    Raises:
+        InputError: an image that cannot be decoded where `on_bad_image` is fail.
+    """
+    keys = evaluation_keys(index, batch_size, rank, world)
+    yield from decoded(index, image_size, keys, on_bad_image, max_pixels)
+
+
+def decoded(
+    index: Index,
+    image_size: int,
+    batches: Iterable[Keys],
+    on_bad_image: str = "fail",
+    max_pixels: int = MAX_PIXELS,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
 
     `on_bad_image` and `max_pixels` are as in the run's `TrainConfig`; the position of an image that
     is skipped does not come.
@@ -256,8 +286,8 @@ def evaluation_batches(
         InputError: an image that cannot be decoded where `on_bad_image` is fail.
     """
     ahead = ReadAhead(index.slices) if index.slices else None
-    for keys in evaluation_keys(index, batch_size, rank, world):
-        images = channels_last(batch_size, image_size)
+    for keys in batches:
+        images = channels_last(len(keys), image_size)
         kept: list[int] = []
         if ahead:
             ahead.begin(keys.ahead)

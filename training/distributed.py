@@ -66,6 +66,14 @@ class World:
         dist.all_gather_object(values, value, group=self.control)
         return values  # type: ignore[return-value]
 
+    def to_first(self, value: T) -> list[T] | None:
+        """The value of every rank, in the order of ranks, on rank 0; None on the others."""
+        if self.control is None:
+            return [value]
+        values: list[T | None] | None = [None] * self.size if self.first else None
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values  # type: ignore[return-value]
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sums over the ranks in float64."""
         total = torch.tensor(values, dtype=torch.float64)
@@ -131,6 +139,11 @@ def _flight_recorder(config: Joining) -> None:
     with contextlib.suppress(OSError):  # said better where the output folder is tried
         logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl_trace_rank_"))
+
+
+def alone(device: torch.device) -> World:
+    """A process that works without others."""
+    return World(0, 1, 0, 1, device)
 
 
 def leave(world: World, in_order: bool) -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,12 @@ from kfp_ddp.components.shared.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.memory import keep_freed
 from kfp_ddp.training.model import logits, normalise
+
+TOP5 = "top5"
+"""The one part of a tally's state that is no column of its samples."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,15 @@ class Predictions:
         return text.getvalue()
 
 
+@dataclass(frozen=True)
+class Share:
+    """What the samples of one rank came to, in the order in which they were counted."""
+
+    positions: Tensor
+    """Of those that could be read, in the index; (N,) int64."""
+    tally: Tally
+
+
 def predict(
     model: torch.nn.Module,
     info: ModelInfo,
@@ -68,34 +81,48 @@ def predict(
     on_bad_image: str = "fail",
     max_pixels: int = MAX_PIXELS,
 ) -> Predictions:
-    """Class, confidence and loss of every sample of `index`, and the counts over them.
+    """Class, confidence and loss of every sample of `index`, by this process alone.
+
+    The rest is as in `predict_share` and `merged`.
+    """
+    world = alone(device)
+    share = predict_share(model, info, index, batch_size, world, on_bad_image, max_pixels)
+    return merged(index, [share], on_bad_image)
+
+
+def predict_share(
+    model: torch.nn.Module,
+    info: ModelInfo,
+    index: data.Index,
+    batch_size: int,
+    world: World,
+    on_bad_image: str = "fail",
+    max_pixels: int = MAX_PIXELS,
+) -> Share:
+    """What this rank's share of the samples of `index` comes to; no batch depends on the ranks.
 
     Args:
         model: In eval mode.
         info: What it takes and tells apart.
-        index: The samples.
+        index: The samples of all ranks.
         batch_size: Images at a time.
-        device: Where to compute.
+        world: This rank, and where it computes.
         on_bad_image: fail, or skip to leave out what cannot be read.
         max_pixels: Above how many pixels an image cannot be.
 
     Raises:
-        InputError: if the model gives NaN or infinity, as after training that diverged; for an
-            image that cannot be read, unless such are skipped, and where none can.
-        RuntimeError: if a sample came twice.
+        InputError: if the model gives NaN or infinity, as after training that diverged, or for an
+            image that cannot be read, unless such are skipped.
     """
-    n = len(index)
-    predicted = torch.full((n,), -1, dtype=torch.int64)
-    confidence, loss = torch.zeros(n), torch.zeros(n)
-    tally = Tally(len(info.classes))
-    model.to(device).to(memory_format=torch.channels_last)
-    if device.type == "cpu":
+    tally, counted = Tally(len(info.classes)), [torch.zeros(0, dtype=torch.int64)]
+    model.to(world.device).to(memory_format=torch.channels_last)
+    if world.device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
         for images, targets, positions in _batches(
-            index, info.image_size, batch_size, on_bad_image, max_pixels
+            index, info.image_size, batch_size, world, on_bad_image, max_pixels
         ):
-            pixels = normalise(images.to(device), info.mean, info.std)
+            pixels = normalise(images.to(world.device), info.mean, info.std)
             said = logits(model, pixels, info.test_time_flip).float()
             finite = said.isfinite().all(1)
             if not finite.all():
@@ -104,30 +131,63 @@ def predict(
                     f"the checkpoint gives NaN or infinity for {index.paths[at]}: training "
                     "diverged; train again with a lower learning_rate"
                 )
-            batch = tally.update(said, targets.to(device))
-            predicted[positions] = batch.predicted.cpu()
-            confidence[positions] = batch.confidence.cpu()
-            loss[positions] = batch.loss.cpu()
-    kept = (predicted >= 0).nonzero()[:, 0]
-    if tally.samples != len(kept) or (on_bad_image == "fail" and len(kept) < n):
-        raise RuntimeError(f"{tally.samples} predictions for {len(kept)} of {n} samples")
-    if not len(kept):
+            tally.update(said, targets)
+            counted.append(positions)
+    return Share(torch.cat(counted), tally)
+
+
+def merged(index: data.Index, shares: Sequence[Share], on_bad_image: str = "fail") -> Predictions:
+    """What the ranks' shares come to together, whose number and order do not show in it.
+
+    Raises:
+        InputError: no image can be read.
+        RuntimeError: if a sample came twice, or not at all.
+    """
+    n, positions = len(index), torch.cat([share.positions for share in shares])
+    if not len(positions):
         raise InputError(f"none of the {n} images in {index.root} can be read: replace them")
-    left_out = index.only((predicted < 0).nonzero()[:, 0].tolist())
+    kept, order = positions.sort()
+    tally = _in_order(shares, order)
+    twice = len(kept.unique()) < len(kept)
+    if twice or tally.samples != len(kept) or (on_bad_image == "fail" and len(kept) < n):
+        raise RuntimeError(f"{tally.samples} predictions for {len(kept)} of {n} samples")
+    there = torch.zeros(n, dtype=torch.bool)
+    there[kept] = True
+    left_out = index.only((~there).nonzero()[:, 0].tolist())
     skipped = tuple(Path(path).relative_to(index.root).as_posix() for path in left_out.paths)
-    of_kept = (predicted[kept], confidence[kept], loss[kept])
-    return Predictions(index.only(kept.tolist()), skipped, *of_kept, tally)
+    columns = (tally.column(name) for name in ("predicted", "confidence", "loss"))
+    return Predictions(index.only(kept.tolist()), skipped, *map(torch.from_numpy, columns), tally)
+
+
+def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
+    """One tally of the shares, its samples in an order that they do not decide."""
+    if len(shares) == 1 and bool((order[1:] > order[:-1]).all()):
+        return shares[0].tally
+    states = [share.tally.state() for share in shares if len(share.positions)]
+    joined = {
+        name: torch.cat([state[name] for state in states]) for name in states[0] if name != TOP5
+    }
+    found = {name: v[order] if len(v) == len(order) else v[:0] for name, v in joined.items()}
+    found[TOP5] = torch.stack([state[TOP5] for state in states]).sum()
+    tally = Tally(shares[0].tally.classes)
+    tally.merge([found])
+    return tally
 
 
 def _batches(
-    index: data.Index, image_size: int, batch_size: int, on_bad_image: str, max_pixels: int
+    index: data.Index,
+    image_size: int,
+    batch_size: int,
+    world: World,
+    on_bad_image: str,
+    max_pixels: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Every sample once, decoded on all CPUs, always in the same order: the readers take turns."""
-    readers = max(1, min(os.cpu_count() or 1, 32, len(index.paths) // batch_size))
+    """The rank's batches, decoded on its share of the CPUs, in order: the readers take turns."""
+    mine = list(data.whole_batches(index, batch_size, world.rank, world.size))
+    cpus = (os.cpu_count() or 1) // world.local_size
+    readers = max(1, min(cpus, 32, len(mine)))
     shares = [
-        data.evaluation_batches(
-            index, image_size, batch_size, number, readers, on_bad_image, max_pixels
-        )
+        data.decoded(index, image_size, mine[number::readers], on_bad_image, max_pixels)
         for number in range(readers)
     ]
     with ThreadPoolExecutor(readers) as pool:
