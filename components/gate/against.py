@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.gate.checks import Check, at_least, at_most
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.champion import Champion
+from kfp_ddp.components.shared.comparison import discordant, mcnemar
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
 
 Hits = dict[str, bool]
@@ -131,32 +131,3 @@ def champion_checks(
         what = f"McNemar p-value ({won} samples won, {lost} lost)"
         checks.append(at_most("max_p_value", what, mcnemar(won, lost), rules.max_p_value))
     return checks
-
-
-def discordant(challenger: Hits, champion: Hits) -> tuple[int, int]:
-    """Samples only the challenger got right, and those only the champion got right.
-
-    Raises:
-        InputError: if the two do not hold the same samples.
-    """
-    if challenger.keys() != champion.keys():
-        raise InputError(
-            "the predictions of challenger and champion name other samples than their "
-            "evaluations: keep predictions.csv beside the evaluation.json it belongs to"
-        )
-    won = sum(hit and not champion[path] for path, hit in challenger.items())
-    lost = sum(champion[path] and not hit for path, hit in challenger.items())
-    return won, lost
-
-
-def mcnemar(won: int, lost: int) -> float:
-    """Exact one-sided p-value that the challenger is no better (McNemar 1947, Psychometrika 12).
-
-    The chance of at least `won` heads in `won + lost` fair throws; 1 without any.
-    """
-    n = won + lost
-    term = total = 1
-    for heads in range(n, won, -1):
-        term = term * heads // (n - heads + 1)
-        total += term
-    return total / (1 << n)

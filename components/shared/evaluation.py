@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -117,6 +117,13 @@ class CalibrationBin(_Frozen):
     accuracy: float
 
 
+class Told(NamedTuple):
+    """What a sample is, by its folder, and whether it was told to be that."""
+
+    target: str
+    right: bool
+
+
 class Evaluation(_Frozen):
     """Metrics of one checkpoint on one split; every sample counted exactly once.
 
@@ -210,21 +217,33 @@ class Evaluation(_Frozen):
         Raises:
             InputError: they cannot be read, or are not those of this evaluation.
         """
-        path = folder / self.predictions
-        return self.hits(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
+        return {path: one.right for path, one in self.read_told(folder).items()}
 
     def hits(self, predictions: bytes, where: str) -> dict[str, bool]:
         """The same from the content of the predictions, which came from `where`."""
+        return {path: one.right for path, one in self.told(predictions, where).items()}
+
+    def read_told(self, folder: Path) -> dict[str, Told]:
+        """For each sample, by path, what it is too; raises as `read_hits` does."""
+        path = folder / self.predictions
+        return self.told(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
+
+    def told(self, predictions: bytes, where: str) -> dict[str, Told]:
+        """The same from the content of the predictions, which came from `where`."""
         try:
             rows = csv.DictReader(io.StringIO(predictions.decode(), newline=""))
-            found = {r["path"]: r["target"] == r["predicted"] != None for r in rows}  # noqa: E711
+            found = {
+                r["path"]: Told(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
+                for r in rows
+            }
         except (ValueError, KeyError, csv.Error) as error:
             raise InputError(
                 f"{where} are no predictions: {reason(error)}; run evaluate again"
             ) from None
-        if (len(found), sum(found.values())) != (self.samples, self.correct):
+        right = sum(one.right for one in found.values())
+        if (len(found), right) != (self.samples, self.correct):
             raise InputError(
-                f"{where} has {sum(found.values())} of {len(found)} samples right, the evaluation "
+                f"{where} has {right} of {len(found)} samples right, the evaluation "
                 f"beside it {self.correct} of {self.samples}: keep predictions.csv beside the "
                 "evaluation.json it belongs to"
             )

@@ -1,0 +1,109 @@
+"""What is said of two models on the same samples."""
+
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.comparison import compare, mcnemar, newcombe
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, Told
+from tests.exports import evaluated
+
+Side = dict[str, Told]
+
+
+def sides(rows: list[tuple[str, bool, bool]]) -> tuple[Side, Side]:
+    """Class, and whether the challenger and the champion told it, of each sample."""
+    ours = {f"{at}.png": Told(name, right) for at, (name, right, _) in enumerate(rows)}
+    theirs = {f"{at}.png": Told(name, right) for at, (name, _, right) in enumerate(rows)}
+    return ours, theirs
+
+
+def record(folder: Path, side: Side) -> Evaluation:
+    right, n = sum(one.right for one in side.values()), len(side)
+    names = sorted({one.target for one in side.values()})
+    classes = [ClassResult(name=name, samples=1, precision=0, recall=0, f1=0) for name in names]
+    counts = {"samples": n, "correct": right, "accuracy": right / n, "classes": classes}
+    return Evaluation.read(evaluated(folder, "evaluation.json", 0)).model_copy(update=counts)
+
+
+@pytest.mark.parametrize(
+    ("both", "won", "lost", "neither", "low", "high"),
+    [
+        (36, 12, 2, 0, 0.0569, 0.3404),  # Newcombe 1998, Statistics in Medicine 17:2635
+        (14, 5, 0, 22, 0.0115, 0.2265),  # Altman 2000, Statistics with Confidence, table 6.2
+        (1, 1, 7, 12, -0.5069, -0.0256),  # Fagerland 2014, Statistics in Medicine 33:2850
+    ],
+)
+def test_newcombe_against_published_values(
+    both: int, won: int, lost: int, neither: int, low: float, high: float
+) -> None:
+    n = both + won + lost + neither
+    assert newcombe(both + won, both + lost, won, n) == pytest.approx((low, high), abs=6e-5)
+
+
+def test_the_interval_holds_the_gain_and_turns_around_with_the_sides() -> None:
+    for both, won, lost, neither in product((0, 1, 7, 300), repeat=4):
+        n = both + won + lost + neither
+        if n:
+            low, high = newcombe(both + won, both + lost, won, n)
+            assert -1 <= low <= (won - lost) / n + 1e-12
+            assert (won - lost) / n - 1e-12 <= high <= 1
+            turned = newcombe(both + lost, both + won, lost, n)
+            assert turned == pytest.approx((-high, -low), abs=1e-12)
+
+
+def test_the_interval_holds_the_true_gain_19_times_of_20() -> None:
+    draw = random.Random(0)
+    shares, n, held = (0.70, 0.12, 0.06, 0.12), 200, 0
+    for _ in range(1500):
+        both, won, lost, _ = (
+            found.count(kind)
+            for found in [draw.choices(range(4), shares, k=n)]
+            for kind in range(4)
+        )
+        low, high = newcombe(both + won, both + lost, won, n)
+        held += low <= 0.06 <= high
+    assert 0.935 <= held / 1500 <= 0.975
+
+
+def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None:
+    rows = [("cat", True, False)] * 6 + [("cat", True, True)] * 20 + [("dog", False, True)] * 2
+    ours, theirs = sides(rows + [("dog", True, True)] * 22)
+    mine, before = record(tmp_path / "a", ours), record(tmp_path / "b", theirs)
+    found = compare(mine, before, (ours, theirs), where="gs://b/m", version="0123456789ab")
+    assert found.gain == pytest.approx(mine.accuracy - before.accuracy) == pytest.approx(4 / 50)
+    assert (found.low, found.high) == newcombe(48, 44, 6, 50)
+    assert (found.won, found.lost, found.p_value) == (6, 2, mcnemar(6, 2))
+    by_class = {one.name: (one.samples, one.won, one.lost, one.gain) for one in found.classes}
+    assert by_class == {"cat": (26, 6, 0, 6 / 26), "dog": (24, 0, 2, -2 / 24)}
+    assert (found.classes[0].low, found.classes[0].high) == newcombe(26, 20, 6, 26)
+    assert found.champion_accuracy == before.accuracy
+
+
+def test_without_predictions_only_the_gain_is_told(tmp_path: Path) -> None:
+    ours, theirs = sides([("cat", True, False), ("dog", True, True)])
+    found = compare(
+        record(tmp_path / "a", ours),
+        record(tmp_path / "b", theirs),
+        None,
+        where="m.json",
+        version="",
+    )
+    assert found.gain == 0.5
+    assert (found.low, found.p_value, found.won, found.classes) == (None, None, None, [])
+
+
+def test_other_samples_do_not_compare(tmp_path: Path) -> None:
+    ours, theirs = sides([("cat", True, False), ("dog", True, True)])
+    theirs["other.png"] = theirs.pop("0.png")
+    with pytest.raises(InputError, match="name other samples than their evaluations"):
+        compare(
+            record(tmp_path / "a", ours),
+            record(tmp_path / "b", theirs),
+            (ours, theirs),
+            where="m",
+            version="",
+        )
