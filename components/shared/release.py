@@ -74,7 +74,8 @@ class Deployment(Settings):
     service_image: str = ""
     """Image of our own server, with this package and its extra serve."""
     service_account: str = ""
-    """Kubernetes service account whose secrets let KServe read the bucket; empty for the default."""
+    """Kubernetes service account whose secrets let KServe read the bucket; empty for the default
+    one."""
     service_replicas: int = Field(1, ge=1)
     """Pods of the service, at least."""
     service_cpu: str = Field("1", pattern=AMOUNT)

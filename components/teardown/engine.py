@@ -15,6 +15,7 @@ from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.local_ranks import GRACE_SECONDS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.notify import Notification, send
+from kfp_ddp.components.shared.rollout import take_back_of
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import is_address
 from kfp_ddp.components.teardown.came_to import outcome
@@ -25,6 +26,8 @@ from kfp_ddp.components.train.settings import Supervision
 @step
 def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
     """End what the run left and say so in one line; nothing to do is fine.
+
+    A model that it has on trial at a service gives way to the one before.
 
     Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
     before the newest `keep_runs` of `job`, else `keep`, are deleted unless they are in use, 0 for
@@ -104,7 +107,8 @@ def _jobs(run_id: str) -> list[str]:
         api = Api.connect()
     except InputError as error:
         return [f"no jobs were looked for: {error}"]
-    return [line for kind in KINDS.values() for line in _jobs_of(api, kind, run_id)]
+    ended = [line for kind in KINDS.values() for line in _jobs_of(api, kind, run_id)]
+    return ended + take_back_of(api, run_id)
 
 
 def _jobs_of(api: Api, kind: Kind, run_id: str) -> list[str]:

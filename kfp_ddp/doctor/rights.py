@@ -17,6 +17,7 @@ RIGHTS: tuple[Right, ...] = (
     ("", "events", "list watch", False),
     ("", "configmaps", "create get", False),
     ("trainer.kubeflow.org", "trainingruntimes", "get", False),
+    ("serving.kserve.io", "inferenceservices", JOB_VERBS, False),
 )
 COPY_VERBS = "create list patch delete"
 # With Kueue, to say what a job waits for.

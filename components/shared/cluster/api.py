@@ -25,6 +25,8 @@ LONG_PAUSE = 2.0
 PASSING = (0, 408, 429, 500, 502, 503, 504)
 DELETE = {"propagationPolicy": "Background"}
 """The body of a request that deletes an object and, soon after, what it owns."""
+MANAGER = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
+CONTENT = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 
 
 class ApiError(KfpDdpError):
@@ -101,7 +103,7 @@ class Api:
         """One request; raises ApiError for every answer but 2xx, and for none.
 
         Args:
-            method: GET, POST, PATCH or DELETE.
+            method: GET, POST, PATCH, DELETE, or APPLY for server-side apply.
             path: Of the resource.
             body: What is sent.
             query: Parameters.
@@ -149,11 +151,11 @@ class Api:
         import urllib3
         from kubernetes.client import ApiException
 
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        kind = CONTENT.get(method, "application/json")
         try:
             return self.client.call_api(
                 path,
-                method,
+                "PATCH" if method == "APPLY" else method,
                 query_params=list((query or {}).items()),
                 header_params={"Accept": "application/json, */*", "Content-Type": kind},
                 body=body,
@@ -170,6 +172,10 @@ class Api:
             raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no answer from the API server: {error}") from error
+
+    def apply(self, path: str, body: Object) -> Object:
+        """Make an object, or change it to what `body` says of it; the object after that."""
+        return self.call("APPLY", path, body, MANAGER)
 
     def delete(self, path: str) -> None:
         """Delete an object and what it owns, patiently; one that is gone is fine."""

@@ -1,0 +1,1 @@
+"""Puts a published bundle to work on KServe, and takes it back where it does not answer."""

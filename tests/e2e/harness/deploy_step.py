@@ -1,0 +1,117 @@
+"""The step `deploy` in a pod of its own, as KFP runs it, and bundles in the bucket for it."""
+
+import hashlib
+import json
+import threading
+import uuid
+from typing import Any
+
+from tests.e2e.harness import bucket, step_pod, workflow
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness.running import Attempt, evict, signal_step
+
+NAME = "flowers"
+RUN = """
+import json, sys
+from kfp import dsl
+from kfp_ddp.components.deploy.component import deploy
+report = dsl.Markdown(uri="/tmp/report.md")
+found = deploy.python_func(deploy_report=report, **json.loads(sys.argv[1]))
+print("DONE", json.dumps(found._asdict()), flush=True)
+"""
+
+
+def publish(url: str, seed: int, *, champion: bool = True) -> str:
+    """Put a bundle that answers in its own way into the bucket, named in CHAMPION; its URI."""
+    request = {"name": "images", "datatype": "UINT8", "shape": [1, 3, 2, 2], "data": [seed] * 12}
+    logits = [float(seed), seed * 2.0, -seed * 1.5]
+    response = {
+        "model_name": NAME,
+        "parameters": {"allowed_abs_difference": 1e-4},
+        "outputs": [{"name": "logits", "datatype": "FP32", "shape": [1, 3], "data": logits}],
+    }
+    files = {
+        "sample/request.json": json.dumps({"inputs": [request]}).encode(),
+        "sample/response.json": json.dumps(response).encode(),
+    }
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()]
+    manifest = "".join(lines).encode()
+    digest = hashlib.sha256(manifest).hexdigest()
+    files |= {"MANIFEST.sha256": manifest, "_SUCCESS": f"{digest}\n".encode()}
+    for name, data in files.items():
+        bucket.upload(url, bucket.MODELS, f"exports/{NAME}/{digest[:12]}/{name}", data)
+    if champion:
+        bucket.upload(url, bucket.MODELS, f"exports/{NAME}/CHAMPION", f"{digest[:12]}\n".encode())
+    return f"gs://{bucket.MODELS}/exports/{NAME}/{digest[:12]}"
+
+
+class DeployStep:
+    """One run's step; `start` runs its pod once, again under the same name if asked."""
+
+    def __init__(self, grounds: Grounds, bundle: str, service: str, **release: Any) -> None:
+        self.grounds, self.run_id = grounds, str(uuid.uuid4())
+        self.workflow = workflow.create(grounds, "deploying", self.run_id)
+        owner = workflow.owner(self.workflow)
+        settings = {"service": service, "service_minutes": 3, "canary_requests": 2, **release}
+        given = {"bundle": bundle, "model_name": NAME, "release": settings, "run_id": self.run_id}
+        self.pod = step_pod.manifest(
+            name=f"{owner['name']}-deploy",
+            image=IMAGE,
+            command=["python3", "-u", "-c", RUN, json.dumps(given)],
+            environment={**grounds.environment, "STEP_GRACE": "0.2"},
+            resources={"requests": {"cpu": "50m"}},
+            platform={},
+            resolve=str,
+        )
+        self.pod["metadata"]["labels"] |= {"workflows.argoproj.io/workflow": owner["name"]}
+        self.pod["metadata"]["ownerReferences"] = [owner]
+        self.pod["spec"]["serviceAccountName"] = grounds.service_account
+        self.pod["spec"]["securityContext"] = {"runAsUser": UID}
+        self.attempts: list[Attempt] = []
+
+    def start(self) -> "DeployStep":
+        """Run the pod; `wait` for it."""
+        attempt = Attempt(self.grounds, self.pod)
+        self.attempts.append(attempt)
+        self._thread = threading.Thread(target=attempt.wait, args=(300.0,), daemon=True)
+        self._thread.start()
+        return self
+
+    def wait(self, seconds: float = 240.0) -> str:
+        """How the latest pod ended: Succeeded, Failed or Lost."""
+        self._thread.join(seconds)
+        assert self.attempts[-1].ended is not None, f"it goes on:\n{self.log()}"
+        return str(self.attempts[-1].ended)
+
+    def done(self) -> dict[str, str]:
+        """What it returned, once it has succeeded."""
+        assert self.wait() == "Succeeded", self.log()
+        (line,) = (one for one in self.log().splitlines() if one.startswith("DONE "))
+        found: dict[str, str] = json.loads(line.removeprefix("DONE "))
+        return found
+
+    def error(self) -> str:
+        """The one line that it failed with."""
+        assert self.wait() == "Failed", self.log()
+        assert "Traceback" not in self.log(), self.log()
+        return self.log().splitlines()[-1].removeprefix("error: ")
+
+    def log(self) -> str:
+        """What all its pods wrote."""
+        return "\n".join(attempt.log() for attempt in self.attempts)
+
+    def saw(self, text: str) -> None:
+        """Wait until the log has the text."""
+        until(lambda: text in self.log(), repr(text), 60)
+
+    def terminate(self) -> None:
+        """What KFP does when its run is terminated, without the signal a second later."""
+        workflow.terminate(self.grounds, self.workflow["metadata"]["name"])
+
+    def signal(self) -> None:
+        """What Argo does a second after that."""
+        signal_step(self.grounds, self.pod["metadata"]["name"])
+
+    def evict(self) -> None:
+        """Delete the pod, as a drained node does; Argo runs the step again."""
+        evict(self.grounds, self.pod["metadata"]["name"], seen=False)

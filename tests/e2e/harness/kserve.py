@@ -1,0 +1,291 @@
+"""A stand-in for KServe's controller, which pulls images that are not to be had here.
+
+It takes InferenceServices by KServe's own definition, makes a Deployment and a Service of each (in
+the mode `Knative`, one for each revision, with Knative's names), and sets the status as KServe
+v0.20 does. What it does not play: the storage initializer, autoscaling, the ingress, and sharing
+requests out, of which it only tells the shares.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from kubernetes import client
+
+from tests import kserve
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
+
+GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
+POD_OF = "serving.kserve.io/inferenceservice"
+REVISION = "serving.knative.dev/revision"
+
+# Answers as the bundle's sample says, found in the bucket; a storageUri with a fault in it: not so.
+SERVER = """
+import json, os, sys, time, urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
+
+uri = os.environ["STORAGE_URI"]
+fault = os.environ.get("FAULT", "")
+bucket, _, folder = uri.removeprefix("gs://").removesuffix("/serving").partition("/")
+base = os.environ["STORAGE_EMULATOR_HOST"]
+url = f"{base}/storage/v1/b/{bucket}/o/{quote(folder + '/sample/response.json', safe='')}?alt=media"
+if fault == "crash":
+    sys.exit("the model cannot be loaded")
+answer = json.load(urllib.request.urlopen(url))
+if fault == "wrong":
+    answer["outputs"][0]["data"] = [x + 1 for x in answer["outputs"][0]["data"]]
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        ready = fault != "unready"
+        self.send_response(200 if ready else 503)
+        self.end_headers()
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["inputs"][0]["datatype"] == "UINT8"
+        if fault == "slow":
+            time.sleep(30)
+        body = json.dumps(answer).encode()
+        self.send_response(200 if self.path == f"/v2/models/{answer['model_name']}/infer" else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer(("0.0.0.0", 8080), Handler).serve_forever()
+"""
+
+
+def define(api: client.ApiClient) -> None:
+    """Make InferenceServices known to the cluster, by KServe's own definition."""
+    body = kserve.definition()
+    definitions = client.ApiextensionsV1Api(api)
+    name = body["metadata"]["name"]
+    with suppress(client.ApiException):
+        definitions.create_custom_resource_definition(body)
+
+    def established() -> bool:
+        found = definitions.read_custom_resource_definition(name)
+        conditions = found.status.conditions or []
+        return any(c.type == "Established" and c.status == "True" for c in conditions)
+
+    until(established, "the definition of InferenceService", 60)
+
+
+class Controller:
+    """Makes what InferenceServices of one namespace ask for, and says how far it is."""
+
+    def __init__(self, grounds: Grounds, mode: str) -> None:
+        self.grounds, self.mode = grounds, mode
+        self.apps = client.AppsV1Api(grounds.api)
+        self.faults: dict[str, str] = {}
+        """Faults of servers, by a part of the storageUri; `image` for one that is not there."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @contextmanager
+    def running(self) -> Iterator["Controller"]:
+        """Reconcile while the block lasts."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            self._thread.join()
+
+    def service(self, name: str) -> dict[str, Any] | None:
+        """An InferenceService as it is now."""
+        return next((one for one in self.services() if one["metadata"]["name"] == name), None)
+
+    def services(self) -> list[dict[str, Any]]:
+        """All of the namespace."""
+        space = self.grounds.namespace
+        list_all = self.grounds.custom.list_namespaced_custom_object
+        found: list[dict[str, Any]] = patiently(lambda: list_all(GROUP, VERSION, space, PLURAL))[
+            "items"
+        ]
+        return found
+
+    def _run(self) -> None:
+        while not self._over.wait(0.3):
+            for service in self.services():
+                with suppress(client.ApiException):  # of a change meanwhile; the next turn sees it
+                    self._reconcile(service)
+
+    def _reconcile(self, service: dict[str, Any]) -> None:
+        old = service.get("status") or {}
+        knative = self.mode == "Knative"
+        status = self._knative(service, old) if knative else self._standard(service)
+        if status != old:
+            self.grounds.custom.patch_namespaced_custom_object_status(
+                GROUP, VERSION, self.grounds.namespace, PLURAL,
+                service["metadata"]["name"], {"status": status},
+            )  # fmt: skip
+
+    def _standard(self, service: dict[str, Any]) -> dict[str, Any]:
+        name = f"{service['metadata']['name']}-predictor"
+        deployment = self._deployment(service, name, {"app": f"isvc.{name}"})
+        self._address(service, name, {"app": f"isvc.{name}"})
+        host = f"http://{name}.{self.grounds.namespace}.svc.cluster.local"
+        ready = _of_deployment(deployment)
+        return {
+            "deploymentMode": "Standard",
+            "conditions": _conditions(PredictorReady=ready, IngressReady=("True", "", "")),
+            "address": {"url": host},
+            "url": f"http://{service['metadata']['name']}.example.com",
+            "components": {"predictor": {"url": f"http://{name}.example.com"}},
+        }
+
+    def _knative(self, service: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+        """A revision for each template, and the shares that KServe's reconciler works out."""
+        predictor, base = service["spec"]["predictor"], f"{service['metadata']['name']}-predictor"
+        known = dict((old.get("components") or {}).get("predictor") or {})
+        template = json.dumps({**predictor, "canaryTrafficPercent": 0, "_": _annotations(service)})
+        revisions = {r.metadata.annotations["template"]: r for r in self._deployments(service)}
+        number = len(revisions) + (template not in revisions)
+        if template in revisions:
+            number = int(revisions[template].metadata.name[-5:])
+        created = f"{base}-{number:05}"
+        deployment = self._deployment(service, created, {REVISION: created}, template)
+        ready = _of_deployment(deployment)
+        known["latestCreatedRevision"] = created
+        if ready[0] == "True":
+            known["latestReadyRevision"] = created
+        latest, rolled_out = known.get("latestReadyRevision"), known.get("latestRolledoutRevision")
+        percent = predictor.get("canaryTrafficPercent")
+        if latest:
+            share = 100 if percent is None or not rolled_out else int(percent)
+            traffic = [_target(latest, share, True, "latest")]
+            if share < 100:
+                traffic.append(_target(rolled_out, 100 - share, False, "prev"))
+            elif rolled_out != latest:
+                known |= {"previousRolledoutRevision": rolled_out or ""}
+                known |= {"latestRolledoutRevision": latest}
+            most = max(traffic, key=lambda each: int(each["percent"]))["revisionName"]
+            self._address(service, base, {REVISION: most})
+            self._address(service, f"latest-{base}", {REVISION: latest})
+            host = f"http://{base}.{self.grounds.namespace}.svc.cluster.local"
+            known |= {"traffic": traffic, "address": {"url": host}}
+        routed = ("True", "", "") if latest else ("Unknown", "RevisionMissing", "no revision yet")
+        return {
+            "deploymentMode": "Knative",
+            "conditions": _conditions(PredictorReady=ready, IngressReady=routed),
+            "components": {"predictor": known},
+        }
+
+    def _deployments(self, service: dict[str, Any]) -> list[Any]:
+        selector = f"{POD_OF}={service['metadata']['name']}"
+        found: list[Any] = self.apps.list_namespaced_deployment(
+            self.grounds.namespace, label_selector=selector
+        ).items
+        return found
+
+    def _deployment(
+        self, service: dict[str, Any], name: str, own: dict[str, str], template: str = ""
+    ) -> Any:
+        """The Deployment of a predictor, made or changed where need be."""
+        predictor, meta = service["spec"]["predictor"], service["metadata"]
+        labels = {POD_OF: meta["name"], **own}
+        pod = {
+            "metadata": {
+                "labels": {**labels, **(predictor.get("labels") or {})},
+                "annotations": {**_annotations(service), **(predictor.get("annotations") or {})},
+            },
+            "spec": {"containers": [self._container(predictor)], "terminationGracePeriodSeconds": 0,
+                     "securityContext": {"runAsUser": UID}},
+        }  # fmt: skip
+        body = {
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "annotations": {"template": template, "made": json.dumps(pod, sort_keys=True)},
+                "ownerReferences": [_owner(service)],
+            },
+            "spec": {
+                "replicas": 1,
+                "progressDeadlineSeconds": 600,
+                "selector": {"matchLabels": labels},
+                "template": pod,
+            },
+        }
+        space = self.grounds.namespace
+        try:
+            found = self.apps.read_namespaced_deployment(name, space)
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+            return self.apps.create_namespaced_deployment(space, body)
+        if (found.metadata.annotations or {}).get("made") != body["metadata"]["annotations"][
+            "made"
+        ]:
+            return self.apps.patch_namespaced_deployment(name, space, body)
+        return found
+
+    def _container(self, predictor: dict[str, Any]) -> dict[str, Any]:
+        """The server of a predictor: always the one above, with the fault that it is to have."""
+        uri = (predictor.get("model") or {}).get("storageUri", "")
+        fault = next((f for part, f in self.faults.items() if part in uri), "")
+        env = {"STORAGE_URI": uri, "FAULT": fault, **self.grounds.environment}
+        return {
+            "name": "kserve-container",
+            "image": "ghcr.io/kfp-ddp/nowhere:1.0" if fault == "image" else IMAGE,
+            "command": ["python3", "-u", "-c", SERVER],
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+            "ports": [{"containerPort": 8080}],
+            "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8080},
+                               "periodSeconds": 1},
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        }  # fmt: skip
+
+    def _address(self, service: dict[str, Any], name: str, selector: dict[str, str]) -> None:
+        space, core = self.grounds.namespace, self.grounds.core
+        spec = {"selector": selector, "ports": [{"port": 80, "targetPort": 8080}]}
+        body = {"metadata": {"name": name, "ownerReferences": [_owner(service)]}, "spec": spec}
+        try:
+            core.create_namespaced_service(space, body)
+        except client.ApiException as error:
+            if error.status != 409:
+                raise
+            core.patch_namespaced_service(name, space, {"spec": {"selector": selector}})
+
+
+def _annotations(service: dict[str, Any]) -> dict[str, str]:
+    return dict(service["metadata"].get("annotations") or {})
+
+
+def _owner(service: dict[str, Any]) -> dict[str, Any]:
+    meta = service["metadata"]
+    kind = {"apiVersion": service["apiVersion"], "kind": service["kind"]}
+    return {**kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
+
+
+def _target(revision: str, percent: int, latest: bool, tag: str) -> dict[str, Any]:
+    found = {"revisionName": revision, "percent": percent, "latestRevision": latest, "tag": tag}
+    return {**found, "url": f"http://{tag}.example.com"}
+
+
+def _of_deployment(deployment: Any) -> tuple[str, str, str]:
+    """Ready or not, as PropagateRawStatus of KServe takes it from a Deployment's conditions."""
+    status = deployment.status
+    if (status.observed_generation or 0) < deployment.metadata.generation:
+        return "Unknown", "Deploying", "the Deployment was not looked at yet"
+    found = {each.type: each for each in status.conditions or []}
+    available = found.get("Available")
+    if available is None or available.status == "False":
+        reason = available.reason if available else "Deploying"
+        return "False", reason, available.message if available else ""
+    # While it is replaced the old pods still answer.
+    return "True", "", ""
+
+
+def _conditions(**found: tuple[str, str, str]) -> list[dict[str, str]]:
+    worst = next((each for each in found.values() if each[0] != "True"), ("True", "", ""))
+    return [
+        {"type": name, "status": status, "reason": reason, "message": message}
+        for name, (status, reason, message) in {**found, "Ready": worst}.items()
+    ]

@@ -1,0 +1,256 @@
+"""The step `deploy` on a real cluster: KServe's definition, a stand-in for its controller."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.rollout import Service, take_back_of
+from tests.e2e.harness import kserve, rights, workflow
+from tests.e2e.harness.deploy_step import DeployStep, publish
+from tests.e2e.harness.grounds import Grounds, until
+from tests.e2e.harness.kserve import Controller
+from tests.e2e.harness.scene import namespace
+
+SEEDS = itertools.count(1)
+KNATIVE, STANDARD = "Knative", "Standard"
+BOTH = pytest.mark.parametrize("controller", [KNATIVE, STANDARD], indirect=True)
+IN_STANDARD = pytest.mark.parametrize("controller", [STANDARD], indirect=True)
+IN_KNATIVE = pytest.mark.parametrize("controller", [KNATIVE], indirect=True)
+
+
+@pytest.fixture
+def grounds(cluster: client.ApiClient, bucket_url: str) -> Iterator[Grounds]:
+    workflow.define(cluster)
+    kserve.define(cluster)
+    with namespace(cluster) as bare:
+        yield dataclasses.replace(bare, environment={"STORAGE_EMULATOR_HOST": bucket_url})
+
+
+@pytest.fixture
+def controller(grounds: Grounds, request: pytest.FixtureRequest) -> Iterator[Controller]:
+    with Controller(grounds, request.param).running() as running:
+        yield running
+
+
+@pytest.fixture
+def first(controller: Controller, bucket_url: str) -> str:
+    """A service `shop` that answers with a first model; the bundle's version."""
+    return (
+        DeployStep(controller.grounds, publish(bucket_url, next(SEEDS)), "shop")
+        .start()
+        .done()["version"]
+    )
+
+
+def shop(controller: Controller) -> dict[str, Any]:
+    found = controller.service("shop")
+    assert found is not None
+    return found
+
+
+def predictor(controller: Controller) -> dict[str, Any]:
+    found: dict[str, Any] = shop(controller)["spec"]["predictor"]
+    return found
+
+
+@BOTH
+def test_a_model_is_rolled_out_and_the_next_takes_its_place(
+    controller: Controller, first: str, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    step = DeployStep(controller.grounds, bundle, "shop").start()
+    done = step.done()
+    assert bundle.endswith(done["version"])
+    assert done["version"] != first
+    host = f"shop-predictor.{controller.grounds.namespace}.svc.cluster.local"
+    assert done["url"] == f"http://{host}"
+    assert ("asking http://latest-" in step.log()) == (controller.mode == KNATIVE)
+    assert predictor(controller)["labels"]["kfp-ddp/version"] == done["version"]
+    assert "canaryTrafficPercent" not in predictor(controller)
+    if controller.mode == KNATIVE:
+        assert len(traffic(controller)) == 1
+
+    before = shop(controller)["metadata"]["generation"]
+    again = DeployStep(controller.grounds, bundle, "shop").start()
+    assert again.done() == done
+    assert "already answered, and still does" in again.log()
+    assert shop(controller)["metadata"]["generation"] == before
+
+
+def traffic(controller: Controller) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = shop(controller)["status"]["components"]["predictor"]["traffic"]
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("wrong", "answers wrongly: its logits differ from the bundle's by 1, "),
+        ("crash", "kserve-container ends again and again with exit code 1: the model cannot be"),
+    ],
+)
+def test_a_model_that_fails_gives_way_to_the_one_before(
+    controller: Controller, first: str, bucket_url: str, fault: str, said: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = fault
+    error = DeployStep(controller.grounds, bundle, "shop").start().error()
+    assert said in error
+    assert error.endswith(f"shop answers with {first} as before")
+    now = predictor(controller)
+    assert (now["labels"]["kfp-ddp/version"], "canaryTrafficPercent" in now) == (first, False)
+    fine = publish(bucket_url, next(SEEDS))
+    assert fine.endswith(DeployStep(controller.grounds, fine, "shop").start().done()["version"])
+
+
+@IN_KNATIVE
+def test_while_a_model_is_tried_it_has_its_share_and_no_more(
+    controller: Controller, first: str, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = "slow"
+    step = DeployStep(controller.grounds, bundle, "shop", canary_percent=7, canary_seconds=2)
+    step.start().saw("asking http://latest-shop")
+    assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
+        ("latest", 7),
+        ("prev", 93),
+    }
+    step.terminate()
+    assert step.wait() == "Failed"
+    assert f"the run was terminated; shop answers with {first} as before" in step.log()
+    until(lambda: (predictor(controller)["labels"]["kfp-ddp/version"]) == first, "the first")
+
+
+@IN_STANDARD
+def test_a_first_model_that_does_not_get_ready_leaves_nothing(
+    controller: Controller, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = "unready"
+    step = DeployStep(controller.grounds, bundle, "shop", service_minutes=0.2).start()
+    error = step.error()
+    assert error.startswith("InferenceService shop is not ready after 0.2 minutes, it waits for ")
+    assert error.endswith("InferenceService shop was deleted, as nothing answered before")
+    assert controller.service("shop") is None
+
+
+@IN_STANDARD
+def test_an_image_that_is_not_there_ends_the_wait_early(
+    controller: Controller, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = "image"
+    error = DeployStep(controller.grounds, bundle, "shop", service_minutes=30).start().error()
+    assert "cannot pull ghcr.io/kfp-ddp/nowhere:1.0" in error
+    assert controller.service("shop") is None
+
+
+@IN_STANDARD
+def test_a_step_that_is_run_again_goes_on_where_it_was(
+    controller: Controller, first: str, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = "slow"
+    step = DeployStep(controller.grounds, bundle, "shop").start()
+    step.saw("asking http://shop")
+    step.evict()
+    assert step.wait() == "Lost"
+    assert predictor(controller)["canaryTrafficPercent"] == 10
+    controller.faults[bundle] = "wrong"
+    error = step.start().error()
+    assert error.endswith(f"shop answers with {first} as before")
+
+
+@IN_STANDARD
+def test_what_a_killed_run_left_on_trial_is_taken_back_at_its_end(
+    controller: Controller, first: str, bucket_url: str
+) -> None:
+    bundle = publish(bucket_url, next(SEEDS))
+    controller.faults[bundle] = "slow"
+    step = DeployStep(controller.grounds, bundle, "shop").start()
+    step.saw("asking http://shop")
+    step.signal()
+    assert step.wait() == "Failed"
+    grounds = controller.grounds
+    with rights.acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+        api = Api(account, grounds.namespace)
+        assert take_back_of(api, "another run") == []
+        assert take_back_of(api, step.run_id) == [f"shop answers with {first} as before"]
+        assert take_back_of(api, step.run_id) == []
+    assert predictor(controller)["labels"]["kfp-ddp/version"] == first
+
+
+@IN_STANDARD
+def test_another_run_takes_a_rollout_over(
+    controller: Controller, first: str, bucket_url: str
+) -> None:
+    slow, fine = publish(bucket_url, next(SEEDS)), publish(bucket_url, next(SEEDS))
+    controller.faults[slow] = "unready"
+    publish_again(bucket_url, slow)
+    earlier = DeployStep(controller.grounds, slow, "shop").start()
+    earlier.saw("shop waits for")
+    publish_again(bucket_url, fine)
+    later = DeployStep(controller.grounds, fine, "shop").start()
+    assert fine.endswith(later.done()["version"])
+    error = earlier.error()
+    assert f"InferenceService shop was given another model by {later.run_id} meanwhile" in error
+    assert predictor(controller)["labels"]["kfp-ddp/version"] == fine[-12:]
+
+
+def publish_again(url: str, bundle: str) -> None:
+    """Make a bundle that is there the champion."""
+    from tests.e2e.harness import bucket
+
+    name = f"exports/{bundle.split('/')[-2]}/CHAMPION"
+    bucket.upload(url, bucket.MODELS, name, f"{bundle[-12:]}\n".encode())
+
+
+@IN_STANDARD
+def test_what_cannot_be_is_one_line_and_changes_nothing(
+    controller: Controller, bucket_url: str
+) -> None:
+    grounds = controller.grounds
+    bare = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "theirs"},
+        "spec": {"predictor": {"model": {"modelFormat": {"name": "onnx"}}}},
+    }
+    group, version, plural = kserve.GROUP, kserve.VERSION, kserve.PLURAL
+    made = grounds.custom.create_namespaced_custom_object(
+        group, version, grounds.namespace, plural, bare
+    )
+    api = Api(grounds.api, grounds.namespace)
+    with pytest.raises(InputError, match="was not made by kfp-ddp and is left alone"):
+        Service(api, "theirs").find()
+    found = controller.service("theirs")
+    assert found is not None
+    assert found["spec"] == made["spec"]
+    with (
+        rights.acting(grounds.api, grounds.namespace, "default") as nobody,
+        pytest.raises(InputError, match=r"no right to get inferenceservices .* apply deploy/rbac"),
+    ):
+        Service(Api(nobody, grounds.namespace), "shop").find()
+    wrong = {"containers": [{"name": "kserve-container", "imagine": "x"}]}
+    with pytest.raises(InputError, match=r"the cluster refused InferenceService shop: .*imagine"):
+        Service(api, "shop").begin(wrong, 10)
+    assert controller.service("shop") is None
+
+
+@IN_STANDARD
+def test_a_bundle_that_is_not_the_champion_any_more_is_not_rolled_out(
+    controller: Controller, bucket_url: str
+) -> None:
+    old = publish(bucket_url, next(SEEDS))
+    new = publish(bucket_url, next(SEEDS))
+    step = DeployStep(controller.grounds, old, "shop").start()
+    assert step.done() == {"url": "", "version": ""}
+    assert f"{old} is not rolled out: {new[-12:]} is the champion now" in step.log()
+    assert controller.service("shop") is None
