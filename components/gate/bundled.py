@@ -1,6 +1,8 @@
 """The rules that look at what serves: the bundle's sizes, times, memory and variants."""
 
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -47,12 +49,27 @@ class _Latency(_Read):
 class Bundled(NamedTuple):
     """What a bundle tells of itself, as its manifest lists it."""
 
-    version: str
+    sealed: Sealed
     size: int
     """Bytes of all its files."""
     infra: _Infra | None
     latency: _Latency
     variants: variants.Record
+
+    @property
+    def version(self) -> str:
+        """What it is called."""
+        return self.sealed.version
+
+    @contextmanager
+    def documents(self) -> Iterator[Path]:
+        """A folder with its own records, for the report: no weights, nothing that is not listed."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name in self.sealed.listed or {}:
+                if name.endswith(".json") and "/" not in name:
+                    content = self.sealed.read(name, variants.LARGEST)
+                    Path(folder, name).write_bytes(content or b"")
+            yield Path(folder)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -78,7 +95,7 @@ def read(bundle: str, evaluation: Path) -> Bundled:
             "checkpoint, in this order"
         )
     return Bundled(
-        version=found.version,
+        sealed=found,
         size=sum(size for _, size in where.list("")),
         infra=_parsed(found, INFRA, _LARGEST, _Infra),
         latency=_parsed(found, LATENCY, _LARGEST, _Latency) or _Latency(),

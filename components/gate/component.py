@@ -9,6 +9,7 @@ from kfp import dsl
 def gate(
     accuracy: float,
     gate_verdict: dsl.Output[dsl.Markdown],
+    gate_report: dsl.Output[dsl.HTML],
     evaluation: str = "",
     bundle: str = "",
     rules: dict = {},  # noqa: B006
@@ -20,6 +21,7 @@ def gate(
     Args:
         accuracy: Accuracy of the model, from evaluate.
         gate_verdict: The rules and which of them hold; its metadata has blessed and reason.
+        gate_report: The report of the evaluation with the verdict on top, as a page.
         evaluation: Path of evaluation.json, from evaluate; most rules need it.
         bundle: Folder of the bundle, from export, for rules on what serves; empty for none.
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.

@@ -13,11 +13,11 @@ from kfp_ddp.components.gate import bundled
 from kfp_ddp.components.gate.against import against
 from kfp_ddp.components.gate.checks import Check, own_checks
 from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.gate.verdict import markdown, record, verdict_of
-from kfp_ddp.components.shared import attempts
+from kfp_ddp.components.gate.verdict import markdown, record, verdict_of, without_evaluation
+from kfp_ddp.components.shared import attempts, report
 from kfp_ddp.components.shared.champion import find
 from kfp_ddp.components.shared.destination import open_destination, sha256
-from kfp_ddp.components.shared.evaluation import Evaluation, reason
+from kfp_ddp.components.shared.evaluation import FILE, Evaluation, reason
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 
@@ -36,6 +36,7 @@ class Judged(NamedTuple):
 def run(
     accuracy: float,
     gate_verdict: "dsl.Markdown",
+    gate_report: "dsl.HTML",
     evaluation: str,
     bundle: str,
     rules: Mapping[str, Any],
@@ -52,8 +53,10 @@ def run(
         judged = judge(checked, accuracy, here, champion, bundle)
         version = judged.champion
         blessed, why = verdict_of(judged.checks)
-        if here:
-            _leave(Path(here), judged, checked, needed=bool(bundle))
+        document = without_evaluation(blessed, judged.checks)
+        if here.endswith(f"/{FILE}"):
+            document = _leave(Path(here), judged, checked)
+    Path(gate_report.path).write_text(document, encoding="utf-8")
     Path(gate_verdict.path).write_text(markdown(blessed, judged.checks), encoding="utf-8")
     gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
     print(why)
@@ -64,22 +67,24 @@ def run(
 
 
 class Judgement(NamedTuple):
-    """What came of each rule, the version judged, and the champion: where, which, how good."""
+    """What came of each rule, the bundle judged, and the champion: where, which, how good."""
 
     checks: list[Check]
-    bundle: str = ""
+    bundle: bundled.Bundled | None = None
     champion: str = ""
     champion_uri: str = ""
     champion_accuracy: float | None = None
 
 
-def _leave(evaluation: Path, judged: Judgement, rules: Rules, needed: bool) -> None:
-    """Leave the verdict beside the evaluation; a folder may refuse one that nobody needs.
+def _leave(evaluation: Path, judged: Judgement, rules: Rules) -> str:
+    """Leave the verdict, and the report with it, beside the evaluation; the report.
+
+    A folder may refuse them where there is no bundle, so that nothing is published by them.
 
     Raises:
-        StorageError: it refuses one that is needed.
+        StorageError: it refuses them, and there is one.
     """
-    found = Evaluation.read(evaluation)
+    found, bundle = Evaluation.read(evaluation), judged.bundle
     facts = {
         "model": found.model,
         "split": found.split,
@@ -89,17 +94,20 @@ def _leave(evaluation: Path, judged: Judgement, rules: Rules, needed: bool) -> N
         "dataset_digest": found.dataset_digest,
         "samples_digest": found.samples_digest,
         "evaluation_sha256": sha256(evaluation),
-        "bundle": judged.bundle,
+        "bundle": bundle.version if bundle else "",
         "champion": judged.champion,
         "champion_uri": judged.champion_uri,
         "champion_accuracy": judged.champion_accuracy,
     }
     target = evaluation.with_name(VERDICT)
-    try:
-        with atomic_write(target) as file:
-            file.write(record(judged.checks, rules.given(), facts))
-    except OSError as error:
-        if needed:
+    with bundle.documents() if bundle else contextlib.nullcontext() as documents:
+        try:
+            with atomic_write(target) as file:
+                file.write(record(judged.checks, rules.given(), facts))
+            return report.write(evaluation.parent, documents)
+        except OSError as error:
+            if bundle is None:
+                return report.html(evaluation.parent)
             raise StorageError(
                 f"the verdict cannot be written to {target}: {reason(error)}; make the run's "
                 "folder writable and give it room"
@@ -127,7 +135,7 @@ def judge(
     if bundle:
         of_bundle = bundled.read(bundle, Path(evaluation))
         checks = bundled.bundle_checks(rules, of_bundle)
-        judged = Judgement(judged.checks + checks, of_bundle.version)
+        judged = Judgement(judged.checks + checks, of_bundle)
     if not champion or found is None:
         return judged
     held = find(champion)

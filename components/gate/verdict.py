@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from kfp_ddp.components.gate.checks import Check
@@ -26,12 +27,21 @@ def markdown(blessed: bool, checks: Sequence[Check]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def record(checks: Sequence[Check], rules: Mapping[str, Any], facts: Mapping[str, Any]) -> bytes:
+def without_evaluation(blessed: bool, checks: Sequence[Check]) -> str:
+    """The verdict as a page, where there is no evaluation to make a report of."""
+    from kfp_ddp.components.shared.pictures import page
+
+    said = "Blessed" if blessed else "Not blessed"
+    lines = "".join(f"<li>{'✓' if c.holds else '✗'} {escape(c.words)}</li>" for c in checks)
+    return page(said, f"<h1>{said}</h1><ul>{lines}</ul>")
+
+
+def record(checks: Sequence[Check], asked: Mapping[str, Any], facts: Mapping[str, Any]) -> bytes:
     """The verdict as JSON: of the same facts always the same bytes.
 
     Args:
         checks: What came of each rule.
-        rules: Those that were set.
+        asked: The rules that were set.
         facts: What was judged, and what it was compared with.
     """
     blessed, reason = verdict_of(checks)
@@ -46,7 +56,7 @@ def record(checks: Sequence[Check], rules: Mapping[str, Any], facts: Mapping[str
         for check in checks
     ]
     said = {"format": FORMAT, "blessed": blessed, "reason": reason, **facts}
-    said |= {"rules": dict(sorted(rules.items())), "checks": told}
+    said |= {"asked": dict(sorted(asked.items())), "rules": told}
     return (json.dumps(said, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

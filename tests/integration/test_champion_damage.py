@@ -46,6 +46,7 @@ def verdict(root: Path, place: str) -> str:
             evaluation=str(root / "run" / "evaluation.json"),
             champion=place,
             gate_verdict=said,
+            gate_report=dsl.HTML(name="report", uri=str(root / "report.html")),
             rules={"max_p_value": 1 - 1e-9},
         )
     except SystemExit as ended:

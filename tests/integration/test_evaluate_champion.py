@@ -18,8 +18,9 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.evaluate.engine import evaluate as engine
 from kfp_ddp.components.evaluate.samples import split_digest
-from kfp_ddp.components.export.engine import make, publish
+from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.gate.component import gate
+from kfp_ddp.components.publish.engine import publish
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.evaluation import Evaluation
@@ -87,6 +88,7 @@ def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
         gate_verdict=verdict,
+        gate_report=dsl.HTML(name="report", uri=str(folder / "page.html")),
         rules=rules,
     )
     return blessed, verdict.metadata["reason"]

@@ -114,6 +114,7 @@ def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read
         evaluation=str(folder / "evaluation.json"),
         champion=str(champion),
         gate_verdict=verdict,
+        gate_report=dsl.HTML(name="report", uri=str(tmp_path / "report.html")),
         rules={"max_p_value": 1 - 1e-9},
     )
     assert version == bundle.version(champion)
@@ -125,6 +126,7 @@ def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read
         evaluation=str(folder / "evaluation.json"),
         champion=str(evaluation),
         gate_verdict=verdict,
+        gate_report=dsl.HTML(name="report", uri=str(tmp_path / "report.html")),
         rules={},
     )
     assert "evaluated on other samples" in verdict.metadata["reason"]

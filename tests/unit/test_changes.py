@@ -55,6 +55,7 @@ def test_the_gate_notes_what_it_does_not_bless_and_leaves_the_rest_to_the_export
         champion=str(tmp_path / "cats"),
         attempt=attempt,
         gate_verdict=dsl.Markdown(name="gate_verdict", uri=str(tmp_path / "verdict.md")),
+        gate_report=dsl.HTML(name="gate_report", uri=str(tmp_path / "report.html")),
     )
     again, _, summary = asked(tmp_path)
     assert again is blessed is (least < 0.5)

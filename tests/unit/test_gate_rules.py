@@ -9,10 +9,10 @@ from kfp import dsl
 
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.evaluate.samples import samples_digest
-from kfp_ddp.components.gate.against import mcnemar
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import CHAMPION
+from kfp_ddp.components.shared.comparison import mcnemar
 from kfp_ddp.components.shared.destination import sha256
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
 
@@ -67,9 +67,11 @@ def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
     inputs = {name: rules.pop(name) for name in ("evaluation", "champion") if name in rules}
+    report = dsl.HTML(name="report", uri=str(tmp_path / "report.html"))
     blessed, version = gate.python_func(
-        accuracy=accuracy, gate_verdict=verdict, rules=rules, **inputs
+        accuracy=accuracy, gate_verdict=verdict, gate_report=report, rules=rules, **inputs
     )
+    assert ("Blessed" if blessed else "Not blessed") in (tmp_path / "report.html").read_text()
     assert verdict.metadata["champion"] == version
     reason = verdict.metadata["reason"]
     assert verdict.metadata["blessed"] is blessed
@@ -132,8 +134,8 @@ def test_the_verdict_lies_beside_the_evaluation_with_what_it_compared(tmp_path: 
         "champion": version,
         "champion_uri": f"{exports}/{version}",
         "champion_accuracy": 0.95,
-        "rules": {"min_improvement": 0.02},
-        "checks": [
+        "asked": {"min_improvement": 0.02},
+        "rules": [
             {
                 "rule": "min_accuracy",
                 "holds": True,
