@@ -1,0 +1,1 @@
+"""A stand-in for Kubeflow Model Registry: its contract, not the server."""
