@@ -64,7 +64,8 @@ class Sample:
             outputs = {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
             found = [float(value) for value in outputs[self.output]]
         except (ValueError, KeyError, TypeError):
-            return f"it is no v2 answer with {self.output}: {short(answer[:200].decode('replace'))}"
+            said = short(answer[:200].decode("utf-8", "replace"))
+            return f"it is no v2 answer with {self.output}: {said}"
         if len(found) != len(self.logits):
             return f"it has {len(found)} logits, the bundle {len(self.logits)}"
         worst = max((abs(a - b) for a, b in zip(found, self.logits, strict=True)), default=0.0)
