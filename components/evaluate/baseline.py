@@ -5,38 +5,58 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.evaluate import results
-from kfp_ddp.components.evaluate.predict import predict
+from kfp_ddp.components.evaluate.predict import Predictions, merged, predict_share
 from kfp_ddp.components.shared import champion, weights
 from kfp_ddp.components.shared.evaluation import PREDICTIONS, Evaluation
 from kfp_ddp.training.data import Index
+from kfp_ddp.training.distributed import World
 
 
-def evaluate_again(
-    held: champion.Champion,
-    challenger: Evaluation,
-    dataset: Path,
-    index: Index,
-    batch_size: int,
-    device: torch.device,
-    max_pixels: int,
-    target: Path,
-) -> Evaluation | None:
-    """Evaluate the champion on the challenger's samples and write that to `target`.
+def samples_for(
+    held: champion.Champion, found: Predictions, challenger: Evaluation
+) -> Index | None:
+    """The samples that the champion is to be evaluated on, those that the challenger could read.
 
-    None where the champion's own compares already, or none can be made: it is no bundle, or lacks
-    a class. The gate says which.
-
-    Raises:
-        InputError: the champion's bundle is damaged.
+    None where the champion's own evaluation compares already, or none can be made: it is no bundle,
+    or lacks a class. The gate says which.
     """
     own = held.evaluation
     if own.same_samples(challenger) or held.unknown_class(challenger) or not held.version:
         return None
-    started = time.monotonic()
+    return found.index
+
+
+def evaluate_again(
+    held: champion.Champion,
+    index: Index,
+    challenger: Evaluation | None,
+    dataset: Path,
+    batch_size: int,
+    max_pixels: int,
+    world: World,
+    target: Path,
+) -> Evaluation | None:
+    """Evaluate the champion on the challenger's samples and write that to `target`.
+
+    Args:
+        held: The champion.
+        index: The samples.
+        challenger: Its evaluation, on the first rank.
+        dataset: Folder of the version.
+        batch_size: Images at a time.
+        max_pixels: Above how many an image cannot be.
+        world: This rank.
+        target: Folder of the champion's evaluation.
+
+    Returns:
+        What it came to, on the first rank.
+
+    Raises:
+        InputError: the champion's bundle is damaged.
+    """
+    own, started = held.evaluation, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = held.fetch_weights(Path(folder))
         try:
@@ -49,7 +69,11 @@ def evaluate_again(
     targets = tuple(number[index.classes[target]] for target in index.targets)
     index = replace(index, classes=info.classes, targets=targets)
     # The challenger read all of these, so the champion is held to them.
-    found = predict(model, info, index, batch_size, device, "fail", max_pixels)
+    share = predict_share(model, info, index, batch_size, world, "fail", max_pixels)
+    shares = world.to_first(share)
+    if shares is None or challenger is None:
+        return None
+    found = merged(index, shares)
     result = results.summarise(
         found,
         info,
@@ -57,7 +81,7 @@ def evaluate_again(
         split=challenger.split,
         checkpoint=held.uri,
         checkpoint_digest=own.checkpoint_digest,
-        device=device.type,
+        device=world.device.type,
         started=started,
         skipped=challenger.skipped,
     )

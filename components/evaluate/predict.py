@@ -148,15 +148,21 @@ def merged(index: data.Index, shares: Sequence[Share], on_bad_image: str = "fail
         raise InputError(f"none of the {n} images in {index.root} can be read: replace them")
     kept, order = positions.sort()
     tally = _in_order(shares, order)
-    twice = len(kept.unique()) < len(kept)
+    twice = bool((kept[1:] == kept[:-1]).any())
     if twice or tally.samples != len(kept) or (on_bad_image == "fail" and len(kept) < n):
         raise RuntimeError(f"{tally.samples} predictions for {len(kept)} of {n} samples")
     there = torch.zeros(n, dtype=torch.bool)
     there[kept] = True
     left_out = index.only((~there).nonzero()[:, 0].tolist())
     skipped = tuple(Path(path).relative_to(index.root).as_posix() for path in left_out.paths)
-    columns = (tally.column(name) for name in ("predicted", "confidence", "loss"))
-    return Predictions(index.only(kept.tolist()), skipped, *map(torch.from_numpy, columns), tally)
+    return Predictions(
+        index.only(kept.tolist()),
+        skipped,
+        predicted=torch.from_numpy(tally.column("predicted")),
+        confidence=torch.from_numpy(tally.column("confidence")),
+        loss=torch.from_numpy(tally.column("loss")),
+        tally=tally,
+    )
 
 
 def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:

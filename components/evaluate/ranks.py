@@ -1,0 +1,205 @@
+"""An evaluation by the ranks of a world, each of which takes its share; the first one writes."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.components.evaluate import results
+from kfp_ddp.components.evaluate.request import Request
+from kfp_ddp.components.shared import champion as champions
+from kfp_ddp.components.shared import report
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
+from kfp_ddp.components.shared.report.ingredients import Ingredients
+from kfp_ddp.training.sides import TEST
+
+if TYPE_CHECKING:
+    from kfp_ddp.components.evaluate.predict import Predictions
+    from kfp_ddp.components.evaluate.roc import Roc
+    from kfp_ddp.training.data import Index
+    from kfp_ddp.training.distributed import World
+
+ROC = "roc.json"
+"""Beside an evaluation: the curve, where there is one."""
+
+
+class Evaluated(NamedTuple):
+    """The record of a split, its ROC and the HTML report, and the record of test beside val."""
+
+    result: Evaluation
+    roc: "Roc | None"
+    document: str
+    test: Evaluation | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Evaluated":
+        """What ranks left in the folder of an evaluation.
+
+        Raises:
+            InputError: there is none.
+        """
+        from kfp_ddp.components.evaluate.roc import Roc
+
+        result = Evaluation.read(folder / FILE)
+        left = Ingredients.model_validate_json((folder / report.INGREDIENTS).read_bytes())
+        curve = json.loads((folder / ROC).read_bytes())
+        document = (folder / report.FILE).read_text(encoding="utf-8")
+        return cls(result, Roc(**curve) if curve else None, document, left.test)
+
+
+def evaluate(
+    checkpoint: Path | str,
+    run_dir: Path,
+    dataset: Path,
+    split: str,
+    batch_size: int,
+    worst: int,
+    champion: str = "",
+    options: Mapping[str, Any] = {},
+) -> Evaluated:
+    """Evaluate on a split in this process alone; the rest is as in `evaluate_share`.
+
+    A checkpoint as text may be a bundle, or an address.
+    """
+    request = Request.create(
+        checkpoint=str(checkpoint),
+        of_run=isinstance(checkpoint, Path),
+        run_dir=str(run_dir),
+        data=str(dataset),
+        split=split,
+        batch_size=batch_size,
+        worst=worst,
+        champion=champion,
+        options=dict(options),
+    )
+    found = evaluate_share(request)
+    assert found is not None  # the first of one
+    return found
+
+
+def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated | None:
+    """Evaluate on a split, and with val on test too; all is also written below `run_dir`.
+
+    A champion whose own evaluation is of other samples is evaluated on these too. The record is
+    written last, so that an evaluation that was interrupted is none.
+
+    Args:
+        request: The same on all ranks, with folders that are at hand.
+        world: This rank among the others; None for a process alone.
+
+    Returns:
+        What was found, on the first rank; None on the others.
+
+    Raises:
+        InputError: for a checkpoint, split, champion or parameter that cannot be used.
+    """
+    request.check()
+    checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
+    if isinstance(checkpoint, Path) and not checkpoint.is_dir():
+        raise InputError(
+            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
+        )
+    held = champions.find(request.champion) if request.champion else None
+    run_dir, dataset, target = Path(request.run_dir), Path(request.data), request.target
+    if world is None or world.first:
+        results.prepare(target, run_dir)
+    started = time.monotonic()
+    # From here on torch is needed, which takes seconds to import.
+    import torch
+
+    from kfp_ddp.components.evaluate import baseline, subject
+    from kfp_ddp.components.evaluate.ingredients import ingredients
+    from kfp_ddp.components.evaluate.predict import merged, predict_share
+    from kfp_ddp.training.distributed import alone
+    from kfp_ddp.training.splits import sides_of
+
+    here = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model, info, digest = subject.read(checkpoint)
+    index, test_index = sides_of(dataset, request.split, info.classes, info.config)
+
+    def measure(
+        index: "Index", split: str, started: float
+    ) -> "tuple[Predictions, Evaluation] | None":
+        reading = (info.on_bad_image, info.max_pixels)
+        share = predict_share(model, info, index, request.batch_size, here, *reading)
+        shares = here.to_first(share)
+        if shares is None:
+            return None
+        found = merged(index, shares, info.on_bad_image)
+        if found.skipped:
+            print(
+                f"{len(found.skipped)} images that cannot be read are left out, as in training "
+                f"under on_bad_image=skip; the first: {found.skipped[0]}"
+            )
+        result = results.summarise(
+            found,
+            info,
+            dataset=dataset,
+            split=split,
+            checkpoint=str(checkpoint),
+            checkpoint_digest=digest,
+            device=here.device.type,
+            started=started,
+            skipped=len(found.skipped),
+        )
+        return found, result.model_copy(update=_by_whom(here))
+
+    first = measure(index, request.split, started)
+    of_test = measure(test_index, TEST, time.monotonic()) if test_index is not None else None
+    again = None
+    if held is not None:
+        wanted = here.from_first(lambda: first and baseline.samples_for(held, *first))
+        if wanted:
+            again = baseline.evaluate_again(
+                held,
+                wanted,
+                first and first[1],
+                dataset,
+                request.batch_size,
+                info.max_pixels,
+                here,
+                target / AGAIN,
+            )
+    if first is None:
+        return None
+    found, result = first
+    if held is not None and again is not None:
+        print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
+    test = None
+    if of_test is not None:
+        test, folder = of_test[1], RunFolder(run_dir).evaluation(TEST)
+        results.prepare(folder, run_dir)
+        results.write(folder, run_dir, test, {PREDICTIONS: of_test[0].to_csv()})
+    left = ingredients(
+        found,
+        info,
+        run_dir=run_dir,
+        dataset=dataset,
+        split=request.split,
+        worst=request.worst,
+        test=test,
+    )
+    roc = found.tally.roc()
+    texts = {
+        PREDICTIONS: found.to_csv(),
+        report.INGREDIENTS: left.model_dump_json(),
+        ROC: json.dumps(roc and vars(roc)),
+    }
+    results.write(target, run_dir, result, texts)
+    return Evaluated(result, roc, results.report(target, run_dir), test)
+
+
+def _by_whom(world: "World") -> dict[str, object]:
+    """How many ranks it took, and on what."""
+    if world.device.type == "cuda":
+        import torch
+
+        kind = torch.cuda.get_device_name(world.device)
+    else:
+        kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
+    return {"world_size": world.size, "hardware": f"{world.size} x {kind}"}
