@@ -186,7 +186,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
         config=manifest["config"],
     )
     network, state = info.network(), checkpoint.state()
-    network.load_state_dict(state["ema"] or state["model"])
+    models.fill(network, state["ema"] or state["model"], str(path), info.model)
     return network.float().eval(), info
 
 

@@ -1,12 +1,13 @@
 """The networks, and the arithmetic between stored bytes and their input."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import hint
@@ -16,6 +17,8 @@ from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 """Channel statistics of ImageNet, as torchvision's models use them."""
+WRAPPERS = ("module.", "_orig_mod.")
+"""What DDP and compile put before the names of weights."""
 
 
 class CifarBlock(nn.Module):
@@ -200,3 +203,35 @@ def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Te
     """Scale and shift a channel, float32 [3], that turn a byte into its normalised value."""
     scale = torch.tensor([1 / (255 * s) for s in std])
     return scale, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under their own names, without what wrappers put before them."""
+    found = dict(state)
+    for _ in range(len(WRAPPERS)):
+        for prefix in WRAPPERS:
+            consume_prefix_in_state_dict_if_present(found, prefix)
+    return found
+
+
+def fill(network: nn.Module, state: Mapping[str, Tensor], where: str, name: str) -> None:
+    """Load the weights that lie at `where` into the network that `name` builds.
+
+    Raises:
+        InputError: they are another network's, or no numbers.
+    """
+    state = unwrapped(state)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        said = " ".join(str(error).partition("\n")[2].split())[:200]
+        raise InputError(
+            f"{where} holds other weights than a {name} has ({said}): give the checkpoint as its "
+            "training left it"
+        ) from None
+    for key, value in state.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise InputError(
+                f"{where}: {key} is NaN or infinite: training diverged; train again with a lower "
+                "learning_rate"
+            )

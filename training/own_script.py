@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.base.errors import InputError, JobError, StorageError
 from kfp_ddp.base.failure import Failure, write_record
@@ -165,8 +164,7 @@ def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
 
 
 def _load(network: nn.Module, weights: Path, name: str) -> None:
-    tensors = weights_file.read(weights).tensors
-    consume_prefix_in_state_dict_if_present(tensors, "module.")
+    tensors = model.unwrapped(weights_file.read(weights).tensors)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
