@@ -12,6 +12,8 @@ SECTIONS = {
     "Train": {
         "run": "Train on a folder or a bucket of photographs, or run any pipeline: here or on KFP.",
         "predict": "Tell what pictures show, with the model of a bundle.",
+        "serve": "Answer requests with the model of a bundle, over HTTP and gRPC.",
+        "report": "Make the report of a run anew: verdict, figures, curves, mistakes.",
         "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
     },
     "Runs on Kubeflow Pipelines": {
@@ -36,6 +38,7 @@ SECTIONS = {
         "compile": "Write the YAML of our pipelines or of your own, or check that it is fresh.",
         "graph": "Draw a compiled pipeline, as SVG or Mermaid.",
         "install": "Put claims and rights into a namespace.",
+        "netcheck": "Measure the network between the pods of a job, and name what is slow.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and where each is from.",
         "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",

@@ -85,7 +85,7 @@ def line_chart(
         top = 0 if mark.line else HEIGHT - 12
         path = "".join(f"M{across(x_axis, x):.1f} {top}V{HEIGHT}" for x in places)
         if places:
-            parts.append(f'<path class="{"mark" if mark.line else "grid"}" d="{path}"/>')
+            parts.append(f'<path class="{"mark" if mark.line else "tick"}" d="{path}"/>')
             keys.append(Key(mark.name, None, "dash" if mark.line else ""))
     for s in drawn:
         name = s.name
@@ -93,12 +93,13 @@ def line_chart(
             last = s.points[-1][1]
             name += f" {last * 100:.2f}%" if percent else f" {last:.4g}"
         said.append(name)
-        keys.append(Key(name, s.colour))
+        if name:
+            keys.append(Key(name, s.colour))
         parts += _curve(s, x_axis, y_axis)
     below = [(x, y) for s in drawn for x, y in s.points if y < y_axis.low]
     if below:
         x, y = min(below, key=lambda point: point[1])
-        keys.append(Key(f"▾ below the axis: {y * 100:.1f}% at {x:.3g}"))
+        keys.append(Key(f"▾ below the axis: {y * 100:.1f}% at {x_label} {x:.3g}"))
         parts += [f'<path class="mark" d="M{across(x_axis, x):.1f} {HEIGHT}v-14"/>']
     told = "last values" if last_values else "curves"
     if y_axis.log:

@@ -12,6 +12,7 @@ _SHADES = 20
 _READABLE = 2
 """The least shade of a cell with a number in it; without one it is what the share says."""
 _INVERTED = 11
+_FAINT = 4
 
 
 def confusion_matrix(
@@ -40,7 +41,7 @@ def confusion_matrix(
     named, numbered = n <= _NAMED, n <= NUMBERED
     columns = [*classes, *(["other classes"] if others else [])]
     wide = len(columns)
-    cell = max(8, min(44, 640 // n)) if named else 7
+    cell = max(8, min(44, 480 // n)) if named else 7
     if numbered:
         cell = max(cell, 30)
     text = min(12.0, max(8.0, cell - 2.0))
@@ -65,7 +66,8 @@ def confusion_matrix(
             x, y = left + j * cell, top + i * cell
             blocks.setdefault((kind, shade), []).append(f"M{x} {y}h{cell}v{cell}h-{cell}z")
             if numbered:
-                over = " over" if shade > _INVERTED else " few" if kind == "miss" else ""
+                over = " over" if shade > _INVERTED else ""
+                over = over or (" few" if kind == "miss" and shade <= _FAINT else "")
                 parts.append(
                     f'<text class="value{over}" x="{x + cell / 2:g}" y="{y + cell / 2:g}" '
                     f'style="font-size:{min(text, cell * 1.5 / len(str(count))):.0f}px">'

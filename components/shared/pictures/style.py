@@ -32,7 +32,7 @@ padding:10px 16px;margin:14px 0;overflow-wrap:anywhere}
 .verdict.no>b{color:var(--bad)}.verdict ul{margin:6px 0 0;padding:0;list-style:none;font-size:14px}
 .verdict li{padding-left:22px;text-indent:-22px}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(400px,100%),1fr));gap:20px 28px}
-.row.three{grid-template-columns:repeat(auto-fit,minmax(min(240px,100%),1fr))}
+.row.three{grid-template-columns:repeat(auto-fit,minmax(min(170px,100%),1fr))}
 .row>*{min-width:0}
 .scroll{overflow-x:auto}.narrow{max-width:640px}
 .chart{margin:0}.chart figcaption{font-size:14px;font-weight:600}
@@ -49,6 +49,7 @@ font-variant-numeric:tabular-nums}
 .chart .under{text-align:center;font-size:12px;color:var(--soft);margin:20px 0 0}
 svg path,svg line{vector-effect:non-scaling-stroke}
 svg .grid{stroke:var(--line);stroke-width:1}
+svg .tick{stroke:var(--soft);stroke-width:1}
 svg .curve{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 svg .dot{fill:none;stroke-width:6.5;stroke-linecap:round}
 svg .mark{stroke:var(--soft);stroke-width:1.5;stroke-dasharray:4 3}
@@ -60,7 +61,7 @@ svg .mark{stroke:var(--soft);stroke-width:1.5;stroke-dasharray:4 3}
 table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:4px 10px;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:500;vertical-align:bottom}
-th:first-child,td:first-child{text-align:left;min-width:84px;max-width:340px;padding-left:0;
+th:first-child,td:first-child{text-align:left;min-width:96px;max-width:340px;padding-left:0;
 overflow-wrap:anywhere}
 td small{color:var(--soft);font-size:12px;white-space:nowrap}
 .pairs :is(th,td):nth-child(2){text-align:left;min-width:84px;overflow-wrap:anywhere}
@@ -82,7 +83,8 @@ details{margin-top:10px}summary{cursor:pointer;color:var(--soft)}
 .card{padding:7px 11px}th,td{padding:4px 6px}
 .thumbs{grid-template-columns:repeat(auto-fill,minmax(118px,1fr));gap:8px}
 .plot{margin-left:46px}}
-@media(max-width:480px){.wide{display:none}.plot{height:190px}}
+@media(max-width:480px){.wide,:is(.taught,.slices) :is(th,td):nth-child(3){display:none}
+.plot{height:190px}}
 @media print{body{max-width:none;padding:0;font-size:13px}*{print-color-adjust:exact;
 -webkit-print-color-adjust:exact}figure,.card,.verdict,.thumbs li,tr{break-inside:avoid}
 h2,h3,summary{break-after:avoid}details::details-content{content-visibility:visible;

@@ -38,7 +38,7 @@ def training_curves(events: Sequence[Event]) -> str:
     small = [
         ("Learning rate", [series("step", "", "lr", 3)], False),
         ("Images per second", [series("step", "", "images_per_s", 0)], False),
-        ("Share of the time waiting for data", wait, True),
+        ("Time waiting for data", wait, True),
     ]
     shown = "".join(
         line_chart(title, curves, "epoch", percent=percent, bottom=0.0, last_values=False)

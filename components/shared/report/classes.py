@@ -49,7 +49,7 @@ def _table(rows: Iterable[ClassResult], training: dict[str, int]) -> str:
     head = ["class", "samples", *(["trained on"] if training else [])]
     head += ["precision", "recall", "F1"]
     top = [*head[:-1], head[-1], '<span class="wide">&nbsp;</span>']
-    return table(top, (_row(one, training) for one in rows))
+    return table(top, (_row(one, training) for one in rows), "taught" if training else "")
 
 
 def _row(one: ClassResult, training: dict[str, int]) -> list[str]:
@@ -77,4 +77,4 @@ def _slices(rows: Iterable[Slice]) -> str:
         )
         for one in rows
     )
-    return table(head, lines)
+    return table(head, lines, "slices")

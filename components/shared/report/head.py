@@ -41,7 +41,7 @@ def left_out(result: Evaluation) -> str:
 
 def _title(found: Material) -> str:
     result, dataset = found.result, found.left.dataset
-    on = f" on {escape(dataset.name)}" if dataset.name else ""
+    on = f" on {escape(dataset.name)}" if dataset.name not in ("", found.name) else ""
     architecture = f"{result.model}, " if found.name != result.model else ""
     sides = " + ".join(f"{count:,} {side}" for side, count in dataset.sides.items() if count)
     sides = f", {sides} images" if sides else ""
@@ -64,8 +64,8 @@ def _title(found: Material) -> str:
 def _verdict(said: Mapping[str, Any]) -> str:
     if not said:
         return (
-            '<div class="verdict"><b>Not judged yet</b><p>The gate has not seen this evaluation.'
-            "</p></div>"
+            '<div class="verdict"><b>Not judged yet</b><p>The verdict is in the report of the '
+            "gate.</p></div>"
         )
     blessed = said.get("blessed") is True
     word, kind = ("Blessed", "yes") if blessed else ("Not blessed", "no")
@@ -89,7 +89,7 @@ def _cards(found: Material) -> str:
     largest = baseline(result)
     if largest is not None:
         over = f"{points(result.accuracy - largest.share)} points over it"
-        values.append(Card(f"if all were {_short(largest.name)}", f"{largest.share:.2%}", over))
+        values.append(Card(f"always saying {_short(largest.name)}", f"{largest.share:.2%}", over))
     values += _quality(result)
     seconds, _ = trained(found.events)
     if seconds:
@@ -149,7 +149,9 @@ def baseline(result: Evaluation) -> Baseline | None:
     if result.baseline is not None:
         return result.baseline
     largest = max(result.classes, key=lambda one: one.samples, default=None)
-    return largest and Baseline(name=largest.name, share=largest.samples / result.samples)
+    if largest is None:
+        return None
+    return Baseline(name=largest.name, share=largest.samples / result.samples)
 
 
 def _champion(result: Evaluation) -> str:

@@ -53,7 +53,8 @@ def provenance(found: Material) -> str:
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Those that differ from the default, and the others."""
-    changed, default = {}, {}
+    changed: dict[str, Any] = {}
+    default: dict[str, Any] = {}
     for name, value in config.items():
         known = TrainConfig.model_fields.get(name)
         same = known is not None and known.default == value

@@ -1,0 +1,62 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.cli import app
+from tests import run_output
+
+
+def report(*words: str) -> str:
+    answer = CliRunner().invoke(app, ["report", *words])
+    if answer.exception and not isinstance(answer.exception, SystemExit):
+        raise answer.exception
+    assert answer.exit_code == 0, answer.output
+    return answer.output.strip()
+
+
+def test_the_report_of_a_local_run_is_made_anew_with_its_verdict(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    beside = run / "work" / run_output.RUN_ID / "train" / "evaluation"
+    (beside / "verdict.json").write_text(json.dumps({"blessed": False, "reason": "too <low>"}))
+    assert report(str(run)) == str(beside / "report.html")
+    made = (beside / "report.html").read_text()
+    assert "<b>Not blessed</b><p>too &lt;low&gt;</p>" in made
+    assert "Loss by epoch" in made
+    for folder in (beside, beside.parent):
+        assert report(str(folder), "-o", str(tmp_path / "out.html")) == str(tmp_path / "out.html")
+        assert (tmp_path / "out.html").read_text() == made
+
+
+def test_of_several_runs_the_newest_is_told(tmp_path: Path) -> None:
+    import os
+
+    run = run_output.make(tmp_path / "run", correct=90)
+    run_output.task(run / "work" / run_output.RUN_ID / "again", ("evaluate",), 70, {})
+    old, new = (
+        run / "work" / run_output.RUN_ID / name / "evaluation" / "evaluation.json"
+        for name in ("train", "again")
+    )
+    os.utime(old, (1, 1))
+    assert report(str(run)) == str(new.with_name("report.html"))
+
+
+def test_a_folder_without_an_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run", failed="evaluate", said="")
+    for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
+        with pytest.raises(InputError, match=r"holds no evaluation of (val|test): name the output"):
+            report(*words)
+
+
+def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) -> None:
+    run_output.task(tmp_path / "run", ("evaluate",), 90, {"model": "resnet18"})
+    beside = tmp_path / "run" / "evaluation"
+    record = json.loads((beside / "evaluation.json").read_text())
+    later = ("intervals", "baseline", "compared", "slices", "hardware", "world_size", "written")
+    (beside / "evaluation.json").write_text(
+        json.dumps({name: value for name, value in record.items() if name not in later})
+    )
+    report(str(tmp_path / "run"))
+    assert "90.00%" in (beside / "report.html").read_text()
