@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.gate.checks import Check, at_least, at_most
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.champion import Champion
 from kfp_ddp.components.shared.comparison import discordant, mcnemar
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
+from kfp_ddp.components.shared.step import secret
 
 Hits = dict[str, bool]
 _NAMED = 3  # classes in a line
@@ -20,6 +22,34 @@ class Against(NamedTuple):
 
     checks: list[Check]
     accuracy: float | None = None
+
+
+def signed(key: str, held: Champion) -> list[Check]:
+    """Refuse a champion that a key does not vouch for.
+
+    Args:
+        key: Of the bucket's secret, for a public key; '' to not ask.
+        held: The champion.
+
+    Returns:
+        What to say of it.
+
+    Raises:
+        InputError: the secret lacks the key, it is none, or the champion is not signed by it.
+    """
+    from kfp_ddp.components.shared import signature
+
+    if not key:
+        return []
+    pem = secret(key)
+    if not pem:
+        raise InputError(
+            f"the bucket's secret (bucket_secret) holds no key {key}, which champion_key names: "
+            f"add it, as by kubectl create secret generic … --from-file={key}=…"
+        )
+    signer = signature.by_key(signature.public_key(pem.encode(), f"champion_key ({key})"))
+    signature.check(held.sealed, signer)
+    return [Check("champion_key", True, f"the champion is signed by {signer.name}")]
 
 
 def against(rules: Rules, challenger: Evaluation, folder: Path, held: Champion) -> Against:

@@ -151,7 +151,8 @@ def _latency(bound: float, name: str, bundle: Bundled) -> Iterator[Check]:
     asked = bundle.infra.files.get(name) if bundle.infra else None
     times = asked.latency if asked and asked.latency else bundle.latency.runtimes.get(name, {})
     if _BATCH in times:
-        yield at_most(rule, f"milliseconds for one image by {name}", times[_BATCH].median_ms, bound)
+        what = f"milliseconds for one image by {name}"
+        yield at_most(rule, what, times[_BATCH].median_ms, bound, decimals=2)
     else:
         yield _unmeasured(rule, "latency", name, bundle.latency.runtimes, bound)
 
@@ -166,7 +167,7 @@ def _memory(bound: float, name: str, infra: _Infra | None) -> Iterator[Check]:
         measured = {each: one for each, one in files.items() if one.memory_mb is not None}
         yield _unmeasured(rule, "memory", name, measured, bound)
     else:
-        yield at_most(rule, f"MB of memory to serve {name}", used, bound)
+        yield at_most(rule, f"MB of memory to serve {name}", used, bound, decimals=1)
 
 
 def _unmeasured(rule: str, what: str, name: str, measured: Iterable[str], bound: float) -> Check:
@@ -176,11 +177,16 @@ def _unmeasured(rule: str, what: str, name: str, measured: Iterable[str], bound:
 
 def _size(bound: float, size: int) -> Iterator[Check]:
     if bound:
-        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound)
+        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
 
 
 def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
     """Each further form of the model, held against the rules for the model and those for it."""
+    for name, why in record.left_out.items():
+        yield Check("variants", True, f"variant {name} is left out: {why}")
+    for rule in rules.need_bundle:
+        if "variant" in rule and not record.variants:
+            yield Check(rule, True, "the bundle has no variants")
     for one in record.variants:
         checks = own_checks(rules, one.evaluation.accuracy, one.evaluation)
         if rules.max_variant_loss < 1:

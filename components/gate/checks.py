@@ -25,16 +25,16 @@ def at_least(rule: str, what: str, value: float, bound: float) -> Check:
     return Check(rule, holds, words, value, bound)
 
 
-def at_most(rule: str, what: str, value: float, bound: float) -> Check:
-    """Check `value <= bound`."""
+def at_most(rule: str, what: str, value: float, bound: float, decimals: int = 4) -> Check:
+    """Check `value <= bound`, and tell it with so many decimals if they do."""
     holds = value <= bound
-    words = f"{what} {_shown(value, bound)} {'<=' if holds else '>'} {bound:g}"
+    words = f"{what} {_shown(value, bound, decimals)} {'<=' if holds else '>'} {bound:g}"
     return Check(rule, holds, words, value, bound)
 
 
-def _shown(value: float, bound: float) -> str:
-    """Four decimals, or as many as it takes to tell `value` from 0 and from `bound`."""
-    short = f"{value:.4f}"
+def _shown(value: float, bound: float, decimals: int = 4) -> str:
+    """So many decimals, or as many as it takes to tell `value` from 0 and from `bound`."""
+    short = f"{value:.{decimals}f}"
     tells = float(short) not in (0.0, bound) or value in (0.0, bound)
     return short if tells else f"{value:.9g}"
 

@@ -10,7 +10,7 @@ from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.gate import bundled
-from kfp_ddp.components.gate.against import against
+from kfp_ddp.components.gate.against import against, signed
 from kfp_ddp.components.gate.checks import Check, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.gate.verdict import markdown, record, verdict_of, without_evaluation
@@ -141,11 +141,15 @@ def judge(
     held = find(champion)
     if held is None:
         must = rules.champion_must_exist
-        none = Check("champion", not must, f"there is no champion at {champion} yet")
+        none = Check("champion_must_exist", not must, f"there is no champion at {champion} yet")
         return judged._replace(checks=[*judged.checks, none])
+    vouched = signed(rules.champion_key, held)
+    if rules.champion_must_exist:
+        said = f"there is a champion, {held.version or held.uri}"
+        vouched.append(Check("champion_must_exist", True, said))
     compared = against(rules, found, Path(evaluation).parent, held)
     return Judgement(
-        judged.checks + compared.checks,
+        judged.checks + vouched + compared.checks,
         judged.bundle,
         held.version,
         held.uri,

@@ -1,13 +1,18 @@
 """The rules that a model must meet, and what each of them needs to be asked."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
+from kfp_ddp.components.shared.notify.settings import KEY, KEY_IN_WORDS
 
 
 class Rules(Settings):
     """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
+
+    patterns: ClassVar = {KEY: KEY_IN_WORDS}
 
     min_accuracy: float = Field(0.0, ge=0, le=1)
     """Accuracy that the model must have, as a share: 0.97 for 97 %."""
@@ -32,6 +37,9 @@ class Rules(Settings):
     """Chance that the gain is luck, by McNemar's exact test on the same samples; 1 to not ask."""
     champion_must_exist: bool = False
     """Fail where no model lies at champion yet, as after a misspelt name; false for a first run."""
+    champion_key: str = Field("", pattern=KEY)
+    """Key of the bucket's secret that holds a public key in PEM: a champion that is not signed by
+    its private half is not believed; empty to not ask."""
     max_latency_ms: float = Field(0.0, ge=0)
     """Milliseconds that the answer to one image may take, the median where the bundle was made; 0
     to not ask."""
@@ -68,6 +76,7 @@ class Rules(Settings):
             "min_improvement": self.min_improvement != 0,
             "max_p_value": self.max_p_value < 1,
             "champion_must_exist": self.champion_must_exist,
+            "champion_key": bool(self.champion_key),
         }
         return [name for name, is_set in asked.items() if is_set]
 

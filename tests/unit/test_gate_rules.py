@@ -5,93 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
 
 from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.evaluate.samples import samples_digest
-from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import CHAMPION
 from kfp_ddp.components.shared.comparison import mcnemar
 from kfp_ddp.components.shared.destination import sha256
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
-
-CLASSES = [
-    ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
-    ClassResult(name="dog|x", samples=50, precision=0.9, recall=0.8, f1=0.9),
-    ClassResult(name="absent", samples=0, precision=0, recall=0, f1=0),
-]
-
-
-def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
-    """Write an evaluation with the given right and wrong samples, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    n, correct = len(hits), sum(hits)
-    low, high = wilson(correct, n)
-    values: dict[str, Any] = {
-        "split": "val",
-        "samples": n,
-        "correct": correct,
-        "accuracy": correct / n,
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "loss": 0.3,
-        "top5": None,
-        "macro_precision": 0.9,
-        "macro_recall": 0.9,
-        "macro_f1": 0.9,
-        "calibration_error": 0.04,
-        "roc_auc": 0.99,
-        "classes": CLASSES,
-        "calibration": [],
-        "confusion": None,
-        "model": "resnet18",
-        "image_size": 32,
-        "step": 7,
-        "checkpoint": "/work/run/checkpoints/step-00000007",
-        "checkpoint_digest": "c" * 64,
-        "dataset_digest": "d" * 64,
-        "samples_digest": samples_digest((f"{i}.png", "cat") for i in range(n)),
-        "device": "cpu",
-        "seconds": 1.0,
-    }
-    record = Evaluation.model_validate(values | changed)
-    path = folder / "evaluation.json"
-    path.write_text(record.model_dump_json())
-    rows = [f"{i}.png,cat,{'cat' if hit else 'dog|x'},0.9,0.1" for i, hit in enumerate(hits)]
-    text = "path,target,predicted,confidence,loss\n" + "\n".join(rows) + "\n"
-    (folder / "predictions.csv").write_text(text)
-    return str(path)
-
-
-def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
-    verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
-    inputs = {name: rules.pop(name) for name in ("evaluation", "champion") if name in rules}
-    report = dsl.HTML(name="report", uri=str(tmp_path / "report.html"))
-    blessed, version = gate.python_func(
-        accuracy=accuracy, gate_verdict=verdict, gate_report=report, rules=rules, **inputs
-    )
-    assert ("Blessed" if blessed else "Not blessed") in (tmp_path / "report.html").read_text()
-    assert verdict.metadata["champion"] == version
-    reason = verdict.metadata["reason"]
-    assert verdict.metadata["blessed"] is blessed
-    text = (tmp_path / "verdict.md").read_text()
-    assert text.startswith("## Blessed" if blessed else "## Not blessed")
-    assert "\n" not in reason
-    return blessed, reason
-
-
-def exported(exports: Path, wrong: int) -> str:
-    """Put a bundle of an evaluation beside others, and return its version."""
-    champion = Path(evaluation(exports / "made", hits(wrong)))
-    champion.rename(champion.with_name("metrics.json"))
-    version = bundle.seal(champion.parent)[:12]
-    champion.parent.rename(exports / version)
-    return version
-
-
-def hits(wrong: int, n: int = 100) -> list[bool]:
-    return [i >= wrong for i in range(n)]
+from kfp_ddp.components.shared.evaluation import Evaluation
+from tests.gating import CLASSES, evaluation, exported, hits, judged
 
 
 @pytest.mark.parametrize(
