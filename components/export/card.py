@@ -6,11 +6,16 @@ from typing import Any
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.markdown import cell
 from kfp_ddp.components.shared.report.summary import figures
+from kfp_ddp.components.shared.variants import FILE, FILES, Record
 
 _FILES = {
     "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",
     "model.pt2": "`torch.export` program, normalisation included",
     "model.onnx": "ONNX opset 18, IR 8, normalisation included",
+    "model.fp16.onnx": "the same in float16",
+    "model.int8.onnx": "the same in int8",
+    "model.resize.onnx": "the same for whole images: resizing and cutting included",
+    "model.aoti.pt2": "the same compiled for one kind of CPU, see `variants.json`",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
     "network.py": "the file that `build`s the network; it is in `model.safetensors` too",
     "classes.json": "class names in the order of the logits",
@@ -19,6 +24,8 @@ _FILES = {
     "metrics.json": "the evaluation",
     "predictions.csv": "the evaluation sample by sample, to compare a challenger with",
     "parity.json": "agreement of each format with the checkpoint",
+    "variants.json": "the further forms of the model on the whole split, and those left out",
+    "provenance.json": "checkpoint, data, code, image and packages, in the form of CycloneDX",
     "latency.json": "milliseconds a call, where the bundle was made",
     "infra.json": "each ONNX file in a process with its runtime alone: answers, time, memory",
     "sample/": "a v2 request, and what a server of this bundle answers",
@@ -50,16 +57,18 @@ def readme(
     result: Evaluation,
     signature: Mapping[str, Any],
     parity: Mapping[str, Any],
-    latency: Mapping[str, Any],
+    record: Record,
     config: Mapping[str, Any],
 ) -> str:
-    """The model card."""
+    """The model card, without times: of the same ingredients it is the same."""
     left_out = parity.get("left_out", {})
     own = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before = signature["preprocessing"]["before"]
     without = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
     without |= set() if own else {"network.py"}
+    without |= set(FILES.values()) - {one.file for one in record.variants}
+    without |= set() if record.asked else {FILE}
     files = "\n".join(f"| `{f}` | {what} |" for f, what in _FILES.items() if f not in without)
     table = "\n".join(figures(result))
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
@@ -101,7 +110,7 @@ print(classes[logits[0].argmax()])
 |---|---|
 {files}
 
-{_measured(parity, latency)}
+{_agreement(parity, record)}
 ## Where it comes from
 
 | | |
@@ -118,6 +127,7 @@ def markdown(
     sizes: Mapping[str, int],
     parity: Mapping[str, Any],
     latency: Mapping[str, Any],
+    record: Record,
 ) -> str:
     """The summary of the export: what there is to say of it, what is in it, how it compares."""
     said = "\n\n".join(cell(fact) for fact in facts if fact)
@@ -130,7 +140,8 @@ def markdown(
 |---|---|
 {rows}
 
-{_measured(parity, latency)}"""
+{_agreement(parity, record)}
+{_speed(latency)}"""
 
 
 def _other_ways(left_out: Mapping[str, str]) -> str:
@@ -139,7 +150,7 @@ def _other_ways(left_out: Mapping[str, str]) -> str:
     return "\n".join(way for needed, way in ways.items() if needed not in left_out)
 
 
-def _measured(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
+def _agreement(parity: Mapping[str, Any], record: Record) -> str:
     agree = "\n".join(
         f"| `{name}` | {found['max_abs_difference']:.2g} | {found['same_top1']:.0%} |"
         for name, found in parity["formats"].items()
@@ -148,17 +159,42 @@ def _measured(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
         f"\n\n`{name}` is left out, as the model cannot be written in it: {cell(why)}"
         for name, why in parity.get("left_out", {}).items()
     )
-    fast = "\n".join(
-        f"| `{name}` | {found['batch_1']['median_ms']:.3g} | {found['batch_8']['median_ms']:.3g} |"
-        for name, found in latency["runtimes"].items()
-    )
-    return f"""## Parity and latency
+    return f"""## Parity
 
 Logits against the checkpoint's, on {parity["samples"]} validation samples:
 
 | format | largest difference | same top 1 |
 |---|---|---|
 {agree}{missing}
+{_further(record)}"""
+
+
+def _further(record: Record) -> str:
+    """The further forms, on all samples; nothing where none was asked for."""
+    if not record.asked:
+        return ""
+    rows = "".join(
+        f"| `{one.file}` | {one.size / 1e6:.2f} | {one.evaluation.accuracy:.4f} | {one.gain:+.4f} "
+        f"({one.low:+.4f} to {one.high:+.4f}) | {one.agreement:.2%} |\n"
+        for one in record.variants
+    )
+    head = (
+        "| form | MB | accuracy | against the model (95 %) | same class |\n|---|---|---|---|---|\n"
+    )
+    missing = "".join(
+        f"`{name}` is left out: {cell(why)}\n\n" for name, why in record.left_out.items()
+    )
+    samples = record.variants[0].evaluation.samples if rows else 0
+    table = f"On all {samples} samples:\n\n{head}{rows}\n" if rows else ""
+    return f"\n## Further forms\n\n{table}{missing}"
+
+
+def _speed(latency: Mapping[str, Any]) -> str:
+    fast = "\n".join(
+        f"| `{name}` | {found['batch_1']['median_ms']:.3g} | {found['batch_8']['median_ms']:.3g} |"
+        for name, found in latency["runtimes"].items()
+    )
+    return f"""## Latency
 
 Milliseconds a call, median, {latency["machine"]}, {latency["threads"]} threads:
 

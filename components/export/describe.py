@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kfp_ddp.components.export.formats import INPUT, MAX_BATCH, OUTPUT
+from kfp_ddp.components.shared import bundle
 from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.transforms import short_side
@@ -43,7 +44,7 @@ def signature(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def config(info: ModelInfo, ingredients: dict[str, Any], key: str) -> dict[str, Any]:
+def config(info: ModelInfo, made_of: dict[str, Any]) -> dict[str, Any]:
     """How the model was trained and exported."""
     own = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
     return {
@@ -53,7 +54,7 @@ def config(info: ModelInfo, ingredients: dict[str, Any], key: str) -> dict[str, 
         "classes": len(info.classes),
         "step": info.step,
         "training": info.config,
-        "export": {"made_of": ingredients, "key": key, "versions": versions()},
+        "export": {"made_of": made_of, "key": bundle.key(made_of), "versions": versions()},
     }
 
 

@@ -1,7 +1,6 @@
 """The export step: checkpoint and evaluation in, a proven bundle out."""
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.release import Variants, part_of
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.variants import Record
 from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.manifest import read_manifest
 
@@ -42,14 +42,14 @@ def run(
     """Make the bundle and fill the artifacts; its folder."""
     started = time.monotonic()
     bundle.check_model_name(model_name)
-    part_of(release, Variants)
+    asked = part_of(release, Variants)
     with (
         opened(run_dir, "export") as task,
         at_hand(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
         made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))
-        folder = make(*made_of, model_name)
+        folder = make(*made_of, model_name, asked)
         found = task.there(folder)
         _fill(folder, found, model_name, exported_model, export_summary)
     print(f"exported {model_name} to {found} in {time.monotonic() - started:.1f} s")
@@ -62,11 +62,13 @@ def make(
     samples: Path,
     evaluation: Path,
     model_name: str,
+    asked: Variants = Variants(),  # noqa: B008
 ) -> Path:
     """Make `<run_dir>/bundle`, unless it is there already, intact and of the same ingredients.
 
     `samples` is the split whose images the formats are compared on, `evaluation` the
-    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout.
+    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout, `asked` which
+    further forms of the model there shall be.
 
     Raises:
         KfpDdpError: for input that cannot be used; a `ParityError` if a format does not agree.
@@ -78,43 +80,16 @@ def make(
         "evaluation": sha256(evaluation),
         "model_name": model_name,
         "torch": version("torch"),
+        **asked.given(),
     }
     target = run_dir / bundle.NAME
     if _made_of(target) == bundle.key(ingredients) and bundle.intact(target):
         return target
     # From here on torch is needed, which takes seconds to import.
-    from kfp_ddp.components.export import card, describe, formats, infra, prove, runtimes, serving
-    from kfp_ddp.training.checkpoint import load_model
+    from kfp_ddp.components.export import contents
 
-    model, info = load_model(checkpoint)
-    images = prove.real_samples(samples, info)
     with bundle.replacing(run_dir) as folder:
-        left_out = formats.write_all(model, info, folder)
-        reference = runtimes.from_checkpoint(checkpoint)
-        loaded = runtimes.from_bundle(folder)
-        parity = prove.parity(reference, loaded, images)
-        # Loaded from safetensors it is the eager model again.
-        timed = {"eager": reference, **loaded}
-        del timed[bundle.WEIGHTS]
-        latency = prove.latency(timed, info.image_size)
-        if formats.ONNX not in left_out:
-            serving.write(
-                folder / "serving", folder / formats.ONNX, model_name, info.classes, info.image_size
-            )
-        signature = describe.signature(info)
-        if left_out:
-            parity["left_out"] = signature["left_out"] = left_out
-        config = describe.config(info, ingredients, bundle.key(ingredients))
-        bundle.write_json(folder / "classes.json", list(info.classes))
-        bundle.write_json(folder / "signature.json", signature)
-        bundle.write_json(folder / "config.json", config)
-        bundle.write_json(folder / "parity.json", parity)
-        bundle.write_json(folder / "latency.json", latency)
-        infra.try_out(folder, reference, images, parity["allowed_abs_difference"], model_name)
-        shutil.copyfile(evaluation, folder / "metrics.json")
-        shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
-        text = card.readme(model_name, result, signature, parity, latency, config)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        contents.write(folder, checkpoint, samples, evaluation, model_name, asked, ingredients)
     return target
 
 
@@ -189,5 +164,6 @@ def _fill(
     Path(model.path).parent.mkdir(parents=True, exist_ok=True)
     Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     where = f"{place}, digest {digest}"
-    text = card.markdown(model_name, [where], weights, content["parity"], content["latency"])
+    measured = (content["parity"], content["latency"], Record.read(folder))
+    text = card.markdown(model_name, [where], weights, *measured)
     Path(summary.path).write_text(text, encoding="utf-8")

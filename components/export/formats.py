@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.components.shared import weights
 from kfp_ddp.components.shared.bundle import WEIGHTS
 from kfp_ddp.training import model_file
@@ -39,6 +39,15 @@ class Servable(nn.Module):
         return logits(self.model, normalise(images, self.mean, self.std), self.test_time_flip)
 
 
+class HalfServable(Servable):
+    """The same with a network in float16; normalisation and logits stay in float32."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of `images`."""
+        pixels = normalise(images, self.mean, self.std).half()
+        return logits(self.model, pixels, self.test_time_flip).float()
+
+
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
     """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them.
 
@@ -56,7 +65,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
     try:
         program = trace(Servable(model, info).eval(), info.image_size)
     except Exception as error:
-        raise _nothing_left(info, f"torch.export does not trace it: {_reason(error)}") from error
+        raise _nothing_left(info, f"torch.export does not trace it: {reason(error)}") from error
     left_out: dict[str, str] = {}
     writers: dict[str, Callable[[Path], None]] = {
         PROGRAM: lambda path: torch.export.save(program, path),
@@ -70,7 +79,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
             raise
         except Exception as error:  # noqa: BLE001  an exporter fails in many ways
             path.unlink(missing_ok=True)
-            left_out[path.name] = _reason(error)
+            left_out[path.name] = reason(error)
             print(f"warning: {path.name} is left out: {left_out[path.name]}", flush=True)
     if len(left_out) == 2:
         raise _nothing_left(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
@@ -84,8 +93,10 @@ def _nothing_left(info: ModelInfo, why: str) -> InputError:
     )
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What an exporter says at the root, in a line: its own lines are advice to its authors."""
+    if isinstance(error, KfpDdpError):
+        return str(error)
     while error.__cause__ is not None:
         error = error.__cause__
     first = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -122,7 +133,6 @@ def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
         raise RuntimeError("torch.onnx gave no program")
     proto: Any = converted.model_proto
     graph = proto.graph
-    proto.ir_version = IR_VERSION
     proto.producer_version = torch.__version__
     symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -141,5 +151,13 @@ def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
             "image_size": str(info.image_size),
         },
     )
+    save_onnx(proto, path)
+
+
+def save_onnx(proto: Any, path: Path) -> None:
+    """Write a model, checked, for the runtimes that are to read it; always the same bytes."""
+    import onnx
+
+    proto.ir_version = IR_VERSION
     onnx.checker.check_model(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))

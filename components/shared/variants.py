@@ -10,6 +10,13 @@ from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.evaluation import Evaluation
 
 FILE = "variants.json"
+FILES = {
+    "fp16": "model.fp16.onnx",
+    "int8": "model.int8.onnx",
+    "resize": "model.resize.onnx",
+    "aoti": "model.aoti.pt2",
+}
+"""The file of each form."""
 LARGEST = 64 << 20
 
 
@@ -46,6 +53,11 @@ class Record(_Frozen):
     format: Literal[1] = 1
     variants: list[Measured] = []
     left_out: dict[str, str] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether there was any."""
+        return bool(self.variants or self.left_out)
 
     @classmethod
     def read(cls, folder: Path) -> "Record":

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +34,20 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
         "std": json.dumps(list(info.std)),
     }
     save_file(state, path, metadata=metadata)
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Bring the metadata in order, which safetensors writes in another one each time."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise ValueError(f"the header of {path.name} has become longer than it was")
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:

@@ -57,6 +57,13 @@ def test_what_is_said_of_it_is_checked(written: Path, tmp_path: Path, seed: int)
         taken(target)
 
 
+def test_the_same_network_is_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    network, info = weights.read(written, 7)
+    for number in range(8):  # the library orders seven keys as chance has it
+        weights.write(network, info, tmp_path / f"{number}.safetensors")
+        assert (tmp_path / f"{number}.safetensors").read_bytes() == written.read_bytes()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_damage_is_one_line(written: Path, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

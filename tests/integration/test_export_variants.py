@@ -1,0 +1,235 @@
+"""Further forms of a trained model: what they are, and what is told of them on the whole split."""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.evaluate.engine import evaluate
+from kfp_ddp.components.export import prove, variants, whole_split
+from kfp_ddp.components.export.engine import make
+from kfp_ddp.components.export.runtimes import Predict, from_checkpoint
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.release import Variants
+from kfp_ddp.components.shared.variants import Measured, Record
+from kfp_ddp.training import transforms
+from kfp_ddp.training.checkpoint import load_model
+
+ASKED = Variants(variants=("fp16", "int8", "resize", "aoti"), max_variant_drop=0.3)
+MEASURED_TIMES = {"latency.json", "infra.json"}
+
+
+@pytest.fixture(scope="module")
+def made(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A run folder with a bundle that has all forms but the compiled one: no compiler is there."""
+    run_dir = tmp_path_factory.mktemp("forms")
+    evaluate(trained_checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "no-such-compiler")
+        patch.setattr(prove, "_SECONDS_EACH", 0.0)
+        _make(trained_checkpoint, run_dir, trained_dataset, run_dir)
+    return run_dir
+
+
+def _make(checkpoint: Path, run_dir: Path, dataset: Path, evaluated: Path) -> Path:
+    evaluation = evaluated / "evaluation" / "evaluation.json"
+    return make(checkpoint, run_dir, dataset / "val", evaluation, "squares", ASKED)
+
+
+def record(made: Path) -> dict[str, Measured]:
+    return {one.name: one for one in Record.read(made / "bundle").variants}
+
+
+def session(path: Path) -> Callable[[Any], Any]:
+    ready = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: ready.run(["logits"], {"images": images})[0]
+
+
+def images_of(dataset: Path) -> dict[str, Any]:
+    """Images of val by their paths, uint8 [3, S, S], decoded by another library."""
+    paths = sorted((dataset / "val").rglob("*.png"))
+    pixels = {path: np.asarray(Image.open(path).convert("RGB")) for path in paths}
+    return {
+        path.relative_to(dataset / "val").as_posix(): np.ascontiguousarray(one.transpose(2, 0, 1))
+        for path, one in pixels.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
+def test_what_is_told_of_a_form_is_what_its_file_says_of_every_image_of_the_split(
+    name: str, made: Path, trained_dataset: Path
+) -> None:
+    told, folder = record(made)[name], made / "bundle"
+    predict = session(folder / told.file)
+    classes = json.loads((folder / "classes.json").read_text())
+    with (folder / "predictions.csv").open() as file:
+        before = {row["path"]: row for row in csv.DictReader(file)}
+    images = images_of(trained_dataset)
+    now = {path: classes[int(predict(one[None])[0].argmax())] for path, one in images.items()}
+    assert now.keys() == before.keys()
+    right = {path for path, row in before.items() if row["target"] == row["predicted"]}
+    right_now = {path for path, row in before.items() if row["target"] == now[path]}
+    assert told.evaluation.samples == len(now) == 48
+    assert told.evaluation.correct == len(right_now)
+    assert (told.won, told.lost) == (len(right_now - right), len(right - right_now))
+    assert told.gain == pytest.approx((len(right_now) - len(right)) / 48)
+    assert told.low <= told.gain <= told.high
+    same = sum(now[path] == row["predicted"] for path, row in before.items())
+    assert told.agreement == pytest.approx(same / 48)
+    assert told.agreement > 0.85
+    assert told.size == (folder / told.file).stat().st_size
+    whole = Evaluation.read(folder / "metrics.json")
+    assert told.evaluation.same_samples(whole)
+    assert told.evaluation.checkpoint_digest == whole.checkpoint_digest
+
+
+def test_the_forms_are_of_the_numbers_that_they_say_and_old_runtimes_read_them(made: Path) -> None:
+    folder = made / "bundle"
+    models = {name: onnx.load(folder / one.file) for name, one in record(made).items()}
+    for model in models.values():
+        assert (model.ir_version, [o.domain for o in model.opset_import]) == (8, [""])
+        assert model.opset_import[0].version == 18
+        assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
+        assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+        assert [p.key for p in model.metadata_props] == ["classes", "model", "image_size"]
+    types = {
+        name: {one.data_type for one in model.graph.initializer if one.dims and one.dims[0] > 4}
+        for name, model in models.items()
+    }
+    assert types["fp16"] == {onnx.TensorProto.FLOAT16}
+    assert onnx.TensorProto.INT8 in types["int8"]
+    # Normalisation comes before the first numbers that are made small.
+    order = [node.op_type for node in models["int8"].graph.node]
+    assert order.index("QuantizeLinear") > max(order.index("Mul"), order.index("Add"))
+    scales = [len(one.dims) for one in models["int8"].graph.initializer if "_scale" in one.name]
+    assert max(scales) == 1, "a scale for each channel"
+    sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model.int8.onnx")}
+    assert sizes["model.int8.onnx"] < 0.5 * sizes["model.onnx"]
+    made_of = {name: one.made for name, one in record(made).items()}
+    assert made_of["int8"]["calibration_images"] == 123
+
+
+@pytest.mark.parametrize("size", [(16, 16), (40, 25), (9, 33)])
+def test_whole_images_are_resized_and_cut_as_the_evaluation_does_it(
+    size: tuple[int, int], made: Path, trained_checkpoint: Path
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=draw)
+    expected = from_checkpoint(trained_checkpoint)(transforms.evaluate(image, 16)[None])
+    found = session(made / "bundle" / "model.resize.onnx")(image[None].numpy())
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-2)
+
+
+def test_a_form_that_cannot_be_made_is_named_and_the_others_count(made: Path) -> None:
+    told = Record.read(made / "bundle")
+    why = "there is no C++ compiler no-such-compiler: use an image that has one"
+    assert told.left_out == {"aoti": why}
+    assert [one.name for one in told.variants] == ["fp16", "int8", "resize"]
+    files = bundle.files(made / "bundle")
+    assert {"model.fp16.onnx", "model.int8.onnx", "model.resize.onnx"} <= set(files)
+    assert "model.aoti.pt2" not in files
+    timed = json.loads((made / "bundle" / "latency.json").read_text())["runtimes"]
+    assert {"model.onnx", "model.int8.onnx"} <= set(timed)
+    card = (made / "bundle" / "README.md").read_text()
+    assert "| `model.int8.onnx` |" in card
+    assert f"`aoti` is left out: {why}" in card
+
+
+def test_a_second_export_writes_the_same_bytes(
+    made: Path,
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
+    again = _make(trained_checkpoint, tmp_path, trained_dataset, made)
+    first = made / "bundle"
+    assert bundle.files(again) == bundle.files(first)
+    others = set(bundle.files(first)) - MEASURED_TIMES - {bundle.MANIFEST, bundle.SUCCESS}
+    differ = {name for name in others if (again / name).read_bytes() != (first / name).read_bytes()}
+    assert not differ
+
+
+@pytest.fixture
+def source(made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> Any:
+    """What `variants.add` makes forms from, in a folder of the test's own."""
+    folder = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
+    for path in (folder / one.file for one in record(made).values()):
+        path.unlink()
+    evaluation = made / "evaluation" / "evaluation.json"
+    info = load_model(trained_checkpoint)[1]
+    split, result = trained_dataset / "val", Evaluation.read(evaluation)
+    return variants.Source(folder, info, split, evaluation, result)
+
+
+def _only_red(images: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([[0.0, 0.0, 1.0]]).repeat(len(images), 1)
+
+
+def _broken(images: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no kernel for this\nand advice")
+
+
+@pytest.mark.parametrize(
+    ("predict", "why"),
+    [
+        (_only_red, r"it loses 0\.\d{4} of the accuracy, 0\.05 is allowed \(max_variant_drop\)"),
+        (lambda images: _only_red(images) * torch.nan, r"it gives NaN or infinity for \d+\.png"),
+        (_broken, "RuntimeError: no kernel for this"),
+    ],
+)
+def test_a_form_that_loses_too_much_or_does_not_run_leaves_no_file(
+    predict: Predict, why: str, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(source: Any, asked: Variants, target: Path) -> dict[str, str | int]:
+        target.write_bytes(b"form")
+        return {}
+
+    kind = variants._Kind(write, lambda path: predict)
+    monkeypatch.setattr(variants, "_KINDS", {**variants._KINDS, "fp16": kind})
+    asked = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
+    told, functions = variants.add(source, asked)
+    assert list(told.left_out) == ["fp16"]
+    assert re.fullmatch(why, told.left_out["fp16"])
+    assert [one.name for one in told.variants] == ["resize"]
+    assert list(functions) == ["model.resize.onnx"]
+    assert not (source.folder / "model.fp16.onnx").exists()
+
+
+def test_a_split_that_changed_since_the_evaluation_is_refused(
+    source: Any, trained_dataset: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(trained_dataset, tmp_path / "data"))
+    next((changed / "val" / "red").iterdir()).unlink()
+    forms = {"x": whole_split.Form(_only_red)}
+    with pytest.raises(InputError, match="has other samples now than when it was evaluated"):
+        whole_split.measure(forms, changed / "val", source.info, source.result)
+
+
+def test_without_training_images_int8_is_left_out(
+    source: Any, trained_dataset: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "data"
+    shutil.copytree(trained_dataset / "val", alone / "val")
+    given = variants.Source(
+        source.folder, source.info, alone / "val", source.evaluation, source.result
+    )
+    told, _ = variants.add(given, Variants(variants=("int8",)))
+    assert "train" in told.left_out["int8"]
+    assert not (source.folder / "model.int8.onnx").exists()

@@ -1,0 +1,96 @@
+"""What a bundle tells of where it comes from, and whether TensorRT takes its graph."""
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from kfp_ddp.components.export import provenance, tensorrt
+from kfp_ddp.components.shared.destination import sha256
+from kfp_ddp.components.shared.evaluation import Evaluation
+from tests.exports import evaluated
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Evaluation:
+    return Evaluation.read(evaluated(tmp_path / "evaluation", "evaluation.json", 3))
+
+
+def test_the_bill_names_model_data_code_files_and_packages(
+    result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_DDP_REVISION", "f" * 40 + "\n")
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "classes.json").write_bytes(b"[]")
+    bill = provenance.record(tmp_path, "squares", result)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    model = bill["metadata"]["component"]
+    assert (model["type"], model["name"]) == ("machine-learning-model", "squares")
+    assert model["hashes"] == [{"alg": "SHA-256", "content": "c" * 64}]
+    told = {one["name"]: one["value"] for one in bill["metadata"]["properties"]}
+    assert told["kfp-ddp:revision"] == "f" * 40
+    assert told["kfp-ddp:dataset_digest"] == "d" * 64
+    assert re.fullmatch("[0-9a-f]{64}", told["kfp-ddp:source_sha256"])
+    by_type: dict[str, list[dict[str, str]]] = {}
+    for one in bill["components"]:
+        by_type.setdefault(one["type"], []).append(one)
+    assert by_type["data"] == [{"type": "data", "name": "dataset", "version": "d" * 64}]
+    (file,) = by_type["file"]
+    assert file["name"] == "model.onnx"
+    assert file["hashes"] == [{"alg": "SHA-256", "content": sha256(tmp_path / "model.onnx")}]
+    names = [one["name"] for one in by_type["library"]]
+    assert {"torch", "onnxruntime", "pydantic"} <= set(names)
+    assert names == sorted(set(names))
+    assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", one["purl"]) for one in by_type["library"])
+    references = [one["bom-ref"] for one in bill["components"] if "bom-ref" in one]
+    assert len(references) == len(set(references)), "CycloneDX asks for unique ones"
+
+
+def test_the_image_of_the_step_is_named_by_its_digest(
+    result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pod as the API server tells it, which only a cluster has."""
+    image = "ghcr.io/kfp-ddp/trainer:0.1.0"  # as in a pipeline
+    digest = "sha256:" + "a" * 64
+    monkeypatch.setattr(
+        provenance.images, "record", lambda: {"step": [{"image": image, "digest": digest}]}
+    )
+    bill = provenance.record(tmp_path, "squares", result)
+    assert {"type": "container", "name": image, "version": digest} in bill["components"]
+
+
+def test_a_checkout_tells_its_own_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KFP_DDP_REVISION", raising=False)
+    assert re.fullmatch(r"([0-9a-f]{40}(-dirty)?)?", provenance.revision())
+
+
+def _graph(path: Path, *operators: str, opset: int = 18) -> Path:
+    value = helper.make_tensor_value_info
+    names = ["images", *(f"x{at}" for at in range(1, len(operators))), "logits"]
+    nodes = [
+        helper.make_node(operator, [names[at]], [names[at + 1]])
+        for at, operator in enumerate(operators)
+    ]
+    shape = ["batch", 3, 8, 8]
+    ends = [[value(name, TensorProto.FLOAT, shape)] for name in ("images", "logits")]
+    graph = helper.make_graph(nodes, "x", *ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    onnx.save(model, path)
+    return path
+
+
+def test_what_tensorrt_takes_is_told_with_the_shapes_to_build_for(tmp_path: Path) -> None:
+    told = tensorrt.described(_graph(tmp_path / "model.onnx", "Relu", "Softmax"), 8)
+    assert (told["takes_it"], told["against_it"], told["opset"]) == (True, [], 18)
+    assert told["trtexec"] == (
+        "trtexec --onnx=model.onnx --minShapes=images:1x3x8x8 --optShapes=images:8x3x8x8 "
+        "--maxShapes=images:64x3x8x8"
+    )
+
+
+def test_what_it_does_not_take_is_named(tmp_path: Path) -> None:
+    told = tensorrt.described(_graph(tmp_path / "model.onnx", "Relu", "Det", opset=8), 8)
+    assert told["takes_it"] is False
+    assert told["against_it"] == ["the operator Det", "opset 8, it takes 9 to 24"]

@@ -1,0 +1,69 @@
+"""The graph that resizes and cuts whole images gives the pixels that the evaluation sees."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from kfp_ddp.components.export import formats, whole_images
+from kfp_ddp.training import transforms
+
+
+def session(folder: Path, size: int) -> Callable[[Any], Any]:
+    """The form of a model that gives its pixels back."""
+    value = helper.make_tensor_value_info
+    shape = ["batch", 3, size, size]
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["images"], ["logits"], to=TensorProto.FLOAT)],
+        "pixels",
+        [value("images", TensorProto.UINT8, shape)],
+        [value("logits", TensorProto.FLOAT, shape)],
+    )
+    opset = helper.make_opsetid("", formats.OPSET)
+    formats.save_onnx(helper.make_model(graph, opset_imports=[opset]), folder / "square.onnx")
+    whole_images.write(folder / "square.onnx", folder / "whole.onnx", size)
+    ready = onnxruntime.InferenceSession(folder / "whole.onnx", providers=["CPUExecutionProvider"])
+    return lambda images: ready.run(None, {"images": images})[0]
+
+
+@pytest.mark.parametrize("size", [16, 160])
+def test_pixels_are_those_of_the_evaluation_but_for_rounding(size: int, tmp_path: Path) -> None:
+    whole = session(tmp_path, size)
+    draw = torch.Generator().manual_seed(0)
+    # Kept, made smaller and larger, wide and high, of odd sides, and scaled to half a pixel.
+    for sides in ((size, size), (300, 401), (97, 31), (183, 183), (500, 160), (20, 25), (366, 183)):
+        image = torch.randint(0, 256, (3, *sides), dtype=torch.uint8, generator=draw)
+        expected = transforms.evaluate(image, size)
+        found = whole(image[None].numpy())[0]
+        assert found.shape == expected.shape
+        difference = np.abs(found - expected.numpy())
+        assert difference.max() <= 2, sides
+        assert difference.mean() < 0.1, sides
+
+
+def test_images_of_one_size_are_taken_in_a_batch(tmp_path: Path) -> None:
+    whole = session(tmp_path, 16)
+    images = torch.randint(0, 256, (3, 3, 40, 25), dtype=torch.uint8).numpy()
+    alone = np.concatenate([whole(image[None]) for image in images])
+    np.testing.assert_array_equal(whole(images), alone)
+
+
+def test_no_runtime_here_decodes_files_in_the_graph(tmp_path: Path) -> None:
+    """Why the form takes decoded images; once this fails, it can take files."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("ImageDecoder", ["file"], ["image"], pixel_format="RGB")],
+        "decode",
+        [value("file", TensorProto.UINT8, ["bytes"])],
+        [value("image", TensorProto.UINT8, ["height", "width", 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    onnx.checker.check_model(model)
+    with pytest.raises(Exception, match="ImageDecoder"):
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
