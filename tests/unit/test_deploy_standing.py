@@ -102,9 +102,7 @@ BAD_URI = {"reason": "InvalidPredictorSpec", "message": "StorageURI not supporte
         (service(modelStatus={"transitionStatus": "UpToDate", "lastFailureInfo": BAD_URI}), ""),
         (service(modelStatus={"transitionStatus": "InProgress"}), ""),
         (
-            service(
-                condition("PredictorReady", "False", "RevisionFailed", "unable to fetch image")
-            ),
+            service(condition("PredictorReady", "False", "RevisionFailed", "no such image")),
             "RevisionFailed: no such image",
         ),
         (service(condition("PredictorReady", "False", "MinimumReplicasUnavailable", "starts")), ""),
