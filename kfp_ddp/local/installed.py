@@ -10,6 +10,7 @@ _LOCAL = (
 )
 _MODULES = {
     "predict": ("numpy", "PIL"),
+    "serve": ("kserve", "numpy"),
     "local": _LOCAL,
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }

@@ -1,0 +1,135 @@
+"""KServe's Python server with one model: v2 over HTTP and gRPC, health, Prometheus metrics."""
+
+import uuid
+from typing import Any, NoReturn
+
+import numpy as np
+from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer
+from kserve.errors import InvalidInput, ServerNotReady
+from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+from prometheus_client import Gauge, Histogram
+
+from kfp_ddp.serve.batches import Batches, FullError, Images
+from kfp_ddp.serve.model import Ready
+
+GRACE_SECONDS = 30
+"""In which requests that are being answered at the end may still be."""
+_BATCHED = Histogram(
+    "kfp_ddp_batch_images",
+    "Images that were computed together",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+)
+_INFO = Gauge(
+    "kfp_ddp_served_bundle",
+    "1 for the bundle that is served",
+    ("name", "version", "file", "runtime"),
+)
+
+
+def serve(
+    model: Ready, name: str, *, port: int, grpc_port: int, largest: int, waiting: int
+) -> None:
+    """Answer until SIGTERM or SIGINT, and then what is being asked.
+
+    Args:
+        model: What answers.
+        name: It has in requests.
+        port: Of HTTP.
+        grpc_port: Of gRPC, 0 for none.
+        largest: Images in one call of the model, at most.
+        waiting: Images that may wait for it, at most.
+    """
+    server = ModelServer(
+        http_port=port,
+        grpc_port=grpc_port,
+        enable_grpc=bool(grpc_port),
+        enable_latency_logging=False,
+        grace_period=GRACE_SECONDS,
+    )
+    # As KServe has it, anybody could unload the model by one request.
+    server.model_repository_extension = _Closed(server.registered_models)
+    _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
+    server.start([Served(model, name, largest, waiting)])
+
+
+class Served(Model):  # type: ignore[misc]
+    """A bundle's model as KServe asks it."""
+
+    def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
+        super().__init__(name)
+        self.version = model.version
+        self.entry, self.output = model.loaded.entry, model.loaded.output
+        self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
+        self.ready = True
+
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """Of the model's metadata; -1 is any size."""
+        return [{"name": self.entry[0], "datatype": "UINT8", "shape": list(self.entry[1])}]
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """Of the model's metadata."""
+        return [{"name": self.output[0], "datatype": "FP32", "shape": list(self.output[1])}]
+
+    async def predict(
+        self, payload: Any, headers: Any = None, response_headers: Any = None
+    ) -> InferResponse:
+        """Answer a request of the v2 protocol."""
+        if not isinstance(payload, InferRequest):
+            raise InvalidInput(f"only v2 is spoken here: POST /v2/models/{self.name}/infer")
+        images = self._images(payload.inputs)
+        name = self.output[0]
+        for wanted in payload.request_outputs or ():
+            if wanted.name != name:
+                raise InvalidInput(f"there is no output {wanted.name!r}: there is {name!r}")
+        try:
+            logits = await self.batches(images)
+        except FullError as error:
+            raise _Busy(str(error)) from None
+        output = InferOutput(name, list(logits.shape), "FP32")
+        output.set_data_from_numpy(logits, binary_data=payload.use_binary_outputs)
+        return InferResponse(
+            payload.id or str(uuid.uuid4()),
+            self.name,
+            [output],
+            model_version=self.version,
+            use_binary_outputs=payload.use_binary_outputs,
+            requested_outputs=payload.request_outputs,
+        )
+
+    def _images(self, inputs: list[InferInput]) -> Images:
+        """The images of a request; raises InvalidInput, which tells what is asked for."""
+        name, shape = self.entry
+        wanted = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
+        if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype != "UINT8":
+            given = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
+            raise InvalidInput(f"give {wanted}, not {given[:200]}")
+        try:
+            images: Images = inputs[0].as_numpy()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidInput(f"give {wanted} with as many bytes: {str(error)[:200]}") from None
+        fits = len(images.shape) == len(shape) and all(
+            size in (-1, given) for size, given in zip(shape[1:], images.shape[1:], strict=True)
+        )
+        if not fits or not images.size:
+            raise InvalidInput(f"give {wanted}, not {list(images.shape)}")
+        return np.ascontiguousarray(images)
+
+
+class _Busy(ServerNotReady):  # type: ignore[misc]
+    """HTTP 503, or UNAVAILABLE, for which KServe's gRPC server asks for a `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Closed(ModelRepositoryExtension):  # type: ignore[misc]
+    """A repository whose one model stays loaded while the server runs."""
+
+    async def load(self, model_name: str) -> NoReturn:
+        """HTTP 501."""
+        raise NotImplementedError("the model that is served is not loaded anew: restart the server")
+
+    async def unload(self, model_name: str) -> NoReturn:
+        """HTTP 501."""
+        raise NotImplementedError("the model that is served stays: stop the server")

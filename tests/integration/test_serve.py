@@ -1,0 +1,349 @@
+"""`kfp-ddp serve` is asked over HTTP and gRPC, and says what the checkpoint says."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import requests
+import torch
+from numpy.typing import NDArray
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.export import formats, infra, serving
+from kfp_ddp.components.export.runtimes import eager, from_checkpoint
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.serve.model import ready
+from kfp_ddp.training.checkpoint import load_model
+from tests.serving import free_port
+
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with what a server reads of it."""
+    folder = tmp_path_factory.mktemp("served") / "bundle"
+    folder.mkdir()
+    model, info = load_model(trained_checkpoint)
+    servable = formats.Servable(model, info).eval()
+    onnx = folder / formats.ONNX
+    formats.write_onnx(formats.trace(servable, SIZE), info, onnx)
+    serving.write(folder / "serving", onnx, "squares", info.classes, SIZE)
+    bundle.write_json(folder / "classes.json", list(info.classes))
+    image = infra.pattern(SIZE)
+    logits = eager(servable)(torch.from_numpy(image)[None])[0].numpy()
+    infra.write_sample(folder, image, logits, "squares", 1e-3)
+    bundle.seal(folder)
+    return folder
+
+
+class Server(NamedTuple):
+    url: str
+    grpc_port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def model(self) -> str:
+        return f"{self.url}/v2/models/squares"
+
+    def ask(self, content: Any) -> requests.Response:
+        return requests.post(f"{self.model}/infer", json=content, timeout=60)
+
+
+@contextlib.contextmanager
+def served(given: str, folder: Path, *more: str) -> Iterator[Server]:
+    """The command for the length of a block; it is ready when that begins."""
+    port, grpc_port = free_port(), free_port()
+    ports = ["--port", str(port), "--grpc-port", str(grpc_port)]
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "kfp_ddp", "serve", given, *ports, "--threads", "1", *more]
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            with contextlib.suppress(requests.ConnectionError):
+                ready = requests.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
+                assert ready.json() == {"ready": True}
+                break
+            time.sleep(0.1)
+        yield Server(f"http://127.0.0.1:{port}", grpc_port, process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(sealed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One that serves the champion of a model's exports."""
+    exports = tmp_path_factory.mktemp("exports")
+    shutil.copytree(sealed, exports / bundle.version(sealed))
+    (exports / "CHAMPION").write_text(bundle.version(sealed) + "\n")
+    with served(f"file://{exports}", exports.parent, "--max-batch", "4") as server:
+        yield server
+
+
+def some(count: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, 3, SIZE, SIZE), np.uint8)
+
+
+def asking(images: NDArray[np.uint8], **more: Any) -> dict[str, Any]:
+    shape = list(images.shape)
+    one = {"name": "images", "datatype": "UINT8", "shape": shape, "data": images.ravel().tolist()}
+    return {"inputs": [one | more]}
+
+
+def expected(checkpoint: Path, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    answer: NDArray[np.float32] = from_checkpoint(checkpoint)(torch.from_numpy(images)).numpy()
+    return answer
+
+
+def logits(answer: dict[str, Any]) -> NDArray[np.float32]:
+    (output,) = answer["outputs"]
+    assert (output["name"], output["datatype"]) == ("logits", "FP32")
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 9])
+def test_an_answer_has_the_numbers_of_the_checkpoint(
+    server: Server, sealed: Path, trained_checkpoint: Path, batch: int
+) -> None:
+    images = some(batch)
+    answer = server.ask({"id": "mine", **asking(images)}).json()
+    assert (answer["model_name"], answer["id"]) == ("squares", "mine")
+    assert answer["model_version"] == bundle.version(sealed)
+    np.testing.assert_allclose(logits(answer), expected(trained_checkpoint, images), atol=1e-4)
+
+
+def test_the_bundles_own_request_gets_the_bundles_own_answer(server: Server, sealed: Path) -> None:
+    request = (sealed / "sample" / "request.json").read_bytes()
+    headers = {"content-type": "application/json"}
+    answer = requests.post(f"{server.model}/infer", request, headers=headers, timeout=60).json()
+    told = json.loads((sealed / "sample" / "response.json").read_text())
+    np.testing.assert_allclose(logits(answer), logits(told), atol=1e-4)
+
+
+def test_bytes_are_taken_and_given_as_they_are(server: Server, trained_checkpoint: Path) -> None:
+    images = some(2)
+    asked = {"parameters": {"binary_data_output": True}, **asking(images)}
+    asked["inputs"][0] |= {"data": None, "parameters": {"binary_data_size": images.size}}
+    text = json.dumps(asked).encode()
+    headers = {
+        "Inference-Header-Content-Length": str(len(text)),
+        "Content-Type": "application/octet-stream",
+    }
+    answer = requests.post(
+        f"{server.model}/infer", text + images.tobytes(), headers=headers, timeout=60
+    )
+    raw = answer.content[int(answer.headers["inference-header-content-length"]) :]
+    found = np.frombuffer(raw, np.float32).reshape(2, 3)
+    np.testing.assert_allclose(found, expected(trained_checkpoint, images), atol=1e-4)
+
+
+def test_many_at_once_get_each_their_own_answer(server: Server, trained_checkpoint: Path) -> None:
+    asked = [some(1 + number % 3, number) for number in range(24)]
+    with ThreadPoolExecutor(12) as people:
+        answers = list(people.map(lambda images: server.ask(asking(images)).json(), asked))
+    for images, answer in zip(asked, answers, strict=True):
+        np.testing.assert_allclose(logits(answer), expected(trained_checkpoint, images), atol=1e-4)
+    said = requests.get(f"{server.url}/metrics", timeout=60).text
+    assert 'request_predict_seconds_count{model_name="squares"}' in said
+    assert 'kfp_ddp_served_bundle{file="model.onnx",name="squares",runtime="onnxruntime' in said
+    sizes = re.findall(r'kfp_ddp_batch_images_bucket\{le="(?:4.0|\+Inf)"\} (\S+)', said)
+    assert len(set(sizes)) == 1, "no call had more than --max-batch images"
+
+
+def test_grpc_answers_the_same(server: Server, trained_checkpoint: Path) -> None:
+    pb = protocol()
+    images = some(2)
+    request = pb.ModelInferRequest(model_name="squares", raw_input_contents=[images.tobytes()])
+    request.inputs.add(name="images", datatype="UINT8", shape=images.shape)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        ask = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+        answer = ask(request, timeout=60)
+        request.inputs[0].datatype = "FP32"
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(request, timeout=60)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    raw = answer.raw_output_contents
+    found = np.frombuffer(raw[0], np.float32) if raw else answer.outputs[0].contents.fp32_contents
+    wanted = expected(trained_checkpoint, images)
+    np.testing.assert_allclose(np.reshape(found, (2, 3)), wanted, atol=1e-4)
+
+
+def protocol() -> Any:
+    """KServe's messages alone: the package reads the program's arguments as it is imported."""
+    package = importlib.util.find_spec("kserve")
+    assert package
+    assert package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0], "protocol/grpc/grpc_predict_v2_pb2.py")
+    spec = importlib.util.spec_from_file_location("grpc_predict_v2_pb2", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_served_is_told_in_the_words_of_the_protocol(server: Server) -> None:
+    told = requests.get(server.model, timeout=60).json()
+    shape = [-1, 3, SIZE, SIZE]
+    assert told["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": shape}]
+    assert told["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+    assert requests.get(f"{server.model}/ready", timeout=60).json()["ready"] is True
+    assert requests.get(f"{server.url}/v2/health/live", timeout=60).json() == {"live": True}
+
+
+IMAGE = some(1)
+WRONG: dict[str, Any] = {
+    "another name": asking(IMAGE, name="picture"),
+    "another type": asking(IMAGE, datatype="FP32"),
+    "no such type": asking(IMAGE, datatype="JPEG"),
+    "another size": asking(some(1)[..., :8]),
+    "one axis less": asking(some(1)[0]),
+    "no image": asking(some(0)),
+    "too few bytes": asking(IMAGE, data=[1, 2, 3]),
+    "no bytes": asking(IMAGE, data=[256] * IMAGE.size),
+    "words": asking(IMAGE, data=["a"] * IMAGE.size),
+    "two inputs": {"inputs": asking(IMAGE)["inputs"] * 2},
+    "none": {"inputs": []},
+    "another output": {**asking(IMAGE), "outputs": [{"name": "classes"}]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_cannot_be_answered_is_a_line_that_says_what_can(
+    server: Server, wrong: dict[str, Any]
+) -> None:
+    refused = server.ask(wrong)
+    assert refused.status_code == 400, refused.text
+    said = refused.json()["error"]
+    assert "\n" not in said
+    assert '"images", UINT8 ["batch", 3, 16, 16]' in said or "there is 'logits'" in said
+    assert server.ask(asking(IMAGE)).status_code == 200
+
+
+def test_nobody_takes_the_model_away_by_a_request(server: Server) -> None:
+    for verb in ("load", "unload"):
+        url = f"{server.url}/v2/repository/models/squares/{verb}"
+        assert requests.post(url, timeout=60).status_code == 501
+    assert requests.get(f"{server.url}/v2/models/other", timeout=60).status_code == 404
+    v1 = requests.post(
+        f"{server.url}/v1/models/squares:predict", json={"instances": []}, timeout=60
+    )
+    assert (v1.status_code, "only v2 is spoken" in v1.text) == (400, True)
+    assert server.ask(asking(IMAGE)).status_code == 200
+
+
+def test_openvino_says_the_same_and_a_stop_lets_it_answer(
+    sealed: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("openvino")
+    images = some(3)
+    body = json.dumps(asking(images)).encode()
+    head = (
+        "POST /v2/models/blue/infer HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "expect: 100-continue\r\n\r\n"
+    )
+    with served(str(sealed), tmp_path, "--runtime", "openvino", "--name", "blue") as server:
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 60) as asked:
+            asked.sendall(head.encode())
+            assert asked.recv(100).startswith(b"HTTP/1.1 100 Continue")
+            server.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(ConnectionRefusedError):  # until it takes nobody else
+                while True:
+                    socket.create_connection(("127.0.0.1", port), 60).close()
+            asked.sendall(body)
+            answer = b"".join(iter(lambda: asked.recv(1 << 16), b""))
+        assert server.process.wait(60) == 0
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    found = logits(json.loads(answer.partition(b"\r\n\r\n")[2]))
+    np.testing.assert_allclose(found, expected(trained_checkpoint, images), atol=1e-4)
+    assert "model.onnx in openvino" in server.log.read_text()
+
+
+def copied(sealed: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(sealed, folder / "copy"))
+
+
+def test_what_the_manifest_does_not_list_is_not_loaded(sealed: Path, tmp_path: Path) -> None:
+    copy = copied(sealed, tmp_path)
+    for name in (formats.ONNX, "classes.json", "sample/response.json"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[:-9] + b"x" + content[-8:])
+        with pytest.raises(InputError, match=f"is damaged: {name} is not what MANIFEST"):
+            ready(str(copy))
+        (copy / name).write_bytes(content)
+    ready(str(copy))
+    (copy / "_SUCCESS").unlink()
+    with pytest.raises(InputError, match="is damaged: _SUCCESS is not the digest"):
+        ready(str(copy))
+
+
+def test_a_model_that_does_not_answer_the_sample_is_not_served(
+    sealed: Path, tmp_path: Path
+) -> None:
+    copy = copied(sealed, tmp_path)
+    told = json.loads((copy / "sample" / "response.json").read_text())
+    for wrong in (told["outputs"][0]["data"][0] + 0.01, float("nan")):
+        told["outputs"][0]["data"][0] = wrong
+        (copy / "sample" / "response.json").write_text(json.dumps(told))
+        bundle.seal(copy)
+        with pytest.raises(
+            InputError, match=r"does not answer the sample of .* as the bundle does"
+        ):
+            ready(str(copy))
+    shutil.rmtree(copy / "sample")
+    (copy / "MANIFEST.sha256").unlink()
+    (copy / "_SUCCESS").unlink()
+    bundle.seal(copy)
+    assert ready(str(copy)).name == "squares", "one of an earlier export has no sample"
+
+
+def refused(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "kfp_ddp", "serve", *words],
+        capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()[-1:]
+    return line
+
+
+def test_what_cannot_be_served_is_a_line(sealed: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no bundle at"):
+        ready(str(tmp_path))
+    (tmp_path / "CHAMPION").write_text("0123456789ab\n")
+    with pytest.raises(InputError, match="names 0123456789ab, where that bundle is not"):
+        ready(str(tmp_path))
+    with pytest.raises(InputError, match="has no variant int8 to serve: it has none"):
+        ready(str(sealed), variant="int8")
+    with pytest.raises(InputError, match=r"write gs://my-bucket/models"):
+        ready("my-bucket/models")
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"port {port} cannot be listened on (Address" in refused(str(sealed), "--port", port)
