@@ -24,6 +24,11 @@ class Config(Connection):
         "", "Another image in place of the trainer, such as one built from it with more packages."
     )
     destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
+    model_registry: str = setting(
+        "",
+        "Kubeflow Model Registry that promote and rollback tell, such as http://localhost:8080; "
+        "KFP_DDP_MODEL_REGISTRY_TOKEN may hold a token for it.",
+    )
     pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
     service_account: str = setting("", "Account that steps run as; empty for the server's choice.")
     time_zone: str = setting(

@@ -16,7 +16,9 @@ from kfp_ddp.components.shared.destination import Destination, open_destination
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.lineage import Lineage
 from kfp_ddp.components.shared.markdown import cell
-from kfp_ddp.components.shared.release import MODELS, part_of
+from kfp_ddp.components.shared.registry import Registry, agree, register, registry_of
+from kfp_ddp.components.shared.release import MODELS, Registering, Signing, part_of
+from kfp_ddp.components.shared.signature import fingerprint, key_of, sign
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training import mlflow_run
@@ -51,6 +53,8 @@ def run(
     """Publish the bundle and fill the artifacts."""
     for part in MODELS:
         part_of(release, part)
+    key = key_of(part_of(release, Signing))
+    registry = registry_of(part_of(release, Registering))
     where, expected = _target(destination, model_name, champion, champion_version)
     lineage = Lineage(run_id, champion, champion_version)
     with opened(bundle.rpartition("/")[0], "publish") as task:
@@ -59,13 +63,19 @@ def run(
             beside = task.file(evaluation).parent
             verdict, report = _blessed(beside / VERDICT), beside / "report.html"
         folder = sealed(folder, lineage, verdict, report)
+        if key is not None:
+            sign(folder, key)
         uri = stays = ""
         if where is not None:
-            uri, stays = publish(folder, model_name, where, expected, run_id)
+            uri, stays = publish(folder, model_name, where, expected, run_id, registry)
             if attempt and not stays:
                 _note(f"{where.uri}/{model_name}", attempt, bundles.version(folder), expected, keep)
+            if registry is not None:
+                agree(registry, where, model_name)
         said = _described(folder, model_name, uri or bundle, lineage, stays)
         said["champion"] = bool(uri) and not stays
+        said["signed_by"] = fingerprint(key.public_key()) if key is not None else ""
+        said["registry"] = registry.address if registry is not None and uri else ""
         _tell(folder.parent, said, published_model, publish_summary)
     print(f"published {model_name} {said['version']}: {said['uri']}")
     if stays:
@@ -108,7 +118,12 @@ def _blessed(verdict: Path) -> Path:
 
 
 def publish(
-    folder: Path, name: str, where: Destination, expected: str, run_id: str = ""
+    folder: Path,
+    name: str,
+    where: Destination,
+    expected: str,
+    run_id: str = "",
+    registry: Registry | None = None,
 ) -> tuple[str, str]:
     """Upload a bundle and make it the champion, if that still is what it was compared with.
 
@@ -118,6 +133,7 @@ def publish(
         where: The destination.
         expected: The version that it was compared with; '' for none.
         run_id: Of the run that publishes it.
+        registry: Has the version before it becomes the champion; None for none.
 
     Returns:
         The bundle's URI, and why it is not the champion, '' if it is.
@@ -126,6 +142,8 @@ def publish(
         KfpDdpError: it cannot be written, or arrives different.
     """
     uri, version = bundles.upload(folder, name, where), bundles.version(folder)
+    if registry is not None:
+        register(registry, where, name, version)
     found = move(where, name, version, expected, run_id)
     if found == version:
         return uri, ""

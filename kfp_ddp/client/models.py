@@ -1,18 +1,22 @@
 """Models at a destination of exports: their versions, where each is from, and which is to beat."""
 
 import json
-import re
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.settings import hint
 from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.bundle import SUCCESS
 from kfp_ddp.components.shared.champion import find, move, pointed_at
 from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
+from kfp_ddp.components.shared.exported import exported
 from kfp_ddp.components.shared.lineage import FILE as LINEAGE
+from kfp_ddp.components.shared.registry import Registry, agree, registry_of
+from kfp_ddp.components.shared.release import Registering
 
+REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
+"""The variable with a bearer token for the registry."""
 _LARGEST_CONFIG = 16 << 20
 
 
@@ -53,20 +57,6 @@ def opened(destination: str) -> Destination:
     if isinstance(where, Folder) and not where.root.is_dir():
         raise InputError(f"there is no folder {where.root}: correct --destination")
     return where
-
-
-def exported(where: Destination) -> dict[str, list[str]]:
-    """The versions of each model, by its name.
-
-    Raises:
-        InputError: the destination cannot be listed.
-    """
-    found: dict[str, list[str]] = {}
-    for path, _ in where.list(""):
-        parts = path.split("/")
-        if len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch("[0-9a-f]{12}", parts[1]):
-            found.setdefault(parts[0], []).append(parts[1])
-    return {name: sorted(found[name]) for name in sorted(found)}
 
 
 def versions(where: Destination, name: str) -> list[Version]:
@@ -114,7 +104,23 @@ def described(where: Destination, name: str, version: str, now: str) -> Version:
     )
 
 
-def promote(where: Destination, name: str, word: str, instead_of: str = "") -> tuple[str, str]:
+def registry_at(address: str) -> Registry | None:
+    """The registry that is told of moves, '' for none; its token is in `REGISTRY_TOKEN`.
+
+    Raises:
+        InputError: it is no address, or there is no client.
+    """
+    token = REGISTRY_TOKEN if os.environ.get(REGISTRY_TOKEN) else ""
+    return registry_of(Registering.create(registry=address, registry_token=token))
+
+
+def promote(
+    where: Destination,
+    name: str,
+    word: str,
+    instead_of: str = "",
+    registry: Registry | None = None,
+) -> tuple[str, str]:
     """Make a version the champion, if it is whole and nobody else makes another one meanwhile.
 
     Args:
@@ -123,12 +129,14 @@ def promote(where: Destination, name: str, word: str, instead_of: str = "") -> t
         word: The version, or its first characters.
         instead_of: The version that has to be the champion now, or its first characters; '' for
             whichever is.
+        registry: Is told of it; None for none.
 
     Returns:
         The version, and the one that it replaces: the same where it was the champion already.
 
     Raises:
         InputError: there is no such version, or another one is the champion.
+        StorageError: the registry does not answer.
     """
     known = _versions_of(where, name)
     version, now = _one(name, word, known), pointed_at(where, name)
@@ -136,10 +144,10 @@ def promote(where: Destination, name: str, word: str, instead_of: str = "") -> t
         raise InputError(
             f"the champion of {name} is {now or 'none'}, not {instead_of}: nothing was changed"
         )
-    return _moved(where, name, version, now, "promote")
+    return _moved(where, name, version, now, "promote", registry)
 
 
-def roll_back(where: Destination, name: str) -> tuple[str, str]:
+def roll_back(where: Destination, name: str, registry: Registry | None = None) -> tuple[str, str]:
     """Make the champion before this one the champion again; the same two as of `promote`.
 
     Raises:
@@ -162,21 +170,26 @@ def roll_back(where: Destination, name: str) -> tuple[str, str]:
             f"{before}, the champion of {name} before {now}, is not at {where.uri} any more: "
             f"promote another version ({there})"
         )
-    return _moved(where, name, before, now, succession.BACK)
+    return _moved(where, name, before, now, succession.BACK, registry)
 
 
-def _moved(where: Destination, name: str, version: str, now: str, by: str) -> tuple[str, str]:
-    if version == now:
-        return version, now
-    whole = described(where, name, version, now)
-    if whole.damaged:
-        raise InputError(f"{name} {version} cannot be the champion: {whole.damaged}")
-    found = move(where, name, version, now, by)
-    if found != version:
-        raise StorageError(
-            f"CHAMPION of {name} was moved to {found or 'none'} meanwhile, and stays: look at "
-            f"kfp-ddp models {name}, then try again"
-        )
+def _moved(
+    where: Destination, name: str, version: str, now: str, by: str, registry: Registry | None
+) -> tuple[str, str]:
+    if version != now:
+        whole = described(where, name, version, now)
+        if whole.damaged:
+            raise InputError(f"{name} {version} cannot be the champion: {whole.damaged}")
+        if registry is not None:
+            registry.check()
+        found = move(where, name, version, now, by)
+        if found != version:
+            raise StorageError(
+                f"CHAMPION of {name} was moved to {found or 'none'} meanwhile, and stays: look at "
+                f"kfp-ddp models {name}, then try again"
+            )
+    if registry is not None:
+        agree(registry, where, name)
     return version, now
 
 

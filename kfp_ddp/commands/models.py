@@ -25,6 +25,7 @@ def command(name: str, destination: str, as_json: bool) -> None:
     from kfp_ddp.client import models
     from kfp_ddp.components.shared import succession
     from kfp_ddp.components.shared.champion import pointed_at
+    from kfp_ddp.components.shared.exported import exported
 
     where = models.opened(destination)
     if name:
@@ -41,7 +42,7 @@ def command(name: str, destination: str, as_json: bool) -> None:
                 f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}"
             )
         return
-    known = models.exported(where)
+    known = exported(where)
     champions = {each: pointed_at(where, each) for each in known}
     if as_json:
         told = {each: {"champion": champions[each], "versions": known[each]} for each in known}

@@ -10,8 +10,15 @@ from kfp_ddp.commands.options import configured
 @click.argument("version")
 @click.option("--instead-of", default="", metavar="VERSION", help="Only if this is the champion.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@configured("destination")
-def command(name: str, version: str, instead_of: str, destination: str, as_json: bool) -> None:
+@configured("destination", "model_registry")
+def command(
+    name: str,
+    version: str,
+    instead_of: str,
+    destination: str,
+    model_registry: str,
+    as_json: bool,
+) -> None:
     """Make VERSION of the model NAME the champion, which the next one has to beat.
 
     It is verified first, and nothing happens if another one becomes the champion meanwhile.
@@ -20,7 +27,8 @@ def command(name: str, version: str, instead_of: str, destination: str, as_json:
     """
     from kfp_ddp.client import models
 
-    tell(name, models.promote(models.opened(destination), name, version, instead_of), as_json)
+    where, registry = models.opened(destination), models.registry_at(model_registry)
+    tell(name, models.promote(where, name, version, instead_of, registry), as_json)
 
 
 def tell(name: str, moved: tuple[str, str], as_json: bool) -> None:

@@ -8,8 +8,8 @@ from kfp_ddp.commands.options import configured
 @click.command("rollback")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@configured("destination")
-def command(name: str, destination: str, as_json: bool) -> None:
+@configured("destination", "model_registry")
+def command(name: str, destination: str, model_registry: str, as_json: bool) -> None:
     """Make the champion of the model NAME before this one the champion again.
 
     The version that is left stays at the destination. Again goes one further back.
@@ -19,4 +19,5 @@ def command(name: str, destination: str, as_json: bool) -> None:
     from kfp_ddp.client import models
     from kfp_ddp.commands.promote import tell
 
-    tell(name, models.roll_back(models.opened(destination), name), as_json)
+    where, registry = models.opened(destination), models.registry_at(model_registry)
+    tell(name, models.roll_back(where, name, registry), as_json)

@@ -1,7 +1,9 @@
 """A small trained model, as the train step leaves one behind, and buckets."""
 
+import functools
 import json
 import shutil
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import torch
 from google.cloud import storage
 from PIL import Image
 
+from kfp_ddp.components.shared.registry import client
 from kfp_ddp.demo import bucket as demo_bucket
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import evaluation_batches, scan
 from kfp_ddp.training.model import build, normalise
 from tests.gcs_server import Bucket, serve
+from tests.registry_server import server as registry
 
 CLASSES = ("blue", "green", "red")
 SIZE = 16
@@ -140,3 +144,16 @@ def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
         {"model": network.state_dict(), "ema": None},
         checkpoint.manifest_of(config, index.classes, epoch=6, world_size=1),
     )
+
+
+@pytest.fixture
+def registry_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.RegistryServer]:
+    """A registry without anything; it saw no request that the contract does not have."""
+    monkeypatch.setattr(client, "PAUSE", 0.01)
+    monkeypatch.setattr(client, "PATIENCE", 0.05)
+    monkeypatch.setattr(client, "LOOK", 0.05)
+    # Its client reads all certificate authorities for each connection, those of HTTP too.
+    monkeypatch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+    with registry.serving() as found:
+        yield found
+    assert not found.violations

@@ -14,6 +14,7 @@ from kfp_ddp.components.shared.champion import move, pointed_at
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from kfp_ddp.components.shared.lineage import Lineage
 from tests.exports import exported
+from tests.registry_server.server import RegistryServer, status
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -164,3 +165,39 @@ def test_a_bundle_under_the_name_of_another_is_not_made_the_champion(
         where.put(path, f"flowers/{'f' * 12}/{path.name}")
     said = refused(where, "promote", "flowers", "fff")
     assert "its files are not those of this name" in said
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_a_registry_is_told_of_each_move(
+    where: Destination, line: list[str], registry_server: RegistryServer
+) -> None:
+    def told() -> dict[str, str]:
+        found = registry_server.store.versions
+        return {each["name"]: each["customProperties"]["stage"]["string_value"] for each in found}
+
+    for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):
+        done = call(where, *words, "--model-registry", registry_server.url)
+        assert done.exception is None, done.output
+    assert told() == {line[0]: "former", line[2]: "champion"}
+    registry_server.fail("update_model_version", status(500), 1)
+    done = call(where, "rollback", "flowers", "--model-registry", registry_server.url)
+    assert isinstance(done.exception, StorageError)
+    assert pointed_at(where, "flowers") == line[1]
+    done = call(where, "promote", "flowers", line[1], "--model-registry", registry_server.url)
+    assert "already" in done.output
+    assert told() == {line[0]: "former", line[1]: "champion", line[2]: "former"}
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_where_the_registry_is_down_the_champion_stays(
+    where: Destination, line: list[str], registry_server: RegistryServer
+) -> None:
+    registry_server.fail("*", status(503))
+    for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):
+        done = call(where, *words, "--model-registry", registry_server.url)
+        assert isinstance(done.exception, StorageError), done.output
+        assert "\n" not in str(done.exception)
+    assert pointed_at(where, "flowers") == line[2]
+    assert "model_registry" not in refused(where, "promote", "flowers", "zz")
+    said = refused(where, "promote", "flowers", line[0], "--model-registry", "localhost:8080")
+    assert "it should be an address such as http://model-registry-service" in said

@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from kfp import dsl
 
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.publish.component import publish
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared import bundle, signature
+from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.lineage import FILE as LINEAGE
+from kfp_ddp.components.shared.sealed import Sealed
 from tests.exports import evaluated
+from tests.registry_server import server as registry
+from tests.registry_server.server import RegistryServer
 
 A, B = "a" * 12, "b" * 12
 
@@ -196,3 +202,64 @@ def test_a_bundle_that_is_not_whole_is_not_published(run_dir: Path, tmp_path: Pa
     with pytest.raises(SystemExit, match="no whole bundle"):
         publish.python_func(**arguments(run_dir, tmp_path))
     assert not list((tmp_path / "models").rglob("*"))
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> ec.EllipticCurvePublicKey:
+    """The public half of the key that the bucket's secret holds as signing.pem."""
+    found = ec.generate_private_key(ec.SECP256R1())
+    text = found.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    monkeypatch.setenv("signing.pem", text.decode())
+    return found.public_key()
+
+
+def test_a_release_is_signed_registered_and_the_same_when_it_is_done_again(
+    run_dir: Path, tmp_path: Path, registry_server: RegistryServer, key: ec.EllipticCurvePublicKey
+) -> None:
+    release = {"sign_key": "signing.pem", "registry": registry_server.url}
+    given = arguments(run_dir, tmp_path, release=release)
+    uri, version = publish.python_func(**given)
+    there = Sealed.at(open_destination(uri), "", "the bundle", "")
+    signature.check(there, signature.by_key(key))
+    assert given["published_model"].metadata["signed_by"] == signature.fingerprint(key)
+    assert given["published_model"].metadata["registry"] == registry_server.url
+    (said,) = registry_server.store.versions
+    assert said["name"] == version
+    assert said["customProperties"]["stage"]["string_value"] == "champion"
+    assert said["customProperties"]["signed"]["bool_value"] is True
+    assert said["customProperties"]["verdict"]["string_value"] == "blessed: all of it"
+    (model,) = registry_server.store.models
+    assert model["customProperties"]["champion"]["string_value"] == version
+    (artifact,) = registry_server.store.artifacts
+    assert artifact["modelSourceId"] == "run-1"
+    before, asked = state(Path(uri)), registry_server.changes()
+    assert publish.python_func(**given) == (uri, version)
+    assert state(Path(uri)) == before
+    assert registry_server.changes() == asked
+
+
+def test_a_registry_that_refuses_moves_no_champion_and_loses_nothing(
+    run_dir: Path, tmp_path: Path, registry_server: RegistryServer
+) -> None:
+    given = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
+    registry_server.fail("create_model_version", registry.status(503, "no database"))
+    with pytest.raises(
+        SystemExit, match=r"^error: the registry \S+ did not .* \(503: no database\)"
+    ):
+        publish.python_func(**given)
+    assert not (tmp_path / "models" / "squares" / "CHAMPION").exists()
+    registry_server.faults.clear()
+    uri, version = publish.python_func(**given)
+    assert (tmp_path / "models" / "squares" / "CHAMPION").read_text() == f"{version}\n"
+    assert bundle.intact(Path(uri))
+
+
+def test_a_key_that_the_secret_lacks_is_told_before_anything_is_uploaded(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    given = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
+    with pytest.raises(
+        SystemExit, match=r"^error: the bucket's secret .* holds no key signing\.pem"
+    ):
+        publish.python_func(**given)
+    assert not (tmp_path / "models").exists()

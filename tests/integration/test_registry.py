@@ -8,7 +8,6 @@ import asyncio
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +23,13 @@ from kfp_ddp.components.shared.registry import Registry, agree, client, register
 from kfp_ddp.components.shared.release import Registering
 from tests.exports import exported
 from tests.registry_server import server as faults
-from tests.registry_server.server import RegistryServer, serving
+from tests.registry_server.server import RegistryServer
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistryServer]:
-    """A registry without anything; it saw no request that the contract does not have."""
-    monkeypatch.setattr(client, "PAUSE", 0.01)
-    monkeypatch.setattr(client, "PATIENCE", 0.05)
-    monkeypatch.setattr(client, "LOOK", 0.05)
-    with serving() as found:
-        yield found
-    assert not found.violations
-
-
-@pytest.fixture
-def address(server: RegistryServer) -> str:
+def address(registry_server: RegistryServer) -> str:
     """Of a real registry, where one is named."""
-    return os.environ.get("KFP_DDP_TEST_REGISTRY") or server.url
+    return os.environ.get("KFP_DDP_TEST_REGISTRY") or registry_server.url
 
 
 @pytest.fixture
@@ -113,14 +101,14 @@ def test_a_version_is_registered_with_its_lineage(
 
 
 def test_registering_again_asks_and_changes_nothing(
-    server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
     move(where, name, version, "", "run-3")
     for _ in range(2):
-        register(opened(server.url), where, name, version)
-        agree(opened(server.url), where, name)
-    assert server.changes() == [
+        register(opened(registry_server.url), where, name, version)
+        agree(opened(registry_server.url), where, name)
+    assert registry_server.changes() == [
         "create_registered_model",
         "create_model_version",
         "upsert_model_version_artifact",
@@ -135,7 +123,7 @@ def test_registering_again_asks_and_changes_nothing(
     ["create_registered_model", "create_model_version", "upsert_model_version_artifact"],
 )
 def test_a_registration_that_was_interrupted_is_completed_by_the_next(
-    server: RegistryServer,
+    registry_server: RegistryServer,
     where: Destination,
     name: str,
     tmp_path: Path,
@@ -143,19 +131,21 @@ def test_a_registration_that_was_interrupted_is_completed_by_the_next(
     fault: faults.Fault,
 ) -> None:
     version = published(where, name, tmp_path, 3)
-    server.fail(operation, fault)
+    registry_server.fail(operation, fault)
     with pytest.raises(StorageError, match=r"the registry http\S+ d"):
-        register(opened(server.url), where, name, version)
-    server.faults.clear()
-    register(opened(server.url), where, name, version)
-    (said,) = told(server.url, name).values()
+        register(opened(registry_server.url), where, name, version)
+    registry_server.faults.clear()
+    register(opened(registry_server.url), where, name, version)
+    (said,) = told(registry_server.url, name).values()
     assert said["source"] == "run-3"
-    assert [len(rows) for rows in (server.store.models, server.store.artifacts)] == [1, 1]
+    assert [
+        len(rows) for rows in (registry_server.store.models, registry_server.store.artifacts)
+    ] == [1, 1]
 
 
 @pytest.mark.parametrize("operation", ["*", "create_model_version"])
 def test_a_fault_that_passes_is_waited_for(
-    server: RegistryServer,
+    registry_server: RegistryServer,
     where: Destination,
     name: str,
     tmp_path: Path,
@@ -164,31 +154,35 @@ def test_a_fault_that_passes_is_waited_for(
 ) -> None:
     monkeypatch.setattr(client, "PATIENCE", 60)
     version = published(where, name, tmp_path, 3)
-    server.fail(operation, faults.status(503), 1)
-    server.fail(operation, faults.gone, 1)
-    server.fail(operation, faults.done_but_lost, 1)
-    register(opened(server.url), where, name, version)
-    assert list(told(server.url, name)) == [version]
+    registry_server.fail(operation, faults.status(503), 1)
+    registry_server.fail(operation, faults.gone, 1)
+    registry_server.fail(operation, faults.done_but_lost, 1)
+    register(opened(registry_server.url), where, name, version)
+    assert list(told(registry_server.url, name)) == [version]
 
 
 def test_two_that_register_at_once_have_one_version(
-    server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
 
     def other_first(handler: faults.Handler) -> bool:
-        server.faults.clear()
-        register(opened(server.url), where, name, version)
+        registry_server.faults.clear()
+        register(opened(registry_server.url), where, name, version)
         return False
 
     for operation in ("create_registered_model", "create_model_version"):
-        server.fail(operation, other_first, 1)
-        register(opened(server.url), where, name, version)
-        assert list(told(server.url, name)) == [version]
-        for rows in (server.store.models, server.store.versions, server.store.artifacts):
+        registry_server.fail(operation, other_first, 1)
+        register(opened(registry_server.url), where, name, version)
+        assert list(told(registry_server.url, name)) == [version]
+        for rows in (
+            registry_server.store.models,
+            registry_server.store.versions,
+            registry_server.store.artifacts,
+        ):
             assert len(rows) == 1
-        server.store.versions.clear()
-        server.store.artifacts.clear()
+        registry_server.store.versions.clear()
+        registry_server.store.artifacts.clear()
 
 
 def stages(address: str, name: str) -> dict[str, Any]:
@@ -260,7 +254,7 @@ def test_versions_of_others_stay_as_they_are(
 
 
 def test_more_versions_than_a_page_has_are_all_told(
-    server: RegistryServer,
+    registry_server: RegistryServer,
     where: Destination,
     name: str,
     tmp_path: Path,
@@ -269,12 +263,12 @@ def test_more_versions_than_a_page_has_are_all_told(
     monkeypatch.setattr(client, "PAGE", 2)
     made = [published(where, name, tmp_path, wrong) for wrong in range(1, 6)]
     for version in made:
-        register(opened(server.url), where, name, version)
+        register(opened(registry_server.url), where, name, version)
     move(where, name, made[0], "", "")
-    agree(opened(server.url), where, name)
+    agree(opened(registry_server.url), where, name)
     move(where, name, made[4], made[0], "")
-    agree(opened(server.url), where, name)
-    found = {each["name"]: each["customProperties"] for each in server.store.versions}
+    agree(opened(registry_server.url), where, name)
+    found = {each["name"]: each["customProperties"] for each in registry_server.store.versions}
     assert found[made[0]]["stage"]["string_value"] == "former"
     assert found[made[4]]["stage"]["string_value"] == "champion"
 
@@ -296,7 +290,7 @@ def test_more_versions_than_a_page_has_are_all_told(
     ],
 )
 def test_a_registry_that_is_down_or_refuses_is_told_in_one_line(
-    server: RegistryServer,
+    registry_server: RegistryServer,
     where: Destination,
     name: str,
     tmp_path: Path,
@@ -307,40 +301,40 @@ def test_a_registry_that_is_down_or_refuses_is_told_in_one_line(
 ) -> None:
     if fault is faults.silence:
         monkeypatch.setattr(client, "ANSWER", 1.0)
-    server.fail("create_registered_model", fault)
+    registry_server.fail("create_registered_model", fault)
     version = published(where, name, tmp_path, 3)
     with pytest.raises(error, match=words) as caught:
-        register(opened(server.url), where, name, version)
+        register(opened(registry_server.url), where, name, version)
     assert "\n" not in str(caught.value)
-    assert not server.store.models
+    assert not registry_server.store.models
 
 
-def test_a_look_at_a_registry_changes_nothing(server: RegistryServer) -> None:
-    opened(server.url).check()
-    server.fail("*", faults.page())
+def test_a_look_at_a_registry_changes_nothing(registry_server: RegistryServer) -> None:
+    opened(registry_server.url).check()
+    registry_server.fail("*", faults.page())
     with pytest.raises(InputError, match="something else than Model Registry's API"):
-        opened(server.url).check()
-    assert server.changes() == []
+        opened(registry_server.url).check()
+    assert registry_server.changes() == []
 
 
-def test_a_registry_that_is_not_there_is_told_in_one_line(server: RegistryServer) -> None:
+def test_a_registry_that_is_not_there_is_told_in_one_line(registry_server: RegistryServer) -> None:
     with pytest.raises(StorageError, match=r"does not answer \(Cannot connect to host"):
         opened("http://127.0.0.1:9").check()
 
 
 def test_the_token_comes_from_the_secret(
-    server: RegistryServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    registry_server: RegistryServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server.token = "open sesame"
+    registry_server.token = "open sesame"
     with pytest.raises(InputError, match=r"refuses us \(401: Unauthorized\)"):
-        opened(server.url).check()
+        opened(registry_server.url).check()
     with pytest.raises(InputError, match="registry_token names the key word, which the bucket's"):
-        opened(server.url, registry_token="word")
+        opened(registry_server.url, registry_token="word")
     monkeypatch.setenv("word", "open sesame\n")
-    opened(server.url, registry_token="word").check()
+    opened(registry_server.url, registry_token="word").check()
     (tmp_path / "token").write_text("open sesame\n")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
-    opened(server.url).check()
+    opened(registry_server.url).check()
 
 
 def test_the_token_of_the_account_is_not_sent_in_the_clear(
@@ -353,12 +347,12 @@ def test_the_token_of_the_account_is_not_sent_in_the_clear(
 
 
 def test_a_bundle_that_is_missing_or_damaged_is_not_registered(
-    server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
     with pytest.raises(InputError, match=r"there is no whole bundle .* to register"):
-        register(opened(server.url), where, name, "0" * 12)
+        register(opened(registry_server.url), where, name, "0" * 12)
     (tmp_path / "models" / name / version / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json is not what MANIFEST\.sha256 lists"):
-        register(opened(server.url), where, name, version)
-    assert server.asked() == []
+        register(opened(registry_server.url), where, name, version)
+    assert registry_server.asked() == []

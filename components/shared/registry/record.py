@@ -22,6 +22,7 @@ _LARGEST_CONFIG = 16 << 20
 _LARGEST_SIGNATURE = 4 << 20
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
+    ("model.onnx", "/model.onnx", "onnx"),
     ("model.pt2", "/model.pt2", "torch.export"),
     ("model.safetensors", "/model.safetensors", "safetensors"),
 )
