@@ -101,7 +101,7 @@ class Service:
         if not labels.items() >= OURS.items():
             raise InputError(
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
-                "is left alone: name another service, or hand it over with kubectl label "
+                "is left alone; name another service, or hand it over with kubectl label "
                 f"inferenceservice {self.name} app.kubernetes.io/managed-by=kfp-ddp"
             )
         return found

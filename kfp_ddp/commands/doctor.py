@@ -61,6 +61,7 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
     show_default=True,
     help="Secret with a bucket's credentials.",
 )
+@click.option("--service", default="", help="InferenceService that a model is rolled out on.")
 @click.option(
     "--claims-file",
     type=click.Path(path_type=Path, dir_okay=False),

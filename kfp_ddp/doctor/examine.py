@@ -7,7 +7,7 @@ from kfp_ddp.doctor.admission import admitted
 from kfp_ddp.doctor.finding import Asked, Finding
 from kfp_ddp.doctor.kfp_server import kfp_server
 from kfp_ddp.doctor.nodes import gpus, room
-from kfp_ddp.doctor.operators import gangs, operators
+from kfp_ddp.doctor.operators import gangs, kserve, operators
 from kfp_ddp.doctor.queues import queues
 from kfp_ddp.doctor.rights import copy_rights, rights
 from kfp_ddp.doctor.secret import secret
@@ -33,6 +33,7 @@ def examine(asked: Asked) -> list[Finding]:
         Finding("ok", "API server", f"Kubernetes {version['gitVersion']}"),
         *operators(api, asked),
         *gangs(api, asked),
+        *kserve(api, asked),
         *rights(api, asked),
         *copy_rights(api, asked),
         *claims(api, asked, nodes),

@@ -39,6 +39,8 @@ class Asked:
     work_claim: str = "kfp-ddp-work"
     publish: str = "in-place"
     bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
+    service: str = ""
+    """InferenceService that a model is rolled out on; empty for none."""
     claims_file: Path = Path("deploy/storage/claims.yaml")
     """The claims that would be made where they are missing."""
 

@@ -1,10 +1,13 @@
 """The operators that make pods of jobs: served, new enough, running, and starting gangs."""
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.inference_service import API_VERSION
 from kfp_ddp.components.shared.launch.check_job import gang_scheduling
 from kfp_ddp.components.shared.launch.gang import GANGS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.rollout import Service
 from kfp_ddp.doctor.finding import Asked, Finding, items
 
 # A field of a job's specification that its operator has since the version that is needed.
@@ -69,6 +72,19 @@ def _stopped(api: Api, kind: Kind) -> str:
     if not there or any(each["status"].get("availableReplicas") for each in there):
         return ""
     return f"{there[0]['metadata']['namespace']}/{there[0]['metadata']['name']} is not running"
+
+
+def kserve(api: Api, asked: Asked) -> list[Finding]:
+    """Whether there are InferenceServices, where a service is asked for, and that it is ours."""
+    if not asked.service:
+        return []
+    try:
+        found = Service(api, asked.service).find()
+    except InputError as error:
+        said, _, remedy = str(error).partition("; ")
+        return [Finding("bad", "KServe", said, remedy)]
+    there = "is there" if found else "will be made"
+    return [Finding("ok", "KServe", f"{API_VERSION}, {asked.service} {there}")]
 
 
 def gangs(api: Api, asked: Asked) -> list[Finding]:

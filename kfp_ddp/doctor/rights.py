@@ -17,7 +17,6 @@ RIGHTS: tuple[Right, ...] = (
     ("", "events", "list watch", False),
     ("", "configmaps", "create get", False),
     ("trainer.kubeflow.org", "trainingruntimes", "get", False),
-    ("serving.kserve.io", "inferenceservices", JOB_VERBS, False),
 )
 COPY_VERBS = "create list patch delete"
 # With Kueue, to say what a job waits for.
@@ -39,13 +38,19 @@ def of_gangs(*schedulers: str) -> tuple[Right, ...]:
     return tuple((group, "podgroups", "get", False) for group in groups)
 
 
+def of_service(service: str) -> tuple[Right, ...]:
+    """That by which a model is rolled out, where a service is named."""
+    return (("serving.kserve.io", "inferenceservices", JOB_VERBS, True),) if service else ()
+
+
 def rights(api: Api, asked: Asked) -> list[Finding]:
     """One finding for each resource that a launch uses, with the verbs that lack."""
     try:
         queues = KUEUE_RIGHTS if kueue.group_version(api) else ()
     except ApiError:
         queues = ()
-    wanted = (*of_jobs(asked.backend), *RIGHTS, *of_gangs(asked.scheduler), *queues)
+    optional = (*of_gangs(asked.scheduler), *queues, *of_service(asked.service))
+    wanted = (*of_jobs(asked.backend), *RIGHTS, *optional)
     remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
     found = _lacking(api, asked, wanted, "rights on", remedy)
     if asked.gpus_per_node >= 0 or asked.backend == "local":

@@ -142,13 +142,13 @@ def test_a_first_model_that_does_not_get_ready_leaves_nothing(
 
 
 @IN_STANDARD
-def test_an_image_that_is_not_there_ends_the_wait_early(
+def test_an_image_that_cannot_be_ends_the_wait_early(
     controller: Controller, bucket_url: str
 ) -> None:
     bundle = publish(bucket_url, next(SEEDS))
     controller.faults[bundle] = "image"
     error = DeployStep(controller.grounds, bundle, "shop", service_minutes=30).start().error()
-    assert "cannot pull ghcr.io/kfp-ddp/nowhere:1.0" in error
+    assert "cannot pull Nowhere/server:1.0 (InvalidImageName" in error
     assert controller.service("shop") is None
 
 

@@ -13,10 +13,11 @@ import yaml
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.launch.gang import GANGS
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.components.shared.rollout import OURS
 from kfp_ddp.doctor.finding import Asked, Finding
 from kfp_ddp.doctor.nodes import gpus, room
-from kfp_ddp.doctor.operators import operators
-from kfp_ddp.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs
+from kfp_ddp.doctor.operators import kserve, operators
+from kfp_ddp.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs, of_service
 from kfp_ddp.doctor.secret import secret
 from kfp_ddp.doctor.storage import CLASSES, claims
 
@@ -152,6 +153,34 @@ def test_an_operator_that_does_not_run_stops_a_run() -> None:
     assert torch.remedy.startswith("kubectl describe deployments -A -l control-plane=")
 
 
+INFERENCE = "/apis/serving.kserve.io/v1beta1"
+SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
+
+
+@pytest.mark.parametrize(
+    ("there", "state", "said", "remedy"),
+    [
+        ({}, "bad", "this cluster has no inferenceservices", "install KServe"),
+        (
+            {INFERENCE: {"resources": [{"name": "inferenceservices"}]}},
+            "ok",
+            "shop will be made",
+            "",
+        ),
+        ({SHOP: {"metadata": {"labels": OURS}}}, "ok", "shop is there", ""),
+        ({SHOP: {"metadata": {}}}, "bad", "was not made by kfp-ddp", ""),
+    ],
+)
+def test_kserve_is_looked_for_where_a_service_is_named(
+    there: dict[str, Object], state: str, said: str, remedy: str
+) -> None:
+    api = Answers(there)
+    assert kserve(api, Asked()) == []
+    (found,) = kserve(api, Asked(service="shop"))
+    assert (found.state, found.remedy.startswith(remedy)) == (state, True)
+    assert said in found.said
+
+
 def test_the_rights_that_are_asked_for_are_those_that_deploy_gives() -> None:
     role = yaml.safe_load((DEPLOY / "rbac" / "role.yaml").read_text())
     given = {
@@ -162,6 +191,7 @@ def test_the_rights_that_are_asked_for_are_those_that_deploy_gives() -> None:
         for verb in rule["verbs"]
     }
     asked = (*of_jobs("pytorchjob"), *RIGHTS, *of_gangs(*GANGS), *KUEUE_RIGHTS)
+    asked += of_service("shop")
     assert {
         (g, resource, verb) for g, resource, verbs, _ in asked for verb in verbs.split()
     } == given

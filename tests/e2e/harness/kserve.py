@@ -84,7 +84,7 @@ class Controller:
         self.grounds, self.mode = grounds, mode
         self.apps = client.AppsV1Api(grounds.api)
         self.faults: dict[str, str] = {}
-        """Faults of servers, by a part of the storageUri; `image` for one that is not there."""
+        """Faults of servers, by a part of the storageUri; `image` for no image."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -233,7 +233,7 @@ class Controller:
         env = {"STORAGE_URI": uri, "FAULT": fault, **self.grounds.environment}
         return {
             "name": "kserve-container",
-            "image": "ghcr.io/kfp-ddp/nowhere:1.0" if fault == "image" else IMAGE,
+            "image": "Nowhere/server:1.0" if fault == "image" else IMAGE,
             "command": ["python3", "-u", "-c", SERVER],
             "env": [{"name": key, "value": value} for key, value in env.items()],
             "ports": [{"containerPort": 8080}],
