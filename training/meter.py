@@ -40,6 +40,8 @@ class Meter:
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
         self.config, self.world = config, world
         name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
+        self.device = name or "CPU"
+        """What the first rank computes on."""
         self.peak = config.peak_tflops or peak_of(name)
         self.flops = training_flops(config, num_classes) if self.peak else 0.0
         self.restart(0)

@@ -37,6 +37,7 @@ class Report:
         self.metrics.write(
             "start",
             world_size=self.world.size,
+            device=self.meter.device,
             steps_total=self.steps_total,
             resumed_from_step=done,
             **({"class_weights": class_weights} if class_weights else {}),

@@ -20,6 +20,7 @@ from kfp_ddp.training.sides import SIDES, TRAIN
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions
     from kfp_ddp.training.checkpoint import ModelInfo
+    from kfp_ddp.training.data import Index
 
 THUMBNAIL_SIDE = 112
 _SUREST = 3
@@ -56,7 +57,7 @@ def ingredients(
     return Ingredients(
         config=dict(info.config),
         events=fewer(read_events(RunFolder(run_dir).metrics)),
-        dataset=_dataset(dataset, found, info, split),
+        dataset=dataset_facts(dataset, found.index, info.config, split),
         mistakes=[_mistake(found, at, pixels) for at in of_loss],
         surest=[_mistake(found, at, pixels) for at in others],
         test=test,
@@ -92,13 +93,22 @@ def _thumbnail(where: Where, max_pixels: int) -> tuple[str, bool]:
     return base64.b64encode(buffer.getvalue()).decode(), tiny
 
 
-def _dataset(version: Path, found: "Predictions", info: "ModelInfo", split: str) -> Dataset:
-    """What the version's manifest tells of it, and what of it is wrong."""
+def dataset_facts(
+    version: Path, index: "Index", config: Mapping[str, object], split: str
+) -> Dataset:
+    """What the version's manifest tells of it, and what of it is wrong.
+
+    Args:
+        version: Its folder.
+        index: The images that were evaluated.
+        config: Of the training.
+        split: That was evaluated.
+    """
     head = manifest.header(version / manifest.NAME)
-    laid = _laid_out(version, info.config, info.classes) if head and split in SIDES else None
-    names = (Path(path).relative_to(version).as_posix() for path in found.index.paths)
-    evaluated = dict(zip(names, found.index.targets, strict=True))
-    counts = laid.train.counts(len(info.classes)) if laid else []
+    laid = _laid_out(version, config, index.classes) if head and split in SIDES else None
+    names = (Path(path).relative_to(version).as_posix() for path in index.paths)
+    evaluated = dict(zip(names, index.targets, strict=True))
+    counts = laid.train.counts(len(index.classes)) if laid else []
     return Dataset(
         name=str(head.get("dataset", "")),
         source=str(head.get("source", "")),
@@ -106,7 +116,7 @@ def _dataset(version: Path, found: "Predictions", info: "ModelInfo", split: str)
         files=_count(head, "files"),
         bytes=_count(head, "bytes"),
         sides={side: len(part) for side, part in laid.parts.items()} if laid else {},
-        training=dict(zip(info.classes, counts, strict=True)) if laid else {},
+        training=dict(zip(index.classes, counts, strict=True)) if laid else {},
         problems=_problems(version, evaluated, laid if split != TRAIN else None),
     )
 
@@ -145,8 +155,8 @@ def _problems(version: Path, evaluated: Mapping[str, int], laid: Layout | None) 
     if leaked:
         part = len({name for name, _ in leaked}) / len(evaluated)
         said.append(
-            f"{len(leaked):,} training images have the content of an image of this split, "
-            f"{part:.1%} of which the model has seen: the first is {leaked[0][1]} = {leaked[0][0]}"
+            f"{len(leaked):,} training images have the content of images of this split, "
+            f"{part:.1%} of it: the first is {leaked[0][1]} = {leaked[0][0]}"
         )
     unlike = [pair for pair in doubled if evaluated[pair[0]] != evaluated[pair[1]]]
     if doubled:

@@ -12,6 +12,7 @@ from kfp_ddp.components.shared.pictures import (
     line_chart,
     page,
     read_events,
+    resumed,
     training_curves,
 )
 
@@ -102,3 +103,71 @@ def test_no_metrics_make_no_curves(tmp_path: Path) -> None:
 def test_a_page_fetches_nothing() -> None:
     document = page("t", line_chart("Loss", [Series("a", [(0, 1), (1, 2)])], "epoch"))
     assert not re.search(r"(src|href)=|url\(|@import|<script", document)
+
+
+def heights(chart: str) -> list[list[float]]:
+    """Of the points of each curve: 0 at the bottom of the axes, 1 at the top."""
+    root = parse(chart)
+    paths = [e.attrib["d"] for e in root.iter(f"{NS}path") if e.get("class") == "curve"]
+    return [
+        [1 - float(pair.split()[1]) / 320 for pair in re.findall(r"[\d.]+ [\d.]+", path)]
+        for path in paths
+    ]
+
+
+def test_a_late_percent_is_seen_beside_a_bad_first_epoch_which_is_named() -> None:
+    shares = [0.132, 0.61, 0.85, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99]
+    points = [(float(epoch), share) for epoch, share in enumerate(shares, 1)]
+    chart = line_chart("Accuracy", [Series("top 1", points)], "epoch", percent=True)
+    drawn = heights(chart)[0]
+    assert drawn[-1] - drawn[-6] > 0.15
+    assert 0 <= min(drawn) < max(drawn) <= 1
+    assert "below the axis: 13.2% at epoch 1" in chart
+    assert "105%" not in chart
+
+
+def test_losses_that_differ_tenfold_have_a_logarithmic_axis_and_others_have_none() -> None:
+    losses = [7.3, 2.0, 0.5, 0.2, 0.1, 0.06]
+    chart = line_chart("Loss", [Series("validation", list(enumerate(losses)))], "epoch")
+    drawn = heights(chart)[0]
+    assert "logarithmic" in chart
+    assert drawn[-2] - drawn[-1] > 0.08
+    near = line_chart("Loss", [Series("validation", [(0, 1.2), (1, 1.0), (2, 0.0)])], "epoch")
+    assert "logarithmic" not in near
+
+
+def test_text_is_not_drawn_so_that_it_keeps_its_size() -> None:
+    root = parse(line_chart("Loss", [Series("a", [(0, 1), (1, 2)])], "epoch"))
+    assert not list(root.iter(f"{NS}text"))
+    assert next(root.iter(f"{NS}svg")).get("preserveAspectRatio") == "none"
+
+
+def test_a_resumed_training_shows_where_and_how_fast_it_was() -> None:
+    events = [
+        {"event": "start", "resumed_from_step": 0},
+        {"event": "step", "step": 10, "epoch": 1.0, "loss": 2.0, "lr": 0.1, "images_per_s": 5.0},
+        {"event": "checkpoint", "step": 10},
+        {"event": "start", "resumed_from_step": 10},
+        {"event": "step", "step": 30, "epoch": 3.0, "loss": 1.0, "lr": 0.0, "images_per_s": 7.0,
+         "data_wait_fraction": 0.25},
+    ]  # fmt: skip
+    shown = training_curves(events)
+    assert resumed(events) == [1.0]
+    for words in ("resumed", "checkpoints", "Learning rate", "Images per second", "waiting"):
+        assert words in shown
+
+
+def test_a_miss_of_four_hundred_is_fainter_than_one_of_eight() -> None:
+    names = [f"class {i}" for i in range(25)]
+    counts = [[0] * 25 for _ in names]
+    for i, row in enumerate(counts):
+        row[i] = 399 if i == 0 else 7
+        row[(i + 1) % 25] = 1
+    shades = re.findall(r'fill="rgba\(var\(--miss\),([\d.]+)\)"', confusion_matrix(names, counts))
+    assert sorted(map(float, shades)) == [0.05, 0.4]
+
+
+def test_the_part_of_a_matrix_tells_how_many_went_elsewhere() -> None:
+    root = parse(confusion_matrix(["cat", "dog"], [[30, 2], [5, 63]], [4, 0]))
+    titles = {e.text for e in root.iter(f"{NS}title")}
+    assert {"cat taken for other classes: 4 of 36", "cat taken for dog: 2 of 36"} <= titles

@@ -66,16 +66,24 @@ def _variants(record: Mapping[str, Any]) -> str:
 
 
 def _infra(found: Mapping[str, Any]) -> str:
-    """What a process with nothing but the runtime found."""
-    said = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in found.items() if value]
-    text = escape(" · ".join(each for each in said if each))
-    return f'<h3>In a process with the runtime alone</h3><p class="soft">{text}</p>' * bool(text)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value) if isinstance(value, str | int) else ""
+    """What a process with nothing but the runtime came to with each file."""
+    rows, failed = [], []
+    for name, one in (found.get("files") or {}).items():
+        if one.get("failed"):
+            failed.append(f'<p class="bad">{escape(name)}: {escape(str(one["failed"]))}</p>')
+            continue
+        times = one.get("latency") or {}
+        rows.append(
+            (
+                escape(name),
+                _number(one.get("load_ms"), ",.0f"),
+                _number(one.get("memory_mb"), ",.0f"),
+                *(_number((times.get(f"batch_{n}") or {}).get("median_ms"), ".3g") for n in (1, 8)),
+            )
+        )
+    head = ("file", "ms to load", "MB of memory", "ms, batch 1", "ms, batch 8")
+    shown = f"{table(head, rows) if rows else ''}{''.join(failed)}"
+    return f"<h3>In a process with the runtime alone</h3>{shown}" if shown else ""
 
 
 def _number(value: object, form: str, scale: float = 1.0) -> str:

@@ -10,11 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import open_below
 from kfp_ddp.base.run_folder import VERDICT, RunFolder
 from kfp_ddp.components.shared.destination import sha256
-from kfp_ddp.components.shared.evaluation import FILE, LARGEST_PREDICTIONS, Evaluation, wilson
+from kfp_ddp.components.shared.evaluation import (
+    FILE,
+    LARGEST_PREDICTIONS,
+    Compared,
+    Evaluation,
+    wilson,
+)
 from kfp_ddp.components.shared.pictures import read_events
 from kfp_ddp.components.shared.report.ingredients import Ingredients
 
@@ -80,10 +88,10 @@ def gather(folder: Path, bundle: Path | None) -> Material:
         InputError: there is no evaluation, or something that is none.
     """
     result, left = Evaluation.read(folder / FILE), Ingredients.read(folder)
-    run = RunFolder(folder.parent)
+    run, verdict = RunFolder(folder.parent), _document(folder, VERDICT)
     return Material(
         folder=folder,
-        result=result,
+        result=_compared(result, verdict),
         left=left,
         config=left.config or _document(run.path, run.config.name),
         events=left.events or read_events(run.metrics),
@@ -97,6 +105,15 @@ def _verdict(folder: Path) -> dict[str, Any]:
     said = _document(folder, VERDICT)
     other = said.get("evaluation_sha256", "") not in ("", sha256(folder / FILE))
     return {} if other else said
+
+
+def _compared(result: Evaluation, verdict: Mapping[str, Any]) -> Evaluation:
+    """The evaluation with the gate's comparison, which is with the champion that decided."""
+    try:
+        found = Compared.model_validate(verdict.get("compared"))
+    except ValidationError:
+        return result
+    return result.model_copy(update={"compared": found})
 
 
 def pairs_of(result: Evaluation) -> list[Pair]:

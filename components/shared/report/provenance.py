@@ -27,7 +27,6 @@ def problems(found: Material) -> str:
 def provenance(found: Material) -> str:
     """Digests, machine, and the settings: those that were changed, and the rest in a fold."""
     result, dataset = found.result, found.left.dataset
-    ranks = f"{result.world_size} ranks, " if result.world_size > 1 else ""
     rows = {
         "checkpoint": result.checkpoint,
         "checkpoint sha256": result.checkpoint_digest,
@@ -37,7 +36,7 @@ def provenance(found: Material) -> str:
         "dataset digest": result.dataset_digest or "not recorded beside the data",
         "samples digest": result.samples_digest,
         "image size": f"{result.image_size} x {result.image_size}",
-        "evaluated on": f"{ranks}{result.hardware or result.device}, in {result.seconds:.1f} s",
+        "evaluated on": f"{result.hardware or result.device}, in {result.seconds:.1f} s",
     }
     changed, default = _settings(found.config)
     parts = [f"<h2>Where it comes from</h2>{facts({k: v for k, v in rows.items() if v})}"]

@@ -1,0 +1,95 @@
+"""The folder of an evaluation that never was, from who was taken for whom."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.components.shared.evaluation import (
+    CalibrationBin,
+    ClassResult,
+    Evaluation,
+    wilson,
+)
+from kfp_ddp.components.shared.report.ingredients import Dataset, Ingredients, Mistake
+
+PIXEL = "UklGRiQAAABXRUJQVlA4IBgAAAAwAQCdASoBAAEAAgA0JaQAA3AA/vuUAAA="
+
+
+def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **more: Any) -> Path:
+    """The folder of an evaluation; `folder` is made.
+
+    Args:
+        folder: Where.
+        names: Of the classes.
+        counts: Samples of each class by what they were taken for.
+        more: Fields of the record, of `Ingredients`, and `verdict`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    left = {name: more.pop(name) for name in list(more) if name in Ingredients.model_fields}
+    verdict = more.pop("verdict", None)
+    samples, correct = sum(map(sum, counts)), sum(row[i] for i, row in enumerate(counts))
+    low, high = wilson(correct, samples)
+    said = [sum(row[i] for row in counts) for i in range(len(names))]
+    record: dict[str, Any] = {
+        "split": "val",
+        "samples": samples,
+        "correct": correct,
+        "accuracy": correct / samples,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "loss": 0.25,
+        "top5": None,
+        "macro_precision": 0.5,
+        "macro_recall": 0.5,
+        "macro_f1": 0.5,
+        "calibration_error": 0.03,
+        "roc_auc": None,
+        "classes": [
+            ClassResult(
+                name=name,
+                samples=sum(row),
+                precision=row[i] / max(1, said[i]),
+                recall=row[i] / max(1, sum(row)),
+                f1=2 * row[i] / max(1, sum(row) + said[i]),
+            )
+            for i, (name, row) in enumerate(zip(names, counts, strict=True))
+        ],
+        "calibration": [CalibrationBin(samples=samples, confidence=0.9, accuracy=0.9)],
+        "confusion": counts,
+        "model": "resnet18",
+        "image_size": 32,
+        "step": 40,
+        "checkpoint": "/work/step-40",
+        "checkpoint_digest": "a" * 64,
+        "dataset_digest": "b" * 64,
+        "samples_digest": "c" * 64,
+        "device": "cpu",
+        "seconds": 1.0,
+    }
+    found = Evaluation(**{**record, **more})
+    (folder / "evaluation.json").write_text(found.model_dump_json())
+    lines = ["path,target,predicted,confidence,loss"]
+    lines += [
+        f"{i}/{j}-{k}.png,{names[i]},{names[j]},0.9,0.1"
+        for i, row in enumerate(counts)
+        for j, count in enumerate(row)
+        for k in range(count)
+    ]
+    (folder / "predictions.csv").write_text("\n".join(lines) + "\n")
+    (folder / "report.json").write_text(Ingredients(**left).model_dump_json())
+    if verdict is not None:
+        (folder / "verdict.json").write_text(json.dumps(verdict))
+    return folder
+
+
+def mistake(path: str, target: str = "cat", predicted: str = "dog") -> Mistake:
+    """A sample told wrong."""
+    known = {"target": target, "predicted": predicted, "confidence": 0.97, "loss": 3.5}
+    return Mistake(path=path, picture=PIXEL, **known)
+
+
+def dataset(**more: Any) -> Dataset:
+    """What a manifest tells."""
+    known: dict[str, Any] = {"name": "flowers", "sides": {"train": 900, "val": 100}}
+    return Dataset(**{**known, **more})

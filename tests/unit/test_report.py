@@ -1,0 +1,238 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared import report
+from kfp_ddp.components.shared.destination import sha256
+from kfp_ddp.components.shared.evaluation import ClassChange, Compared, slice_of
+from tests import reports
+
+TWO = ["cat", "dog"]
+COUNTS = [[45, 5], [3, 47]]
+EVIL = "<script>alert(1)</script>"
+
+
+def text(document: str) -> str:
+    """What a person reads of a page."""
+    body = document.partition("</style>")[2]
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_the_verdict_stands_before_all_figures_and_what_fails_before_what_holds(
+    tmp_path: Path,
+) -> None:
+    verdict = {
+        "blessed": False,
+        "reason": "not blessed: dark is too low",
+        "rules": [
+            {"rule": "min_accuracy", "holds": True, "words": "accuracy 0.92 >= 0.9"},
+            {"rule": "min_slice_accuracy", "holds": False, "words": "light=dark 0.4 < 0.8"},
+        ],
+    }
+    said = text(report.html(reports.make(tmp_path, TWO, COUNTS, verdict=verdict)))
+    order = ["Not blessed", "light=dark 0.4", "accuracy 0.92", "92.00%", "Confusion"]
+    places = [said.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_without_a_verdict_it_says_so_and_takes_none_of_another_evaluation(tmp_path: Path) -> None:
+    folder = reports.make(tmp_path, TWO, COUNTS, verdict={"blessed": True, "reason": "fine"})
+    for digest, words in (
+        (sha256(folder / "evaluation.json"), "Blessed"),
+        ("0" * 64, "Not judged"),
+    ):
+        said = {"blessed": True, "reason": "fine", "evaluation_sha256": digest}
+        (folder / "verdict.json").write_text(json.dumps(said))
+        assert f"<b>{words}" in report.html(folder)
+    (folder / "verdict.json").unlink()
+    assert "<b>Not judged yet" in report.html(folder)
+
+
+def test_the_head_says_what_it_is_of_and_by_how_much_it_beats_what_is_there(tmp_path: Path) -> None:
+    changes = [
+        ClassChange(name="cat", samples=50, won=6, lost=1, gain=0.1, low=0.02, high=0.2),
+        ClassChange(name="dog", samples=50, won=0, lost=2, gain=-0.04, low=-0.1, high=0.01),
+    ]
+    compared = Compared(
+        champion="gs://m/f", champion_version="8678a2311e54ff", champion_accuracy=0.89,
+        gain=0.03, low=-0.01, high=0.07, p_value=0.125, won=6, lost=3, classes=changes,
+    )  # fmt: skip
+    start = {"event": "start", "time": 1000.0, "world_size": 2, "device": "NVIDIA H100"}
+    first = {"event": "step", "time": 1030.0, "step": 1, "epoch": 0.5, "loss": 2.0}
+    again = {**start, "time": 9000.0, "resumed_from_step": 1}
+    last = {"event": "step", "time": 9040.0, "step": 2, "epoch": 1.0, "loss": 1.0}
+    folder = reports.make(
+        tmp_path / "evaluation", TWO, COUNTS, compared=compared, dataset=reports.dataset(),
+        events=[start, first, again, last], config={"run_id": "r-17/train"},
+        written="2026-11-22T13:17:36Z", hardware="2 x NVIDIA H100",
+    )  # fmt: skip
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    config = {"export": {"made_of": {"model_name": "garden"}}}
+    (bundle / "config.json").write_text(json.dumps(config))
+    said = text(report.html(folder, bundle))
+    assert said.startswith("garden on flowers resnet18, step 40")
+    head = said[: said.index("Training")]
+    for words in (
+        "run r-17/train", "evaluated 2026-11-22 13:17 UTC", "version bbbbbbbbbbbb, 900 train + 100",
+        "in 70 s on 2 ranks (NVIDIA H100)", "92 of 100 samples of val right",
+        "50.00% always saying cat +42.00 points over it",
+        "+3.00 points to champion 8678a2311e54 95 % interval −1.00 to +7.00",
+        "6 samples only this model told right, 3 only the champion", "p = 0.12",
+        "Classes that won class samples won / lost recall, points cat 50 6 / 1 +10.00",
+        "Classes that lost class samples won / lost recall, points dog 50 0 / 2 −4.00",
+    ):  # fmt: skip
+        assert words in head
+    assert "evaluated on 2 x NVIDIA H100, in 1.0 s" in said
+
+
+def test_neither_large_classes_nor_single_samples_hide_a_confusion(tmp_path: Path) -> None:
+    names = ["large", "other", "small", "tiny", "mate"]
+    counts = [
+        [380, 20, 0, 0, 0],
+        [12, 388, 0, 0, 0],
+        [0, 0, 5, 0, 3],
+        [0, 0, 0, 0, 1],
+        [0, 0, 0, 0, 400],
+    ]
+    folder = reports.make(tmp_path, names, counts)
+    said = text(report.html(folder))
+    said = said[said.index("stand out") :]
+    pairs = re.findall(r"(\w+) (\w+) (\d+ of \d+) ", said)[:4]
+    assert pairs == [
+        ("tiny", "mate", "1 of 1"),
+        ("small", "mate", "3 of 8"),
+        ("large", "other", "20 of 400"),
+        ("other", "large", "12 of 400"),
+    ]
+
+
+@pytest.mark.parametrize("with_matrix", [True, False])
+def test_of_a_thousand_classes_the_confused_part_is_drawn_and_it_adds_up(
+    tmp_path: Path, with_matrix: bool
+) -> None:
+    n = 1000 if not with_matrix else 150
+    names = [f"n{i:05} a rather long name of a class" for i in range(n)]
+    counts = [[0] * n for _ in names]
+    for i, row in enumerate(counts):
+        row[i], row[(i + 1) % n], row[(i + 7) % n] = 20, i % 3, i % 2
+    counts[40][41], counts[41][40], counts[40][90] = 15, 11, 1
+    folder = reports.make(tmp_path, names, counts, confusion=counts if with_matrix else None)
+    document = report.html(folder)
+    assert len(document) < 600_000
+    assert f"The 14 of {n:,} classes that are confused the most" in document
+    drawn = re.findall(r"<title>(\S+) [^<]* taken for ([^<]*): (\d+) of (\d+)</title>", document)
+    of_40 = [(said[:6], int(count), int(of)) for true, said, count, of in drawn if true == "n00040"]
+    total = sum(counts[40])
+    assert ("n00040", 20, total) in of_40
+    assert ("n00041", 15, total) in of_40
+    assert sum(count for _, count, _ in of_40) == total
+    assert any(said == "other " for said, _, _ in of_40)
+
+
+def test_a_model_without_a_mistake_has_a_report(tmp_path: Path) -> None:
+    said = text(report.html(reports.make(tmp_path, TWO, [[50, 0], [0, 50]])))
+    assert "Confusion None: every sample is told right." in said
+    assert "Worst mistakes None." in said
+
+
+def test_mistakes_have_their_names_and_slices_their_intervals(tmp_path: Path) -> None:
+    folder = reports.make(
+        tmp_path, TWO, COUNTS,
+        mistakes=[reports.mistake("val/a b.png")], surest=[reports.mistake("val/c.png")],
+        slices=[slice_of("light", "day", 80, 84), slice_of("light", "", 12, 16)],
+    )  # fmt: skip
+    said = text(report.html(folder))
+    assert "cat taken for dog 97.0% sure val/a b.png" in said
+    assert said.index("Others that it was surest of") < said.index("val/c.png")
+    assert "light value samples right accuracy 95 % interval none 16 12 75.00%" in said
+
+
+def test_settings_that_were_changed_are_told_apart_from_the_default(tmp_path: Path) -> None:
+    config = {"epochs": 7, "momentum": 0.9, "own": "x"}
+    said = text(report.html(reports.make(tmp_path, TWO, COUNTS, config=config)))
+    assert "not the default epochs 7 own x 1 settings as they are by default momentum 0.9" in said
+
+
+def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
+    step = {"event": "step", "step": 1, "epoch": 1.0, "loss": 1.0, "skipped_images": 4}
+    folder = reports.make(
+        tmp_path, TWO, COUNTS, skipped=3, events=[step],
+        dataset=reports.dataset(problems=["2 training images have the content of <val>"]),
+    )  # fmt: skip
+    said = text(report.html(folder))
+    assert "2 training images have the content of &lt;val&gt;" in said
+    assert "3 images of this split cannot be read and are left out" in said
+    assert "images that cannot be read, 4 times" in said
+
+
+def test_what_was_measured_of_the_bundle_is_told_and_what_is_left_out_too(tmp_path: Path) -> None:
+    variant = {"name": "int8", "size": 2_500_000, "evaluation": {"accuracy": 0.91},
+               "gain": -0.01, "low": -0.03, "high": 0.0, "agreement": 0.98}  # fmt: skip
+    times = {"batch_1": {"median_ms": 0.145}, "batch_8": {"median_ms": 2.9}}
+    documents = {
+        "parity": {"samples": 16, "formats": {"model.onnx": {"max_abs_difference": 2e-6}},
+                   "left_out": {"model.pt2": "no export"}},
+        "latency": {"machine": "m", "runtimes": {"model.onnx": times}},
+        "variants": {"variants": [variant], "left_out": {"fp16": "loses 3 points"}},
+        "infra": {"files": {"model.onnx": {"load_ms": 12.0, "memory_mb": 150.0, "latency": times},
+                            "model.int8.onnx": {"failed": "cannot be loaded"}}},
+    }  # fmt: skip
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for name, document in documents.items():
+        (bundle / f"{name}.json").write_text(json.dumps(document))
+    said = text(report.html(reports.make(tmp_path / "e", TWO, COUNTS), bundle))
+    for words in (
+        "model.onnx 2e-06 – 0.145 2.9", "model.pt2 is left out: no export",
+        "int8 2.50 91.00% −1.00 points (−3.00 to +0.00) 98.00%", "fp16 is left out: loses 3 points",
+        "model.onnx 12 150 0.145 2.9", "model.int8.onnx: cannot be loaded",
+    ):  # fmt: skip
+        assert words in said
+
+
+def test_names_of_others_stay_text_and_nothing_is_fetched(tmp_path: Path) -> None:
+    folder = reports.make(
+        tmp_path / "e", [EVIL, "b"], COUNTS, model=EVIL, hardware=EVIL, device=EVIL,
+        config={EVIL: EVIL, "run_id": EVIL}, slices=[slice_of(EVIL, EVIL, 1, 2)],
+        dataset=reports.dataset(name=EVIL, source=EVIL, problems=[EVIL]),
+        mistakes=[reports.mistake(EVIL, EVIL, EVIL).model_copy(update={"picture": f'"{EVIL}'})],
+        verdict={"blessed": False, "reason": EVIL, "rules": [{"holds": False, "words": EVIL}]},
+        compared=Compared(champion=EVIL, champion_version=EVIL, champion_accuracy=0.5, gain=0.4),
+        events=[{"event": "start", "time": 1.0, "world_size": 1, "device": EVIL}],
+    )  # fmt: skip
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for name in ("parity", "variants"):
+        (bundle / f"{name}.json").write_text(json.dumps({"left_out": {EVIL: EVIL}}))
+    (bundle / "infra.json").write_text(json.dumps({"files": {EVIL: {"failed": EVIL}}}))
+    document = report.html(folder, bundle)
+    assert "<script" not in document
+    assert not re.search(r"""(src|href)=(?!"data:image/webp;base64,)|url\(|@import""", document)
+
+
+def test_what_is_no_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
+    folder = reports.make(tmp_path, TWO, COUNTS)
+    (folder / "report.json").write_text('{"mistakes": 3}')
+    with pytest.raises(InputError, match=r"report\.json is not what evaluate leaves .*: mistakes"):
+        report.html(folder)
+    (folder / "evaluation.json").unlink()
+    with pytest.raises(InputError, match=r"evaluation\.json cannot be read"):
+        report.html(folder)
+
+
+def test_it_is_made_without_torch(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    folder = reports.make(tmp_path, TWO, COUNTS)
+    probe = (
+        "import sys; from pathlib import Path; from kfp_ddp.components.shared import report\n"
+        f"report.write(Path({str(folder)!r})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert (folder / "report.html").stat().st_size < 100_000

@@ -1,0 +1,70 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kfp_ddp.components.evaluate.ingredients import dataset_facts
+from kfp_ddp.components.shared.pictures import MAX_POINTS
+from kfp_ddp.components.shared.report.ingredients import Ingredients, fewer
+from kfp_ddp.training.splits import sides_of
+
+
+def version(folder: Path, contents: dict[str, int]) -> Path:
+    """A version with these images, of which those with one number have one content."""
+    rows = []
+    for name, number in sorted(contents.items()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
+        rows.append(json.dumps([name, path.stat().st_size, "t", f"{number:08x}", 1]))
+    head = {"format": 1, "source": "gs://b/flowers", "dataset": "flowers", "digest": "d",
+            "files": len(rows), "bytes": 5}  # fmt: skip
+    (folder / "_MANIFEST.jsonl").write_text("\n".join([json.dumps(head), *rows]) + "\n")
+    return folder
+
+
+def test_the_manifest_tells_counts_and_images_that_the_training_has_seen(tmp_path: Path) -> None:
+    names = {f"train/{kind}/{at}.png": at + 10 * (kind == "b") for kind in "ab" for at in range(3)}
+    names |= {"val/a/x.png": 50, "val/a/y.png": 2, "val/b/z.png": 50, "val/b/v.png": 51}
+    folder = version(tmp_path, names)
+    index, _ = sides_of(folder, "val", ("a", "b"), {})
+    found = dataset_facts(folder, index, {}, "val")
+    assert (found.name, found.source, found.files) == ("flowers", "gs://b/flowers", 10)
+    assert (found.sides["train"], found.sides["val"]) == (6, 4)
+    assert found.training == {"a": 3, "b": 3}
+    assert found.problems == [
+        "1 training images have the content of images of this split, 25.0% of it: "
+        "the first is train/a/2.png = val/a/y.png",
+        "1 images of this split have the content of another, of two classes, one of which is "
+        "wrong: the first is val/b/z.png = val/a/x.png",
+    ]
+
+
+def test_a_clean_dataset_has_no_problems_and_one_without_a_manifest_no_facts(
+    tmp_path: Path,
+) -> None:
+    folder = version(tmp_path, {f"{side}/{kind}/1.png": n for n, (side, kind) in enumerate(
+        (side, kind) for side in ("train", "val") for kind in "ab")})  # fmt: skip
+    index, _ = sides_of(folder, "val", ("a", "b"), {})
+    assert dataset_facts(folder, index, {}, "val").problems == []
+    (folder / "_MANIFEST.jsonl").unlink()
+    assert dataset_facts(folder, index, {}, "val").model_dump(exclude_defaults=True) == {}
+
+
+def test_a_long_training_is_left_in_few_events_with_the_means_of_its_steps() -> None:
+    steps = [
+        {"event": "step", "time": float(n), "step": n, "epoch": n / 100, "loss": float(n % 2),
+         "lr": n / 1e4, "images_per_s": 10.0, "rank_seconds": [1.0] * 64, "skipped_images": 1}
+        for n in range(1, 10_001)
+    ]  # fmt: skip
+    others = [{"event": "start", "time": 0.5, "resumed_from_step": 0, "class_weights": [1.0] * 999},
+              {"event": "eval", "time": 9000.5, "step": 9000, "accuracy": 0.5}]  # fmt: skip
+    found = fewer([others[0], *steps[:5000], *steps[4000:9000], others[1], *steps[9000:]])
+    drawn = [e for e in found if e["event"] == "step"]
+    assert len(drawn) <= MAX_POINTS
+    assert (drawn[-1]["step"], drawn[-1]["epoch"]) == (10_000, 100.0)
+    assert all(e["loss"] == pytest.approx(0.5, abs=0.03) for e in drawn)
+    assert sum(e["skipped_images"] for e in drawn) == 10_000
+    assert [e["event"] for e in found if e["event"] != "step"] == ["start", "eval"]
+    assert len(Ingredients(events=found).model_dump_json()) < 100_000
