@@ -34,7 +34,6 @@ def evaluate_checkpoint(
             data,
             Model(checkpoint, run_dir=""),
             split=split,
-            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             **steps.at,
         )
         steps.judged(found)

@@ -18,6 +18,7 @@ from kfp_ddp.base.folders import SCRATCH
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume
+from kfp_ddp.components.deploy.component import deploy
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
@@ -244,6 +245,11 @@ class Steps:
             dataset_path=data.path,
             champion=self.plan["champion"],
             options=self.plan["measuring"],
+            backend=self.plan["evaluate_backend"],
+            job=self.plan["evaluate_job"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             **more,
         ).set_display_name("evaluate: each image once")
         self.computing(self.with_bucket(self.mounted(task, data.claim)))
@@ -307,3 +313,15 @@ class Steps:
                 **self.keep,
             ).set_display_name("publish: seal and upload")
             pods.waiting(self.with_bucket(self.mounted(task, None)))
+            with dsl.If(self.plan["service"] != "", name="service"):
+                self._deployed(task.outputs["destination"])
+
+    def _deployed(self, bundle: Any) -> None:
+        """Roll a published bundle out on the service that the release names."""
+        task = deploy(
+            bundle=bundle,
+            model_name=self.form["model_name"],
+            release=self.plan["release"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        ).set_display_name("deploy: try, promote")
+        pods.waiting(self.with_bucket(task.set_caching_options(False)))

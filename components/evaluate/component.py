@@ -11,6 +11,7 @@ from kfp import dsl
     task_config_passthroughs=[
         dsl.TaskConfigPassthrough(field=field, apply_to_task=True)
         for field in (
+            dsl.TaskConfigField.RESOURCES,
             dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
             dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
             dsl.TaskConfigField.KUBERNETES_AFFINITY,

@@ -18,6 +18,7 @@ from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpe
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 from kfp_ddp.components.shared.workspace import followed
+from kfp_ddp.components.train.settings import check_backend
 
 JOB_OWN = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
@@ -34,10 +35,7 @@ def specified(job: Mapping[str, Any], image: str, backend: str) -> dict[str, Any
     """
     (given,) = split("job", job, LaunchSpec, own=JOB_OWN)
     fields = {"image": image, **given}
-    if backend == "local" and int(fields.get("nodes", 1)) != 1:
-        raise InputError(
-            f"nodes={fields['nodes']}: backend local has one node; use pytorchjob or trainjob"
-        )
+    check_backend(backend, int(fields.get("nodes", 1)))
     LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})
     return fields
 

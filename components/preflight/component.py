@@ -45,6 +45,7 @@ def preflight(
         ("gate", dict),
         ("measuring", dict),
         ("release", dict),
+        ("service", str),
         ("layout", dict),
         ("dataset", str),
         ("data_claim", str),
@@ -57,6 +58,8 @@ def preflight(
         ("evaluate_cpu", str),
         ("evaluate_memory", str),
         ("evaluate_gpus", str),
+        ("evaluate_backend", str),
+        ("evaluate_job", dict),
         ("gpu_resource", str),
         ("trials", list),
     ],
@@ -115,9 +118,10 @@ def preflight(
         split: What it is evaluated on.
 
     Returns:
-        The settings of training, job, sync, gate, measuring, release and layout, the dataset's
-        name, its claim and how it is published, the model to beat, what the pods of the steps take,
-        as KFP takes it, and the settings of the training of each trial.
+        The settings of training, job, sync, gate, measuring, release and layout, the service that a
+        model is rolled out on, the dataset's name, its claim and how it is published, the model to
+        beat, what the pods of the steps take, as KFP takes it, and the settings of the training of
+        each trial.
     """
     inputs = dict(locals())
     from kfp_ddp.components.preflight.engine import run

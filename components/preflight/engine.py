@@ -9,6 +9,7 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.folders import data_dir, work_dir
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
+from kfp_ddp.components.preflight.evaluating import check_evaluation, evaluation
 from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, schedulable, unused
 from kfp_ddp.components.preflight.parameters import (
     LAUNCHER_ASKS,
@@ -16,6 +17,8 @@ from kfp_ddp.components.preflight.parameters import (
     Parameters,
     StepResources,
 )
+from kfp_ddp.components.preflight.released import check_release
+from kfp_ddp.components.preflight.service import check_service
 from kfp_ddp.components.preflight.settled import check_batch, exported_to, settled
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import initial_weights
@@ -45,6 +48,8 @@ class Plan(NamedTuple):
     measuring: dict[str, Any]
     """What the evaluation measures beside what it always does."""
     release: dict[str, Any]
+    service: str
+    """What the release names for a roll-out; empty for none."""
     layout: dict[str, Any]
     """Of the training what says where classes and splits are, for the sync."""
     dataset: str
@@ -59,6 +64,9 @@ class Plan(NamedTuple):
     evaluate_memory: str
     evaluate_gpus: str
     """Empty for none: KFP's driver then leaves them out, where it fails for an empty CPU."""
+    evaluate_backend: str
+    evaluate_job: dict[str, Any]
+    """The settings of the job that evaluates, where one does."""
     gpu_resource: str
     trials: list[dict[str, Any]]
     """The training of each trial of a sweep."""
@@ -85,6 +93,8 @@ def run(inputs: dict[str, Any]) -> Plan:
     if champion and champion != exported_to(parameters):
         gate["champion_must_exist"] = True  # or one that is misspelt is beaten by every model
     _check_destination(parameters)
+    check_release(found.release, parameters.destination)
+    service = check_service(found.release, parameters.destination)
     if parameters.checkpoint:
         warnings = _there(parameters.checkpoint)
     elif parameters.backend == "local":
@@ -94,6 +104,12 @@ def run(inputs: dict[str, Any]) -> Plan:
         data_claim = "" if inputs["publish"] else dataset.claim
         spec, warnings = _on_cluster(spec, parameters, dataset, data_claim, steps, left_open)
     check_batch(config, spec, parameters.backend)
+    evaluated = evaluation(steps, spec)
+    warnings += check_evaluation(
+        evaluated,
+        "" if inputs["publish"] else dataset.claim,
+        "" if parameters.work else parameters.work_claim,
+    )
     plan = Plan(
         training={n: v for n, v in config.given().items() if n not in TrainConfig.own},
         job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | found.supervision,
@@ -101,12 +117,14 @@ def run(inputs: dict[str, Any]) -> Plan:
         gate=gate,
         measuring=found.measuring,
         release=found.release,
+        service=service,
         layout={name: getattr(config, name) for name in Rule._fields},
         dataset=dataset.dataset,
         data_claim=dataset.claim,
         publish=dataset.publish,
         champion=champion,
         **_pods(steps, spec, parameters.backend),
+        **evaluated,
         trials=[
             {n: v for n, v in each.given().items() if n not in TrainConfig.own}
             for each in found.trials
@@ -185,16 +203,16 @@ def _on_cluster(
     return spec, warnings + no_room(nodes, steps.by_step(spec.gpu_resource))
 
 
-def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, str]:
+def _pods(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, Any]:
     """What the pods of the steps take, as KFP takes it; a launcher waits, unless it trains."""
     limits = resources(spec).get("limits", {}) if backend == "local" else {}
+    named = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
     return {
-        **steps.model_dump(),
+        **{name: getattr(steps, name) for name in named},
         **{
             f"train_{name}": max(limits.get(name, least), least, key=amount)
             for name, least in LAUNCHER_ASKS.items()
         },
-        "evaluate_gpus": str(steps.evaluate_gpus or ""),
         "gpu_resource": spec.gpu_resource,
     }
 

@@ -121,7 +121,13 @@ class StepResources(Settings):
     evaluate_memory: str = Field("8Gi", pattern=AMOUNT)
     """Memory that the steps that evaluate and export may use."""
     evaluate_gpus: int = Field(0, ge=0)
-    """GPUs of the steps that evaluate and export, by the name in gpu_resource."""
+    """GPUs of the steps that evaluate and export, by the name in gpu_resource; with another
+    evaluate_backend than local, of each pod of that job alone."""
+    evaluate_backend: Backend = "local"
+    """What evaluates: local, the step itself, with a rank for each of its GPUs; or a pytorchjob or
+    trainjob, a job of its own of which each pod may use evaluate_cpu and evaluate_memory."""
+    evaluate_nodes: int = Field(1, ge=1, le=4096)
+    """Worker pods of the job that evaluates."""
 
     @model_validator(mode="after")
     def _may_use_what_is_asked(self) -> Self:
@@ -132,6 +138,11 @@ class StepResources(Settings):
                     raise ValueError(
                         f"{step}_{name}={given!r} is less than the step needs, {least}"
                     )
+        if self.evaluate_nodes > 1 and self.evaluate_backend == "local":
+            raise ValueError(
+                f"evaluate_nodes={self.evaluate_nodes}: the step itself is one node; set "
+                "evaluate_backend to pytorchjob or trainjob"
+            )
         return self
 
     def by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:

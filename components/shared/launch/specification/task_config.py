@@ -46,7 +46,7 @@ def _joined(given: Object, own: Object) -> Object:
 def _quantities(resources: Object) -> Object:
     """Limits and requests alone, as strings, which is what every kind of job takes."""
     return {
-        part: {name: str(value) for name, value in resources[part].items()}
+        part: {name: str(value) for name, value in resources[part].items() if value != ""}
         for part in ("limits", "requests")
         if resources.get(part)
     }
