@@ -87,6 +87,10 @@ def test_the_head_says_what_it_is_of_and_by_how_much_it_beats_what_is_there(tmp_
     ):  # fmt: skip
         assert words in head
     assert "evaluated on 2 x NVIDIA H100, in 1.0 s" in said
+    judged = compared.model_copy(update={"gain": 0.05, "champion_version": "later"})
+    verdict = {"blessed": True, "reason": "", "compared": judged.model_dump()}
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+    assert "+5.00 points to champion later" in text(report.html(folder))
 
 
 def test_neither_large_classes_nor_single_samples_hide_a_confusion(tmp_path: Path) -> None:

@@ -88,14 +88,14 @@ def gather(folder: Path, bundle: Path | None) -> Material:
         InputError: there is no evaluation, or something that is none.
     """
     result, left = Evaluation.read(folder / FILE), Ingredients.read(folder)
-    run, verdict = RunFolder(folder.parent), _document(folder, VERDICT)
+    run, verdict = RunFolder(folder.parent), _verdict(folder)
     return Material(
         folder=folder,
         result=_compared(result, verdict),
         left=left,
         config=left.config or _document(run.path, run.config.name),
         events=left.events or read_events(run.metrics),
-        verdict=_verdict(folder),
+        verdict=verdict,
         bundle={name[:-5]: _document(bundle, name) for name in _OF_A_BUNDLE} if bundle else {},
     )
 
