@@ -107,11 +107,11 @@ def _jobs(run_id: str) -> list[str]:
         api = Api.connect()
     except InputError as error:
         return [f"no jobs were looked for: {error}"]
-    ended = [line for kind in KINDS.values() for line in _jobs_of(api, kind, run_id)]
+    ended = [line for kind in KINDS.values() for line in delete_jobs(api, kind, run_id)]
     return ended + take_back_of(api, run_id)
 
 
-def _jobs_of(api: Api, kind: Kind, run_id: str) -> list[str]:
+def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
     """Delete the run's jobs of a kind that go on; a kind that is not there or not ours has none."""
     path, query = kind.path(api.namespace), {"labelSelector": f"{RUN}={run_id}"}
     try:

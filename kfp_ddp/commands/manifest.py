@@ -59,7 +59,7 @@ def command(
     from kfp_ddp.components.shared.launch.specification.code import archive_of, as_data_url
     from kfp_ddp.components.shared.launch.specification.script import unpacked
 
-    fields = dict(_setting(text) for text in settings)
+    fields = dict(setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
     fields["script"] = unpacked(str(fields.get("script", "")))
     if Path(folder := str(fields.get("code", ""))).is_dir() and folder:
@@ -90,7 +90,7 @@ class _Readable(yaml.SafeDumper):
 _Readable.add_representer(str, _Readable.represent_str)
 
 
-def _setting(text: str) -> tuple[str, object]:
+def setting(text: str) -> tuple[str, object]:
     """A SETTING=VALUE argument; text stays text, where YAML has numbers and words, as `cpu=4`."""
     name, equals, value = text.partition("=")
     if not equals:

@@ -32,11 +32,15 @@ SILENCE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Finished:
-    """A launch that succeeded: its last job, how many attempts it took, and the last one's pods."""
+    """A launch that succeeded: its last job, how many attempts it took, and the last one's pods.
+
+    `last_lines` are the ends of their logs, by uid.
+    """
 
     job: Object
     attempts: int
     pods: list[Object]
+    last_lines: dict[str, list[str]]
 
 
 def launch(
@@ -80,7 +84,7 @@ def launch(
             limits = _limits(spec, stall_minutes)
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.state.phase == "succeeded":
-                return Finished(outcome.job, attempts.made, outcome.pods)
+                return Finished(outcome.job, attempts.made, outcome.pods, outcome.last_lines)
             if outcome.given_up:
                 ending.delete_job()
             if outcome.stall and outcome.stall.node:

@@ -1,0 +1,123 @@
+"""The netcheck step: pods like those of a training measure what lies between them."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.base.errors import JobError
+from kfp_ddp.base.settings import check_given, split
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.local_ranks import local_gpus, run_ranks
+from kfp_ddp.components.shared.launch.run import launch
+from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.train.settings import JOB_OWN, check_backend
+from kfp_ddp.training.netcheck.record import RESULT, Network, need, problems, table
+from kfp_ddp.training.netcheck.settings import NetworkCheck
+
+if TYPE_CHECKING:
+    from kfp import dsl
+
+PROGRAM = "kfp_ddp.training.netcheck"
+
+
+@step
+def run(
+    *,
+    run_id: str,
+    task_name: str,
+    task_id: str,
+    backend: str,
+    nodes: int,
+    gpus_per_node: int,
+    job: Mapping[str, Any],
+    check: Mapping[str, Any],
+    image: str,
+    network_summary: "dsl.Markdown",
+    network_metrics: "dsl.Metrics",
+) -> bool:
+    """Measure, and fill the artifacts; whether nothing is wrong."""
+    (given,) = split("check", check, NetworkCheck, own={})
+    asked = NetworkCheck.create(**given)
+    check_backend(backend, nodes)
+    if backend == "local":
+        found = here(asked, int(job.get("nproc_per_node") or local_gpus()))
+    else:
+        own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), "is an input of its own")}
+        check_given("job", job, own)
+        size = {"kind": backend, "nodes": nodes, "gpus_per_node": gpus_per_node}
+        fields = {"image": image, **job, **size}
+        found = on_cluster(asked, fields, (run_id, task_name, task_id), Api.connect())
+    wrong = problems(found, asked)
+    Path(network_summary.path).write_text("\n".join(table(found, asked)) + "\n", encoding="utf-8")
+    for name, value in figures(found, wrong).items():
+        network_metrics.log_metric(name, value)
+    for line in wrong or ["nothing wrong was found"]:
+        print(line, flush=True)
+    if said := need(found, asked):
+        print(said, flush=True)
+    return not wrong
+
+
+def figures(found: Network, wrong: list[str]) -> dict[str, float]:
+    """The figures that runs are compared by."""
+    rates = [link.gbit_s for link in found.links]
+    return {
+        "problems": len(wrong),
+        "latency_us": round(found.latency_us, 1),
+        **({"bus_gbit_s": round(max(s.bus_gbit_s for s in found.sizes), 3)} if found.sizes else {}),
+        **({"slowest_link_gbit_s": min(rates)} if rates else {}),
+    }
+
+
+def on_cluster(
+    asked: NetworkCheck, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api
+) -> Network:
+    """Measure between the pods of a job.
+
+    Args:
+        asked: What is measured.
+        fields: Those of LaunchSpec that make its pods.
+        ids: Of run, task and iteration.
+        api: The cluster, in the namespace of the job.
+
+    Raises:
+        KfpDdpError: the job cannot be made, or it failed.
+    """
+    words = ["python3", "-m", PROGRAM, "--", json.dumps(asked.given())]
+    finished = launch(LaunchSpec.create(**{**fields, "command": words}), *ids, api)
+    return _read(line for lines in finished.last_lines.values() for line in lines)
+
+
+def here(asked: NetworkCheck, ranks: int) -> Network:
+    """Measure between processes of this machine.
+
+    Args:
+        asked: What is measured.
+        ranks: How many.
+
+    Raises:
+        JobError: they failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
+        ended = run_ranks([json.dumps(asked.given())], ranks, Path(folder), PROGRAM)
+        if ended.code:
+            raise JobError(f"the check of the network failed: {ended.cause(Path(folder))}")
+    return _read([ended.last_line])
+
+
+def _read(lines: Iterable[str]) -> Network:
+    """What rank 0 said.
+
+    Raises:
+        JobError: it did not.
+    """
+    for line in lines:
+        _, found, text = line.partition(RESULT)
+        if found:
+            return Network.model_validate_json(text)
+    raise JobError(
+        "the check of the network ended without a result: look at the log above, and run it again"
+    )

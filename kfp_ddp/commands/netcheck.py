@@ -1,0 +1,105 @@
+"""`kfp-ddp netcheck`: what the network between the pods of a job gives, or between ranks here."""
+
+import json
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kfp_ddp import __version__
+from kfp_ddp.commands.options import configured
+from kfp_ddp.training.netcheck.settings import NetworkCheck
+
+if TYPE_CHECKING:
+    from kfp_ddp.training.netcheck.record import Network
+
+TRAINER = f"ghcr.io/kfp-ddp/trainer:{__version__}"
+
+
+def _help(name: str) -> str:
+    return NetworkCheck.model_fields[name].description or ""
+
+
+@click.command("netcheck")
+@configured("namespace", "context")
+@click.option("--nodes", default=2, show_default=True, help="Pods; with local, processes.")
+@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each, by NCCL.")
+@click.option(
+    "--kind",
+    type=click.Choice(["pytorchjob", "trainjob", "local"]),
+    default="pytorchjob",
+    show_default=True,
+    help="What the pods are of; local: processes of this machine.",
+)
+@click.option("--image", default="", help="Of the pods; the trainer's by default.")
+@click.option(
+    "--job", "settings", multiple=True, metavar="SETTING=VALUE", help="Further ones of the job."
+)
+@click.option("--gradient-mb", type=float, help=_help("gradient_mb"))
+@click.option("--step-ms", type=float, help=_help("step_ms"))
+@click.option("--min-gbit-s", type=float, help=_help("min_gbit_s"))
+@click.option("--largest-mb", type=float, help=_help("largest_mb"))
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+def command(
+    namespace: str,
+    context: str,
+    nodes: int,
+    gpus_per_node: int,
+    kind: str,
+    image: str,
+    settings: tuple[str, ...],
+    as_json: bool,
+    **asked: float | None,
+) -> None:
+    """Measure the network between the pods of a job, and name what is slow in it.
+
+    All-reduce over sizes, latency, each pair of nodes both ways, interface, MTU, InfiniBand, DNS;
+    and what that makes of a training's step. The job is made like that of a training, and is
+    deleted at the end. The exit code is 1 where something is wrong.
+    """
+    import contextlib
+
+    from kfp_ddp.training.netcheck.record import problems, table
+
+    check = NetworkCheck.create(**{n: value for n, value in asked.items() if value is not None})
+    with contextlib.redirect_stdout(sys.stderr):
+        size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
+        found = _measured(check, kind, namespace, context, {**_job(settings), **size})
+    wrong = problems(found, check)
+    if as_json:
+        click.echo(json.dumps({"problems": wrong, **found.model_dump()}))
+    else:
+        click.echo("\n".join(table(found, check)))
+    if wrong:
+        sys.exit(1)
+
+
+def _measured(
+    check: NetworkCheck, kind: str, namespace: str, context: str, fields: dict[str, Any]
+) -> "Network":
+    """What was found; of a job on the cluster nothing is left."""
+    from kfp_ddp.components.netcheck.engine import here, on_cluster
+
+    if kind == "local":
+        return here(check, int(fields["nodes"]))
+    from kfp_ddp.components.shared.cluster.api import Api
+    from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+    from kfp_ddp.components.teardown.engine import delete_jobs
+
+    api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
+    try:
+        return on_cluster(check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api)
+    finally:
+        delete_jobs(api, KINDS[kind], run_id)
+
+
+def _job(settings: tuple[str, ...]) -> dict[str, Any]:
+    from kfp_ddp.base.settings import check_given
+    from kfp_ddp.commands.manifest import setting
+    from kfp_ddp.components.train.settings import JOB_OWN
+
+    fields = dict(map(setting, settings))
+    own = ("nodes", "gpus_per_node", "image")
+    check_given("--job", fields, {**JOB_OWN, **dict.fromkeys(own, "is an option of its own")})
+    return fields

@@ -1,0 +1,78 @@
+"""The network between pods is measured, and the one whose link is slow is named."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from kubernetes import client
+
+from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from tests.e2e.harness.grounds import IMAGE, Grounds
+from tests.e2e.harness.scene import namespace
+
+SMALL = {"cpu": "2", "cpu_request": "50m", "memory": "2Gi", "run_as_user": 1000}
+MBIT = 40
+
+
+def test_a_healthy_network_and_one_with_a_slow_node(cluster: client.ApiClient) -> None:
+    with namespace(cluster) as ground:
+        code, found = _netcheck(ground, nodes=2)
+        assert (code, found["problems"]) == (0, []), found
+        assert len(found["nodes"]) == 2
+        assert {node["interface"] for node in found["nodes"]} == {"eth0"}
+        usual = min(rate for row in found["rates"] for rate in row if rate)
+        assert usual > 10 * MBIT / 1000
+        # A pod's containers share its network, so one that begins it can hold it back.
+        slow = "case $HOSTNAME in *worker-0*) /usr/sbin/tc qdisc add dev eth0 root tbf "
+        slow += f"rate {MBIT}mbit burst 32kbit latency 400ms ;; esac"
+        begins = {
+            "name": "slow",
+            "command": ["sh", "-c", slow],
+            "securityContext": {
+                "runAsUser": 0,
+                "runAsNonRoot": False,
+                "capabilities": {"add": ["NET_ADMIN"]},
+            },
+        }
+        code, found = _netcheck(ground, nodes=3, init_containers=[begins])
+        assert code == 1, found
+        assert len(found["problems"]) == 1
+        assert "-worker-0) sends 0.0" in found["problems"][0]
+        api = Api(ground.api, ground.namespace)
+        assert _going_on(api) == []
+
+
+def test_a_job_that_cannot_start_leaves_nothing(cluster: client.ApiClient) -> None:
+    with namespace(cluster) as ground:
+        done = _program(ground, "--job", "pending_minutes=0.2", "--job", "cpu=1000")
+        assert done.returncode == 1
+        assert "did not start within pending_minutes" in done.stderr
+        assert _going_on(Api(ground.api, ground.namespace)) == []
+
+
+def _netcheck(ground: Grounds, nodes: int, **job: Any) -> tuple[int, dict[str, Any]]:
+    given = {name: json.dumps(value) for name, value in job.items()}
+    words = [f"{name}={value}" for name, value in {**SMALL, **given}.items()]
+    options = [word for each in words for word in ("--job", each)]
+    done = _program(ground, "--nodes", str(nodes), "--largest-mb", "8", "--json", *options)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def _program(ground: Grounds, *words: str) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, "-m", "kfp_ddp.cli", "netcheck", "-n", ground.namespace]
+    return subprocess.run(
+        [*program, "--image", IMAGE, *words], capture_output=True, text=True, check=False
+    )
+
+
+def _going_on(api: Api) -> list[str]:
+    found = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
+    over = ("Succeeded", "Failed")
+    return [
+        job["metadata"]["name"]
+        for job in found
+        if not any(each["type"] in over for each in job.get("status", {}).get("conditions", []))
+    ]

@@ -1,0 +1,156 @@
+"""What a network's figures mean: who is named, and for what."""
+
+import itertools
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.cli import app
+from kfp_ddp.training.netcheck.measure import rounds
+from kfp_ddp.training.netcheck.rank import transports
+from kfp_ddp.training.netcheck.record import Network, Node, Size, need, problems, table
+from kfp_ddp.training.netcheck.settings import NetworkCheck
+
+ASKED = NetworkCheck()
+
+
+def network(rates: list[list[float]], **changed: Any) -> Network:
+    nodes = [
+        Node(
+            name=f"node-{number}", host=f"node-{number}", address="10.0.0.1", interface="eth0", mtu=1500,
+            link_mbit_s=10_000, infiniband=[], dns_ms=1.0,
+        )
+        for number in range(len(rates))
+    ]  # fmt: skip
+    sizes = [
+        Size(bytes=4096, ms=1.0, bus_gbit_s=0.1),
+        Size(bytes=64_000_000, ms=101.0, bus_gbit_s=9.0),
+    ]
+    given = {"ranks": len(rates), "backend": "gloo", "nodes": nodes, "latency_us": 90.0}
+    return Network(**{**given, "sizes": sizes, "rates": rates, **changed})
+
+
+def even(count: int, rate: float = 9.0) -> list[list[float]]:
+    return [[0.0 if a == b else rate for b in range(count)] for a in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 33])
+def test_each_node_meets_each_other_once_and_never_two_at_a_time(count: int) -> None:
+    met = list(rounds(count))
+    for pairs in met:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy))
+    pairs = [frozenset(pair) for each in met for pair in each]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == {frozenset(p) for p in itertools.combinations(range(count), 2)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_an_even_network_has_no_problem(count: int) -> None:
+    assert problems(network(even(count)), ASKED) == []
+
+
+@pytest.mark.parametrize("count", [3, 4, 9])
+@pytest.mark.parametrize("way", ["sends", "receives"])
+def test_a_node_that_is_slow_with_everybody_is_named_alone(count: int, way: str) -> None:
+    rates = even(count)
+    for other in range(count):
+        if other != 1 and way == "sends":
+            rates[1][other] = 2.0
+        elif other != 1:
+            rates[other][1] = 2.0
+    (line,) = problems(network(rates), ASKED)
+    assert line.startswith(f"node-1 {way} 2.00 Gbit/s, where the others have 9.00")
+
+
+def test_of_two_nodes_the_direction_tells_who_sends_slowly() -> None:
+    (line,) = problems(network([[0, 9.0], [0.5, 0]]), ASKED)
+    assert line.startswith("node-1 sends 0.50 Gbit/s and receives 9.00")
+    assert problems(network([[0, 9.0], [5.0, 0]]), ASKED) == []
+
+
+def test_a_pair_that_is_slow_with_one_another_alone_is_named() -> None:
+    rates = even(4)
+    rates[0][3] = 2.0
+    (line,) = problems(network(rates), ASKED)
+    assert line.startswith("node-0 to node-3 gives 2.00 Gbit/s, where both have 9.00 with others")
+
+
+def test_what_was_asked_for_is_held_against_each_link_the_slowest_first() -> None:
+    rates = even(3)
+    rates[0][1], rates[2][0] = 7.0, 6.0
+    lines = problems(network(rates), NetworkCheck(min_gbit_s=8))
+    assert [line.partition(" gives ")[0] for line in lines] == [
+        "node-2 to node-0",
+        "node-0 to node-1",
+    ]
+
+
+def test_packets_and_names_are_looked_at() -> None:
+    found = network(even(2))
+    first, second = found.nodes
+    nodes = [first, second.model_copy(update={"mtu": 9000, "dns_ms": 2000.0})]
+    mtu, dns = problems(found.model_copy(update={"nodes": nodes}), ASKED)
+    assert mtu.endswith("node-0 1500, node-1 9000")
+    assert dns.startswith("node-1 takes 2000 ms")
+
+
+def test_what_a_step_waits_for_is_told() -> None:
+    found = network(even(2))
+    asked = NetworkCheck(gradient_mb=64)
+    assert need(found, asked).startswith("averaging 64 MB of gradients takes 101 ms; it hides")
+    # Of 90 ms of computing 60 are the backward pass: 41 ms of 131 are waited for.
+    exposed = need(found, asked.model_copy(update={"step_ms": 90.0}))
+    assert exposed.endswith("31% of the time of a step of 90 ms waits for it")
+    hidden = need(found, asked.model_copy(update={"step_ms": 300.0}))
+    assert hidden.endswith("hidden behind the backward pass of a step of 300 ms")
+    assert found.gradients_ms(32.002048) == pytest.approx(51.0)
+    assert found.gradients_ms(640) == pytest.approx(1010.0)
+    assert need(network(even(1), ranks=1), ASKED) == ""
+
+
+def test_the_table_has_each_node_size_and_link() -> None:
+    text = "\n".join(table(network(even(3)), ASKED))
+    assert "| node-0 |  | 9.00 | 9.00 |" in text
+    assert "| 64,000,000 bytes | 101.000 | 9.00 |" in text
+    assert "10 Gbit/s" in text
+
+
+def test_nccl_says_what_it_goes_by() -> None:
+    log = (
+        "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+        "host:1:2 [0] NCCL INFO Channel 01/0 : 1[1] -> 0[0] [receive] via NET/IB/0\n"
+    )
+    assert transports(log) == ["NET/IB/0", "P2P/CUMEM"]
+
+
+def test_ranks_of_this_machine_measure() -> None:
+    asked = ["netcheck", "--kind", "local", "--nodes", "2", "--largest-mb", "1", "--json"]
+    program = [sys.executable, "-m", "kfp_ddp.cli", *asked]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = Network.model_validate_json(done.stdout)
+    assert (found.ranks, found.backend, len(found.nodes)) == (2, "gloo", 1)
+    assert [size.bytes for size in found.sizes] == [4096, 32768, 262144, 1_000_000]
+    assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in found.sizes)
+    assert found.latency_us > 0
+    assert found.nodes[0].interface == "lo"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--job", "nodes=3"), "--job sets nodes, which is an option of its own"),
+        (("--job", "command=[x]"), "--job sets command, which the step sets itself"),
+        (("--largest-mb", "0"), "largest_mb"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(words: tuple[str, ...], says: str) -> None:
+    done = CliRunner().invoke(app, ["netcheck", *words])
+    assert isinstance(done.exception, InputError)
+    assert says in str(done.exception)
+    assert "\n" not in str(done.exception)

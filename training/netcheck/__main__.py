@@ -1,0 +1,27 @@
+"""`python -m kfp_ddp.training.netcheck [torchrun flags] -- SETTINGS`: the ranks of a node."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from kfp_ddp.training.node import end_with_parent, launch, taken_apart
+
+
+def main() -> int:
+    """Launch, wait, and return 0 or the exit code of the first failure."""
+    end_with_parent()
+    torchrun, (settings,) = taken_apart(sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
+        asked = json.dumps({**json.loads(settings), "output_dir": folder})
+        return launch(
+            torchrun,
+            ["kfp_ddp.training.netcheck.rank", asked],
+            Path(folder),
+            check=lambda _: None,
+            kept=lambda: "",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
