@@ -33,6 +33,8 @@ SECTIONS = {
         "models": "List the exported models and their champions.",
         "promote": "Make an exported version the champion.",
         "rollback": "Make the champion before this one the champion again.",
+        "sign": "Put a signature into a published bundle.",
+        "verify": "Hold a bundle against its manifest and its signature.",
     },
     "Pipelines and cluster": {
         "compile": "Write the YAML of our pipelines or of your own, or check that it is fresh.",

@@ -78,6 +78,35 @@ def sign(folder: Path, key: "PrivateKey") -> None:
             ) from None
 
 
+def made(sealed: Sealed, key: "PrivateKey") -> bytes:
+    """A signature of a bundle where it lies, as its manifest lists it.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _signed(_statement(sealed.version, _vouched_at(sealed)), key)
+
+
+def check_fits(sealed: Sealed, content: bytes) -> None:
+    """Refuse a signature, whoever made it, that is not of this bundle.
+
+    Raises:
+        InputError: saying why.
+    """
+    try:
+        envelope = _json(content)["dsseEnvelope"]
+        payload = base64.b64decode(envelope["payload"], validate=True)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            "that is no signature in the form of OpenSSF Model Signing: make one by "
+            "model_signing sign"
+        ) from None
+    try:
+        _compare(payload, _vouched_at(sealed))
+    except ValueError as error:
+        raise InputError(f"that is no signature of {sealed.uri}: {error}") from None
+
+
 def check(sealed: Sealed, signer: Signer, content: bytes | None = None) -> None:
     """Refuse a bundle that the signer does not vouch for, as its manifest lists it.
 
@@ -89,8 +118,6 @@ def check(sealed: Sealed, signer: Signer, content: bytes | None = None) -> None:
     Raises:
         InputError: saying why.
     """
-    manifest = sealed.where.read(sealed.folder + MANIFEST, _LARGEST_MANIFEST) or b""
-    success = sealed.where.read(sealed.folder + SUCCESS, 100) or b""
     if content is None:
         content = sealed.where.read(sealed.folder + SIGNATURE, LARGEST)
     if content is None:
@@ -98,8 +125,9 @@ def check(sealed: Sealed, signer: Signer, content: bytes | None = None) -> None:
             f"{sealed.called} {sealed.uri} is not signed: it has no {SIGNATURE}; publish it with "
             "sign_key, or sign it with kfp-ddp sign"
         )
+    files = _vouched_at(sealed)
     try:
-        _compare(signer.open(content), _vouched(manifest, success))
+        _compare(signer.open(content), files)
     except ValueError as error:
         raise InputError(
             f"{sealed.called} {sealed.uri} is not what {signer.name} vouches for: {error}; do not "
@@ -254,6 +282,11 @@ def fingerprint(key: "PublicKey") -> str:
 
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()
+
+
+def _vouched_at(sealed: Sealed) -> dict[str, str]:
+    manifest = sealed.where.read(sealed.folder + MANIFEST, _LARGEST_MANIFEST)
+    return _vouched(manifest or b"", sealed.where.read(sealed.folder + SUCCESS, 100) or b"")
 
 
 def _vouched(manifest: bytes, success: bytes) -> dict[str, str]:

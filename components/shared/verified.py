@@ -1,0 +1,111 @@
+"""A bundle looked at whole: each file against the manifest, and the manifest's signature."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.shared.bundle import MANIFEST, SIGNATURE, SUCCESS
+from kfp_ddp.components.shared.champion import pointed_at
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.components.shared.signature import Signer, check
+
+_LARGEST_FILE = 1 << 40
+ADVICE = "do not use it: publish it again"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A bundle of which every file is what its manifest lists."""
+
+    uri: str
+    version: str
+    files: int
+    size: int
+    """Bytes of them all."""
+    signed: bool
+    """Whether there is a signature in it."""
+    by: str
+    """Who vouches for it; '' where nobody was asked for."""
+
+
+def verified(
+    address: str, signer: Signer | None = None, signature: bytes | None = None
+) -> Verified:
+    """Read all of a bundle, and refuse it where anything is not as its manifest lists it.
+
+    Args:
+        address: A folder or an address of a bundle, or of a model's exports, which stands for its
+            champion.
+        signer: Who has to vouch for it; None for nobody.
+        signature: A signature that lies elsewhere than in the bundle.
+
+    Raises:
+        InputError: there is no bundle, it is damaged, or the signer does not vouch for it.
+    """
+    sealed = sealed_at(address)
+    if signer is not None:
+        check(sealed, signer, signature)
+    where, listed, start = sealed.where, sealed.listed or {}, len(sealed.folder)
+    there = {name[start:] for name, _ in where.list(sealed.folder)}
+    unlisted = there - listed.keys() - {MANIFEST, SUCCESS, SIGNATURE}
+    if unlisted:
+        raise sealed.damaged(f"{min(unlisted)} is not in {MANIFEST}")
+    size = 0
+    for name in listed:
+        read: Any = _Digest()
+        if not where.fetch(sealed.folder + name, read, _LARGEST_FILE):
+            raise sealed.damaged(f"{name} is missing")
+        sealed.check(name, read.digest.hexdigest())
+        size += read.size
+    by = signer.name if signer is not None else ""
+    return Verified(sealed.uri, sealed.version, len(listed), size, SIGNATURE in there, by)
+
+
+def sealed_at(address: str) -> Sealed:
+    """A bundle by its manifest, of which no other file is read.
+
+    Args:
+        address: As in `verified`.
+
+    Raises:
+        InputError: there is none, or its manifest is damaged.
+    """
+    where = open_destination(address)
+    pointed = pointed_at(where)
+    sealed = Sealed.at(where, f"{pointed}/" if pointed else "", "the bundle", ADVICE)
+    if sealed.listed is None:
+        raise InputError(
+            f"there is no bundle at {sealed.uri}: give its folder or address, with {MANIFEST} and "
+            f"{SUCCESS} in it, or that of a model's exports"
+        )
+    if pointed and sealed.version != pointed:
+        raise sealed.damaged(f"{MANIFEST} is that of {sealed.version}")
+    return sealed
+
+
+class _Digest:
+    """Takes what a file holds for its digest alone; the part of a file that `fetch` writes to."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def write(self, block: bytes) -> int:
+        """Take more."""
+        self.digest.update(block)
+        self.size += len(block)
+        return len(block)
+
+    def seek(self, start: int) -> int:
+        """Begin again, which is all that is asked for."""
+        self._begin()
+        return start
+
+    def truncate(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _begin(self) -> None:
+        self.digest = hashlib.sha256()
+        self.size = 0

@@ -1,0 +1,148 @@
+"""Is a bundle what was published, and who vouches for it: `kfp-ddp sign` and `kfp-ddp verify`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.cli import app
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.champion import move
+from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared.lineage import Lineage
+from tests.exports import exported
+from tests.unit.test_signature import pem, public
+
+KEY, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+    """A destination of each kind, with the model flowers, which has a champion."""
+    found = open_destination(str(tmp_path / "exports"))
+    if request.param == "bucket":
+        request.getfixturevalue("emulator")
+        found = open_destination("gs://models/exports")
+    version = exported(found, "flowers", tmp_path / "made", 3, Lineage("run-1"))
+    move(found, "flowers", version, "", "run-1")
+    for name, key in (("key", KEY), ("other", OTHER)):
+        (tmp_path / f"{name}.pem").write_bytes(pem(key))
+        (tmp_path / f"{name}.pub").write_bytes(public(key))
+    return found
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def refused(*words: object) -> str:
+    """The one line of a call that ends with exit code 2."""
+    done = call(*words)
+    assert isinstance(done.exception, InputError), done.output
+    assert done.exception.exit_code == 2
+    assert "\n" not in str(done.exception)
+    return str(done.exception)
+
+
+def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path: Path) -> None:
+    exports = f"{where.uri}/flowers"
+    version = bundle.version(tmp_path / "made")
+    count = len(bundle.files(tmp_path / "made")) - 2
+    said = call("verify", exports).output
+    assert said == f"{exports}/{version}: whole, {count} files of 0.0 MB\nnot signed\n"
+    assert "is not signed: it has no model.sig" in refused(
+        "verify", exports, "--key", tmp_path / "key.pub"
+    )
+    done = call("sign", exports, "--key", tmp_path / "key.pem")
+    assert done.exception is None, done.output
+    assert f"{exports}/{version}: signed by the key " in done.output
+    found = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
+    assert (found["version"], found["files"], found["signed"]) == (version, count, True)
+    assert found["by"] in done.output
+    assert "signed, which was not looked at" in call("verify", f"{exports}/{version}").output
+    assert "was made by another key" in refused("verify", exports, "--key", tmp_path / "other.pub")
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("changed", "is damaged: model.safetensors is not what MANIFEST.sha256 lists; do not use"),
+        ("gone", "is damaged: model.safetensors is missing; do not use it"),
+        ("more", "is damaged: more is not in MANIFEST.sha256; do not use it"),
+        ("unsealed", "is damaged: _SUCCESS is not the digest of MANIFEST.sha256"),
+        ("pointer", "is damaged: MANIFEST.sha256 is that of "),
+    ],
+)
+def test_what_was_changed_is_told_signed_or_not(
+    where: Destination, tmp_path: Path, change: str, words: str
+) -> None:
+    folder = tmp_path / "exports" / "flowers" / bundle.version(tmp_path / "made")
+    call("sign", folder, "--key", tmp_path / "key.pem")
+    match change:
+        case "changed":
+            (folder / "model.safetensors").write_bytes(bytes(99) + b"1")
+        case "gone":
+            (folder / "model.safetensors").unlink()
+        case "more":
+            (folder / "more").write_text("")
+        case "unsealed":
+            with (folder / bundle.MANIFEST).open("a") as file:
+                file.write("0" * 64 + "  other\n")
+        case "pointer":
+            folder.rename(folder.with_name("0" * 12))
+            (folder.parent / "CHAMPION").write_text("0" * 12)
+    exports = folder.parent
+    assert words in refused("verify", exports)
+    assert words in refused("sign", exports, "--key", tmp_path / "key.pem")
+    refused("verify", exports, "--key", tmp_path / "key.pub")
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
+    where: Destination, tmp_path: Path
+) -> None:
+    exports = f"{where.uri}/flowers"
+    call("sign", tmp_path / "made", "--key", tmp_path / "key.pem")
+    signature = tmp_path / "made" / bundle.SIGNATURE
+    done = call("verify", exports, "--key", tmp_path / "key.pub", "--signature", signature)
+    assert "signed by the key" in done.output, done.exception
+    assert call("sign", exports, "--signature", signature).exception is None
+    assert call("verify", exports, "--key", tmp_path / "key.pub").exception is None
+    other = exported(where, "flowers", tmp_path / "second", 5, Lineage("run-2"))
+    said = refused("sign", f"{exports}/{other}", "--signature", signature)
+    assert f"that is no signature of {exports}/{other}: MANIFEST.sha256 is another" in said
+    said = refused("sign", exports, "--signature", tmp_path / "key.pub")
+    assert "no signature in the form of OpenSSF Model Signing" in said
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "EXPORTS", "--key", "key.pem"], "key.pem is no public key: openssl pkey"),
+        (["verify", "EXPORTS", "--key", "none"], "cannot read none: No such file"),
+        (["verify", "EXPORTS", "--identity", "ana@x"], "--identity and --issuer go together"),
+        (["verify", "EXPORTS", "--trust-root", "x"], "--trust-root is for --identity"),
+        (["verify", "EXPORTS", "--key", "key.pub", "--issuer", "x"], "are two ways"),
+        (["verify", "EXPORTS", "--signature", "key.pub"], "but not whose: give --key"),
+        (["verify", "."], "there is no bundle at .: give its folder or address"),
+        (["verify", "none"], "there is no bundle at none"),
+        (["verify", "ftp://x"], "give gs://, s3:// or az://"),
+        (["sign", "EXPORTS"], "give --key to sign with, or --signature"),
+        (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is no private key"),
+    ],
+)
+def test_bad_input_is_one_line(
+    where: Destination,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [f"{where.uri}/flowers" if word == "EXPORTS" else word for word in words]
+    assert said in refused(*given)
