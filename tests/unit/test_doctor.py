@@ -154,6 +154,7 @@ def test_an_operator_that_does_not_run_stops_a_run() -> None:
 
 
 INFERENCE = "/apis/serving.kserve.io/v1beta1"
+SERVICES = {"name": "inferenceservices"}
 SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
 
 
@@ -161,20 +162,15 @@ SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
     ("there", "state", "said", "remedy"),
     [
         ({}, "bad", "this cluster has no inferenceservices", "install KServe"),
-        (
-            {INFERENCE: {"resources": [{"name": "inferenceservices"}]}},
-            "ok",
-            "shop will be made",
-            "",
-        ),
+        ({INFERENCE: {"resources": [SERVICES]}}, "ok", "shop will be made", ""),
         ({SHOP: {"metadata": {"labels": OURS}}}, "ok", "shop is there", ""),
-        ({SHOP: {"metadata": {}}}, "bad", "was not made by kfp-ddp", ""),
+        ({SHOP: {"metadata": {}}}, "bad", "was not made by kfp-ddp", "name another"),
     ],
 )
 def test_kserve_is_looked_for_where_a_service_is_named(
     there: dict[str, Object], state: str, said: str, remedy: str
 ) -> None:
-    api = Answers(there)
+    api = Answers({"/readyz": {}, **there})
     assert kserve(api, Asked()) == []
     (found,) = kserve(api, Asked(service="shop"))
     assert (found.state, found.remedy.startswith(remedy)) == (state, True)
