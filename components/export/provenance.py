@@ -1,5 +1,6 @@
 """What a bundle was made from and with, as a bill of materials in the form of CycloneDX 1.6."""
 
+import functools
 import hashlib
 import json
 import os
@@ -112,6 +113,7 @@ def _installed_from() -> str:
         return ""
 
 
+@functools.cache
 def _checked_out() -> str:
     root = Path(kfp_ddp.__file__).resolve().parents[1]
     if not (root / ".git").exists() or shutil.which("git") is None:
@@ -129,6 +131,7 @@ def _checked_out() -> str:
     return f"{commit}-dirty" if changed else commit
 
 
+@functools.cache
 def source_digest() -> str:
     """SHA-256 over names and contents of our Python files: which code ran, revision or not."""
     root, total = Path(kfp_ddp.__file__).parent, hashlib.sha256()

@@ -233,3 +233,13 @@ def test_without_training_images_int8_is_left_out(
     told, _ = variants.add(given, Variants(variants=("int8",)))
     assert "train" in told.left_out["int8"]
     assert not (source.folder / "model.int8.onnx").exists()
+
+
+@pytest.mark.soak
+def test_the_compiled_form_tells_what_the_model_tells_and_which_cpu_it_is_for(source: Any) -> None:
+    """Minutes on a busy machine: AOTInductor calls the C++ compiler."""
+    told, _ = variants.add(source, Variants(variants=("aoti",)))
+    assert told.left_out == {}
+    (one,) = told.variants
+    assert (one.agreement, one.gain, one.won, one.lost) == (1, 0, 0, 0)
+    assert one.made == {"instructions": torch.backends.cpu.get_cpu_capability()}
