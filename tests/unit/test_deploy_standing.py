@@ -18,7 +18,7 @@ from kfp_ddp.components.shared.rollout import SPEC
 NEW, OLD = "new", "old"
 
 
-def pod(spec: str, answers: bool = True, **more: Any) -> dict[str, Any]:
+def pod(spec: str, *, answers: bool = True, **more: Any) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": str(answers)}]
     metadata = {"name": f"pod-{spec}", "labels": {SPEC: spec}, **more.pop("metadata", {})}
     return {"metadata": metadata, "status": {"conditions": conditions, "phase": "Running", **more}}
@@ -71,16 +71,16 @@ def test_it_is_ready_when_requests_reach_the_new_model(
     assert ready(found, pods, NEW, 10) == answer
 
 
-def container(restarts: int, code: int = 1) -> dict[str, Any]:
+def of(where: str, restarts: int, code: int = 1) -> dict[str, Any]:
     ended = {"terminated": {"exitCode": code}}
-    return {"name": "kserve-container", "restartCount": restarts, "lastState": ended}
+    return {where: [{"name": "kserve-container", "restartCount": restarts, "lastState": ended}]}
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
 def test_a_container_that_ends_again_and_again_is_seen(where: str) -> None:
-    calm = pod(NEW, **{where: [container(CRASHES - 1)]})
+    calm = pod(NEW, **of(where, CRASHES - 1))
     assert crashed([calm]) is None
-    found = crashed([calm, pod(OLD, **{where: [container(CRASHES, 137)]})])
+    found = crashed([calm, pod(OLD, **of(where, CRASHES, 137))])
     assert found == ("pod-old", "kserve-container", 137)
 
 

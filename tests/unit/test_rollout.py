@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -263,7 +264,12 @@ def test_a_service_of_others_is_left_alone(server: Server) -> None:
     theirs: Object = {"metadata": {"name": "shop", "uid": "2", "resourceVersion": "0"}}
     server.objects[SHOP] = theirs | {"spec": {"predictor": {"containers": []}}}
     left = json.dumps(server.objects)
-    for act in (lambda one: one.begin(model(1), 10), lambda one: one.take_back(spec(1))):
+    service = Service(server, "shop")
+    acts: tuple[Callable[[], Any], ...] = (
+        lambda: service.begin(model(1), 10),
+        lambda: service.take_back(spec(1)),
+    )
+    for act in acts:
         with pytest.raises(InputError, match="was not made by kfp-ddp and is left alone"):
-            act(Service(server, "shop"))
+            act()
     assert json.dumps(server.objects) == left

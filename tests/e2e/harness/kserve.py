@@ -156,7 +156,8 @@ class Controller:
         known["latestCreatedRevision"] = created
         if ready[0] == "True":
             known["latestReadyRevision"] = created
-        latest, rolled_out = known.get("latestReadyRevision"), known.get("latestRolledoutRevision")
+        latest = str(known.get("latestReadyRevision", ""))
+        rolled_out = str(known.get("latestRolledoutRevision", ""))
         percent = predictor.get("canaryTrafficPercent")
         if latest:
             share = 100 if percent is None or not rolled_out else int(percent)
@@ -164,7 +165,7 @@ class Controller:
             if share < 100:
                 traffic.append(_target(rolled_out, 100 - share, False, "prev"))
             elif rolled_out != latest:
-                known |= {"previousRolledoutRevision": rolled_out or ""}
+                known |= {"previousRolledoutRevision": rolled_out}
                 known |= {"latestRolledoutRevision": latest}
             most = max(traffic, key=lambda each: int(each["percent"]))["revisionName"]
             self._address(service, base, {REVISION: most})
@@ -199,7 +200,7 @@ class Controller:
             "spec": {"containers": [self._container(predictor)], "terminationGracePeriodSeconds": 0,
                      "securityContext": {"runAsUser": UID}},
         }  # fmt: skip
-        body = {
+        body: dict[str, Any] = {
             "metadata": {
                 "name": name,
                 "labels": labels,
