@@ -48,7 +48,7 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
 def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
     runs: Runs = InBucket(work) if is_address(work) else OnClaim(Path(work))
     ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
-    if backend != "local":
+    if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
     # Last, and these alone: what else of the job cannot be used, train tells.
     told = {"keep_runs": keep, **job}

@@ -1,0 +1,174 @@
+"""The evaluate step by a job of two pods on a cluster: its figures, and what one rank fails of."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import grounds as lands
+from tests.e2e.harness import step_pod, workflow
+from tests.e2e.harness.fixtures import cluster  # noqa: F401
+from tests.e2e.harness.grounds import Folder, Grounds, claim, until
+from tests.e2e.harness.scene import namespace
+from tests.e2e.launch_step import TRAINER, LaunchStep
+
+MODEL = "/work/model/checkpoints/step-00000001"
+
+# Images, a network that was never trained, and what one process makes of them.
+FILL = """
+from pathlib import Path
+import torch
+from PIL import Image
+from kfp_ddp.components.evaluate.engine import evaluate
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.model import build
+
+draw = torch.Generator().manual_seed(1)
+for folder in ("good/train", "good/val", "bad/train", "bad/val"):
+    for number in range(21):
+        name = Path("/data", folder, ("dark", "light")[number % 2], f"{number:02}.png")
+        name.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (8, 8, 3), generator=draw, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(name)
+Path("/data/bad/val/dark/08.png").write_bytes(b"no image")
+torch.manual_seed(1)
+config = TrainConfig.create(
+    data="/data/good", output_dir="/work/model", model="cifar_resnet8", image_size=8
+)
+state = {"model": build("cifar_resnet8", 2).state_dict(), "ema": None}
+manifest = checkpoint.manifest_of(config, ("dark", "light"))
+path = checkpoint.write(Path("/work/model/checkpoints"), 1, state, manifest)
+evaluate(path, Path("/work/alone"), Path("/data/good"), "val", 4, 3)
+"""
+
+EVALUATE = """
+import json, sys
+from types import SimpleNamespace
+from kfp_ddp.components.evaluate.component import evaluate
+
+def artifact(name):
+    found = SimpleNamespace(path=f"/tmp/{name}", metadata={})
+    found.log_metric = lambda key, value: found.metadata.__setitem__(key, value)
+    found.log_confusion_matrix = lambda names, counts: found.metadata.update(counts=counts)
+    found.log_roc_curve = lambda *curve: found.metadata.update(roc=len(curve))
+    return found
+
+names = ("evaluation_metrics", "confusion_matrix", "evaluation_report", "evaluation_summary")
+filled = {name: artifact(name) for name in names}
+done = evaluate.python_func(**filled, task_config=None, **json.loads(sys.argv[1]))
+print("OUTPUTS", json.dumps([*done, filled["evaluation_metrics"].metadata]))
+"""
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+    workflow.define(cluster)
+    with namespace(cluster) as space:
+        claim(space, "data")
+        claim(space, "work")
+        pod = step_pod.manifest(
+            name="fill",
+            image=TRAINER,
+            command=["python3", "-c", FILL],
+            environment={"OMP_NUM_THREADS": "1"},
+            resources={},
+            platform={},
+            resolve=str,
+        )
+        for name in ("data", "work"):
+            step_pod.mount(pod, name, f"/{name}")
+        pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+        space.core.create_namespaced_pod(space.namespace, pod)
+
+        def filled() -> bool:
+            found = space.core.read_namespaced_pod("fill", space.namespace)
+            assert found.status.phase != "Failed", space.core.read_namespaced_pod_log(
+                "fill", space.namespace
+            )
+            return bool(found.status.phase == "Succeeded")
+
+        until(filled, "the dataset and its model", 300)
+        yield space
+
+
+@pytest.fixture(scope="module")
+def work(grounds: Grounds) -> Iterator[Folder]:
+    with lands.opened(grounds, "work") as folder:
+        yield folder
+
+
+class EvaluateStep(LaunchStep):
+    """The component itself in its pod, with both claims mounted as mount_pvc does."""
+
+    def __init__(self, grounds: Grounds, backend: str, data: str) -> None:
+        super().__init__(grounds, {"command": ["true"]}, work_claim="work")
+        step_pod.mount(self.pod, "data", "/data")
+        settings = {
+            "checkpoint": MODEL,
+            "run_dir": f"/work/{self.run_id}/train",
+            "dataset_path": f"/data/{data}",
+            "run_id": self.run_id,
+            "task_name": "evaluate",
+            "batch_size": 4,
+            "backend": backend,
+            "job": {
+                "nodes": 2,
+                "nproc_per_node": 1,
+                "cpu_request": "50m",
+                "run_as_user": lands.UID,
+                "shm_size": "64Mi",
+                "grace_seconds": 5,
+                "retries": 0,
+                "env": {"OMP_NUM_THREADS": "1"},
+            },
+        }
+        container = self.pod["spec"]["containers"][0]
+        container["image"] = TRAINER
+        container["args"] = ["python3", "-u", "-c", EVALUATE, json.dumps(settings)]
+
+
+def told(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
+    """Predictions and record below a folder of the claim, without what differs each time."""
+    predictions = work.read(f"{run}/evaluation/predictions.csv")
+    record = work.read(f"{run}/evaluation/evaluation.json")
+    assert predictions is not None
+    assert record is not None
+    found = json.loads(record)
+    for name in ("seconds", "world_size", "hardware", "written"):
+        found.pop(name, None)
+    return bytes(predictions).decode(), found
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_two_pods_come_to_what_one_process_came_to(
+    grounds: Grounds, work: Folder, backend: str
+) -> None:
+    step = EvaluateStep(grounds, backend, "good")
+    step.start()
+    assert step.wait() == "Succeeded", step.log()
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on" in step.log()
+    assert told(work, f"{step.run_id}/train") == told(work, "alone")
+    accuracy, path, metrics = json.loads(step.log().split("OUTPUTS ")[1].splitlines()[0])
+    assert path == f"/work/{step.run_id}/train/evaluation/evaluation.json"
+    assert metrics["samples"] == 21
+    assert metrics["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    for pod in step.workers():
+        mounts = {m.mount_path: m.read_only for m in pod.spec.containers[0].volume_mounts}
+        assert mounts["/data"] is True
+
+
+def test_what_the_second_rank_finds_wrong_is_the_cause_and_no_evaluation_is_left(
+    grounds: Grounds, work: Folder
+) -> None:
+    """Rank 0 waits for it, and fails of the connection that it closed: it is not what is told."""
+    step = EvaluateStep(grounds, "pytorchjob", "bad")
+    step.start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "rank 1: " in last, step.log()
+    assert "08.png" in last, step.log()
+    assert work.read(f"{step.run_id}/train/evaluation/evaluation.json") is None
