@@ -1,16 +1,21 @@
 """The files of a bundle as functions, each loaded from disk by the runtime that serves it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.export.formats import INPUT, ONNX, OUTPUT, PROGRAM, Servable
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.export.formats import ONNX, PROGRAM, Servable
 from kfp_ddp.components.shared import weights
 from kfp_ddp.components.shared.bundle import WEIGHTS
+from kfp_ddp.components.shared.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
 from kfp_ddp.training.checkpoint import load_model
 
+IN_OPENVINO = f"{ONNX} in OpenVINO"
 Predict = Callable[[Tensor], Tensor]  # uint8 images (N, 3, S, S) to float32 logits (N, C)
 
 
@@ -20,12 +25,18 @@ def from_checkpoint(checkpoint: Path) -> Predict:
 
 
 def from_bundle(folder: Path) -> Mapping[str, Predict]:
-    """A function for each file of weights in `folder`, by the file's name."""
+    """A function for each file of weights in `folder`, by the file's name.
+
+    Where OpenVINO is installed, the ONNX file is a second time there, computed by other code.
+    """
     found = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
     if (folder / PROGRAM).exists():
         found[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
     if (folder / ONNX).exists():
         found[ONNX] = onnx(folder / ONNX)
+        if find_spec(OPENVINO):
+            with suppress(InputError):  # it lacks an operator, and is not what the bundle is for
+                found[IN_OPENVINO] = onnx(folder / ONNX, OPENVINO)
     return found
 
 
@@ -39,16 +50,11 @@ def eager(module: Callable[[Tensor], Tensor]) -> Predict:
     return predict
 
 
-def onnx(path: Path) -> Predict:
-    """An ONNX file in ONNX Runtime on the CPU, with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+def onnx(path: Path, runtime: str = ONNXRUNTIME) -> Predict:
+    """An ONNX file in a runtime on the CPU, with as many threads as torch has."""
+    loaded = load(path.read_bytes(), runtime, torch.get_num_threads())
 
     def predict(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+        return torch.from_numpy(loaded(images.numpy()))
 
     return predict
