@@ -17,15 +17,17 @@ from kfp_ddp.training.distributed import World
 def samples_for(
     held: champion.Champion, found: Predictions, challenger: Evaluation
 ) -> Index | None:
-    """The samples that the champion is to be evaluated on, those that the challenger could read.
+    """What the champion is evaluated on: samples of its classes that the challenger could read.
 
     None where the champion's own evaluation compares already, or none can be made: it is no bundle,
-    or lacks a class. The gate says which.
+    or knows no class of these. The gate says which.
     """
-    own = held.evaluation
-    if own.same_samples(challenger) or held.unknown_class(challenger) or not held.version:
+    own, index = held.evaluation, found.index
+    if own.same_samples(challenger) or not held.version:
         return None
-    return found.index
+    taught = {one.name for one in own.classes}
+    known = [at for at, target in enumerate(index.targets) if index.classes[target] in taught]
+    return index.only(known) if known else None
 
 
 def evaluate_again(

@@ -6,22 +6,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.checks import Check, at_least, at_most
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.champion import Champion
-from kfp_ddp.components.shared.comparison import discordant, mcnemar
-from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation
+from kfp_ddp.components.shared.comparison import compare
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Compared, Evaluation, Told
 from kfp_ddp.components.shared.step import secret
 
-Hits = dict[str, bool]
+Predictions = dict[str, Told]
 _NAMED = 3  # classes in a line
 
 
 class Against(NamedTuple):
-    """What came of the comparison, and the champion's accuracy on these samples, if known."""
+    """What came of the comparison, and its figures where the two compare."""
 
     checks: list[Check]
-    accuracy: float | None = None
+    compared: Compared | None = None
 
 
 def signed(key: str, held: Champion) -> list[Check]:
@@ -64,33 +65,68 @@ def against(rules: Rules, challenger: Evaluation, folder: Path, held: Champion) 
     Raises:
         InputError: predictions that are missing, damaged or not those of their evaluation.
     """
-    again = None
-    if not held.evaluation.same_samples(challenger):
-        again = _evaluated_again(folder / AGAIN, held, challenger)
-        if again is None:
-            said = incomparable(held, challenger)
-            return Against([Check("champion", False, said)])
-    hits = None
-    if rules.max_p_value < 1:
-        its = again.read_hits(folder / AGAIN) if again is not None else held.predictions()
-        hits = (challenger.read_hits(folder), its)
-    note = ""
-    if again is not None:
-        note = f" (champion {held.version} re-evaluated on this split: {again.accuracy:.4f})"
-    elif not challenger.of_known_content:
-        note = " (their samples have the same names; neither side knows a digest of them)"
-    theirs = again or held.evaluation
-    checks = champion_checks(rules, challenger, theirs, hits, note)
-    return Against(checks + class_checks(held.evaluation, challenger), theirs.accuracy)
+    mine, theirs, note = challenger, held.evaluation, ""
+    told = _told(challenger, folder, rules.max_p_value < 1)
+    its: Predictions | None = None
+    if held.evaluation.same_samples(challenger):
+        its = held.told()
+        if its is None and rules.max_p_value < 1:
+            raise InputError(
+                f"max_p_value compares sample by sample, but there is no {held.uri}/"
+                f"{held.evaluation.predictions}: keep the predictions beside the evaluation, or "
+                "leave max_p_value at 1"
+            )
+        if not challenger.of_known_content:
+            note = " (their samples have the same names; neither side knows a digest of them)"
+    else:
+        again = _evaluated_again(folder / AGAIN, held)
+        if again is not None and again.same_samples(challenger):
+            where = "on this split"
+        elif again is not None and (part := _of_known_classes(challenger, told, held, again)):
+            mine, told = part
+            where = f"on the {mine.samples} samples of classes that it knows"
+        else:
+            return Against([Check("champion", False, incomparable(held, challenger))])
+        theirs, its = again, again.read_told(folder / AGAIN)
+        note = f" (champion {held.version} re-evaluated {where}: {again.accuracy:.4f})"
+    both = None if told is None or its is None else (told, its)
+    compared = compare(mine, theirs, both, where=held.uri, version=held.version)
+    checks = champion_checks(rules, compared, note)
+    return Against(checks + class_checks(held.evaluation, challenger), compared)
 
 
-def _evaluated_again(folder: Path, held: Champion, challenger: Evaluation) -> Evaluation | None:
-    """What evaluate found of this very champion on the challenger's samples, if it did."""
+def _told(challenger: Evaluation, folder: Path, needed: bool) -> Predictions | None:
+    """What the model's evaluation found of each sample; None where nobody needs it."""
+    if not needed and not (folder / challenger.predictions).is_file():
+        return None
+    return challenger.read_told(folder)
+
+
+def _evaluated_again(folder: Path, held: Champion) -> Evaluation | None:
+    """What evaluate found of this very champion on the samples of today, if it did."""
     if not (folder / FILE).is_file():
         return None
     found = Evaluation.read(folder / FILE)
     same_model = found.checkpoint_digest == held.evaluation.checkpoint_digest
-    return found if same_model and found.same_samples(challenger) else None
+    return found if same_model else None
+
+
+def _of_known_classes(
+    challenger: Evaluation, told: Predictions | None, held: Champion, again: Evaluation
+) -> tuple[Evaluation, Predictions] | None:
+    """The model on the samples of the classes that the champion was taught, too.
+
+    None if these are not what the champion was evaluated on again.
+    """
+    known = classes_of(held.evaluation)
+    part = {path: one for path, one in (told or {}).items() if one.target in known}
+    digest = samples_digest((path, one.target) for path, one in part.items())
+    mine = (len(part), digest, challenger.dataset_digest)
+    if mine != (again.samples, again.samples_digest, again.dataset_digest):
+        return None
+    correct = sum(one.right for one in part.values())
+    figures = {"samples": len(part), "correct": correct, "accuracy": correct / len(part)}
+    return challenger.model_copy(update=figures), part
 
 
 def incomparable(held: Champion, challenger: Evaluation) -> str:
@@ -140,24 +176,18 @@ def _renamed(name: str, gone: set[str]) -> str:
     return f" (was {lower[near[0]]!r} renamed? then name it as before)" if near else ""
 
 
-def champion_checks(
-    rules: Rules,
-    challenger: Evaluation,
-    champion: Evaluation,
-    hits: tuple[Hits, Hits] | None,
-    note: str = "",
-) -> list[Check]:
+def champion_checks(rules: Rules, compared: Compared, note: str = "") -> list[Check]:
     """The rules that compare with the champion, on the very same samples.
 
-    `hits` tells for challenger and champion whether each sample was told right, None if no rule
-    asks for it; `note` is what to say of the champion's evaluation.
+    Args:
+        rules: What is asked of the comparison.
+        compared: Its figures.
+        note: What to say of the champion's evaluation.
     """
-    gain = (challenger.correct - champion.correct) / challenger.samples
     what = "improvement on the champion"
-    gained = at_least("min_improvement", what, gain, rules.min_improvement)
+    gained = at_least("min_improvement", what, compared.gain, rules.min_improvement)
     checks = [Check(gained.rule, gained.holds, gained.words + note, gained.value, gained.bound)]
-    if hits is not None:
-        won, lost = discordant(*hits)
-        what = f"McNemar p-value ({won} samples won, {lost} lost)"
-        checks.append(at_most("max_p_value", what, mcnemar(won, lost), rules.max_p_value))
+    if rules.max_p_value < 1 and compared.p_value is not None:
+        what = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
+        checks.append(at_most("max_p_value", what, compared.p_value, rules.max_p_value))
     return checks

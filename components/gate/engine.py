@@ -17,7 +17,7 @@ from kfp_ddp.components.gate.verdict import markdown, record, verdict_of, withou
 from kfp_ddp.components.shared import attempts, report
 from kfp_ddp.components.shared.champion import find
 from kfp_ddp.components.shared.destination import open_destination, sha256
-from kfp_ddp.components.shared.evaluation import FILE, Evaluation, reason
+from kfp_ddp.components.shared.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
 
@@ -67,13 +67,13 @@ def run(
 
 
 class Judgement(NamedTuple):
-    """What came of each rule, the bundle judged, and the champion: where, which, how good."""
+    """What came of each rule, the bundle judged, the champion: which, where, and the comparison."""
 
     checks: list[Check]
     bundle: bundled.Bundled | None = None
     champion: str = ""
     champion_uri: str = ""
-    champion_accuracy: float | None = None
+    compared: Compared | None = None
 
 
 def _leave(evaluation: Path, judged: Judgement, rules: Rules) -> str:
@@ -84,7 +84,7 @@ def _leave(evaluation: Path, judged: Judgement, rules: Rules) -> str:
     Raises:
         StorageError: it refuses them, and there is one.
     """
-    found, bundle = Evaluation.read(evaluation), judged.bundle
+    found, bundle, compared = Evaluation.read(evaluation), judged.bundle, judged.compared
     facts = {
         "model": found.model,
         "split": found.split,
@@ -97,7 +97,8 @@ def _leave(evaluation: Path, judged: Judgement, rules: Rules) -> str:
         "bundle": bundle.version if bundle else "",
         "champion": judged.champion,
         "champion_uri": judged.champion_uri,
-        "champion_accuracy": judged.champion_accuracy,
+        "champion_accuracy": compared.champion_accuracy if compared else None,
+        "compared": compared.model_dump(mode="json") if compared else None,
     }
     target = evaluation.with_name(VERDICT)
     with bundle.documents() if bundle else contextlib.nullcontext() as documents:
@@ -147,11 +148,11 @@ def judge(
     if rules.champion_must_exist:
         said = f"there is a champion, {held.version or held.uri}"
         vouched.append(Check("champion_must_exist", True, said))
-    compared = against(rules, found, Path(evaluation).parent, held)
+    came = against(rules, found, Path(evaluation).parent, held)
     return Judgement(
-        judged.checks + vouched + compared.checks,
+        judged.checks + vouched + came.checks,
         judged.bundle,
         held.version,
         held.uri,
-        compared.accuracy,
+        came.compared,
     )

@@ -14,7 +14,13 @@ from kfp_ddp.components.shared.destination import (
     open_destination,
     sha256_of,
 )
-from kfp_ddp.components.shared.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation
+from kfp_ddp.components.shared.evaluation import (
+    FILE,
+    LARGEST,
+    LARGEST_PREDICTIONS,
+    Evaluation,
+    Told,
+)
 from kfp_ddp.components.shared.sealed import Sealed
 
 CHAMPION = "CHAMPION"
@@ -64,20 +70,16 @@ class Champion:
         wanted = (one.name for one in challenger.classes if one.samples)
         return next((name for name in wanted if name not in known), "")
 
-    def predictions(self) -> dict[str, bool]:
-        """For each sample of its own evaluation: was it told right?
+    def told(self) -> dict[str, Told] | None:
+        """For each sample of its own evaluation what it is, and whether that was told; None if the
+        predictions are not there.
 
         Raises:
-            InputError: they are missing, damaged, or not those of the evaluation.
+            InputError: they are damaged, or not those of the evaluation.
         """
         name = self.evaluation.predictions
         content = self.sealed.read(name, LARGEST_PREDICTIONS)
-        if content is None:
-            raise InputError(
-                f"max_p_value compares sample by sample, but there is no {self.uri}/{name}: "
-                "keep the predictions beside the evaluation, or leave max_p_value at 1"
-            )
-        return self.evaluation.hits(content, f"{self.uri}/{name}")
+        return None if content is None else self.evaluation.told(content, f"{self.uri}/{name}")
 
     def fetch_weights(self, folder: Path) -> Path:
         """Bring the bundle's weights to `folder`, checked against the bundle's manifest.

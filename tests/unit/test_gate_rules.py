@@ -55,6 +55,7 @@ def test_the_verdict_lies_beside_the_evaluation_with_what_it_compared(tmp_path: 
         "champion": version,
         "champion_uri": f"{exports}/{version}",
         "champion_accuracy": 0.95,
+        "compared": said["compared"],
         "asked": {"min_improvement": 0.02},
         "rules": [
             {
@@ -73,6 +74,9 @@ def test_the_verdict_lies_beside_the_evaluation_with_what_it_compared(tmp_path: 
             },
         ],
     }
+    compared = said["compared"]
+    assert compared["low"] < compared["gain"] == 0.02 < compared["high"]
+    assert [compared[name] for name in ("won", "lost", "p_value")] == [2, 0, 0.25]
     judged(tmp_path, 0.97, **given)
     assert (tmp_path / "run" / VERDICT).read_bytes() == written
 

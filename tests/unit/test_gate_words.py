@@ -8,6 +8,7 @@ from kfp_ddp.components.gate.against import champion_checks
 from kfp_ddp.components.gate.checks import at_least, at_most, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.gate.verdict import verdict_of
+from kfp_ddp.components.shared.comparison import compare
 from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation
 
 
@@ -87,8 +88,8 @@ def test_classes_without_samples_are_counted(samples: tuple[int, ...], said: str
 
 
 def test_a_verdict_tells_what_decided_it() -> None:
-    champion = evaluation(correct=80)
-    (gained,) = champion_checks(Rules(min_improvement=0.1), evaluation(), champion, None)
+    compared = compare(evaluation(), evaluation(correct=80), None, where="there", version="")
+    (gained,) = champion_checks(Rules(min_improvement=0.1), compared)
     assert gained.words == "improvement on the champion 0.1000 >= 0.1"
     missed = [at_least("rule", "a", 0.1, 0.5), gained, at_least("rule", "b", 0.2, 0.5)]
     assert verdict_of(missed) == (False, "not blessed: a 0.1000 < 0.5; b 0.2000 < 0.5")
