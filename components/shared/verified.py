@@ -55,7 +55,7 @@ def verified(
     size = 0
     for name in listed:
         read: Any = _Digest()
-        if not where.fetch(sealed.folder + name, read, _LARGEST_FILE):
+        if name not in there or not where.fetch(sealed.folder + name, read, _LARGEST_FILE):
             raise sealed.damaged(f"{name} is missing")
         sealed.check(name, read.digest.hexdigest())
         size += read.size

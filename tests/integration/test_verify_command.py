@@ -1,5 +1,6 @@
 """Is a bundle what was published, and who vouches for it: `kfp-ddp sign` and `kfp-ddp verify`."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path:
         ("changed", "is damaged: model.safetensors is not what MANIFEST.sha256 lists; do not use"),
         ("gone", "is damaged: model.safetensors is missing; do not use it"),
         ("more", "is damaged: more is not in MANIFEST.sha256; do not use it"),
+        ("outside", "is damaged: ../other is missing; do not use it"),
         ("unsealed", "is damaged: _SUCCESS is not the digest of MANIFEST.sha256"),
         ("pointer", "is damaged: MANIFEST.sha256 is that of "),
     ],
@@ -89,6 +91,14 @@ def test_what_was_changed_is_told_signed_or_not(
             (folder / "model.safetensors").unlink()
         case "more":
             (folder / "more").write_text("")
+        case "outside":
+            (folder.parent / "other").write_text("")
+            with (folder / bundle.MANIFEST).open("a") as file:
+                file.write("0" * 64 + "  ../other\n")
+            digest = hashlib.sha256((folder / bundle.MANIFEST).read_bytes()).hexdigest()
+            (folder / bundle.SUCCESS).write_text(digest)
+            (folder.parent / "CHAMPION").write_text(digest[:12])
+            folder.rename(folder.with_name(digest[:12]))
         case "unsealed":
             with (folder / bundle.MANIFEST).open("a") as file:
                 file.write("0" * 64 + "  other\n")

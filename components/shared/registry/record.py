@@ -1,6 +1,7 @@
 """What a registry is told of a version: all from the bundle, so that it can be told again."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ def record_of(where: Destination, name: str, version: str) -> Record:
     Raises:
         InputError: it is missing, damaged or cannot be read.
     """
+    if not re.fullmatch("[0-9a-f]{12}", version):
+        raise InputError(f"version={version!r} is none: it is 12 hexadecimal digits")
     sealed = Sealed.at(where, f"{name}/{version}/", "the bundle", "publish it again")
     content = sealed.read("metrics.json", LARGEST)
     if sealed.listed is None or content is None or sealed.version != version:

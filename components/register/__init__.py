@@ -1,0 +1,1 @@
+"""Tells a registry of models what lies at a destination of exports."""
