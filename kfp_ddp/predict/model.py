@@ -1,6 +1,5 @@
 """The model of a bundle, in ONNX Runtime where that is installed, else in torch."""
 
-import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -14,13 +13,12 @@ from numpy.typing import NDArray
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.preflight.places import check_place
-from kfp_ddp.components.shared.bundle import MANIFEST, NAME, SUCCESS, listed_in
-from kfp_ddp.components.shared.champion import CHAMPION
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared import onnx_runtimes
+from kfp_ddp.components.shared.onnx_runtimes import ONNXRUNTIME, Logits
+from kfp_ddp.components.shared.open_bundle import open_bundle
 from kfp_ddp.predict.picture import square
 
 Floats = NDArray[np.float32]
-Logits = Callable[[NDArray[np.uint8]], Floats]
 _LARGEST = 1 << 20
 _LARGEST_MODEL = 16 << 30
 
@@ -62,19 +60,22 @@ def load(bundle: str) -> Model:
     Raises:
         InputError: there is no whole bundle, or nothing here can compute it.
     """
-    where, folder = _found(bundle)
-    listed = listed_in((where.read(folder + MANIFEST, _LARGEST) or b"").decode())
+    check_place("bundle", bundle)
+    sealed = open_bundle(bundle)
 
     def read(name: str, limit: int) -> bytes:
-        content = where.read(folder + name, limit)
-        if content is None or hashlib.sha256(content).hexdigest() != listed.get(name):
-            raise InputError(f"{bundle} is damaged: {name} is not what export wrote; export again")
+        content = sealed.read(name, limit)
+        if content is None:
+            raise sealed.damaged(f"{name} is missing")
         return content
 
     classes = json.loads(read("classes.json", _LARGEST))
     signature: dict[str, Any] = json.loads(read("signature.json", _LARGEST))
-    loaders = {"model.onnx": ("onnxruntime", _onnx), "model.pt2": ("torch", _program)}
-    usable = {name: loader for name, loader in loaders.items() if name in listed}
+    loaders: dict[str, tuple[str, Callable[[bytes], Logits]]] = {
+        "model.onnx": (ONNXRUNTIME, onnx_runtimes.load),
+        "model.pt2": ("torch", _program),
+    }
+    usable = {name: loader for name, loader in loaders.items() if name in (sealed.listed or ())}
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
             short, size = (
@@ -88,41 +89,6 @@ def load(bundle: str) -> Model:
         if usable
         else f"{bundle} has neither {' nor '.join(loaders)}, so it cannot be computed here"
     )
-
-
-def _found(bundle: str) -> tuple[Destination, str]:
-    """Where the bundle lies, and the folder there with a slash at its end, or ''."""
-    check_place("bundle", bundle)
-    where = open_destination(bundle)
-    champion = (where.read(CHAMPION, _LARGEST) or b"").decode(errors="replace").strip()
-    for folder in ("", f"{NAME}/", *([f"{champion}/"] if champion.isalnum() else [])):
-        success = where.read(folder + SUCCESS, _LARGEST)
-        manifest = where.read(folder + MANIFEST, _LARGEST)
-        if success is None or manifest is None:
-            continue
-        if success.decode(errors="replace").strip() == hashlib.sha256(manifest).hexdigest():
-            return where, folder
-        raise InputError(
-            f"{bundle} is damaged: its manifest is not what export wrote; export again"
-        )
-    raise InputError(
-        f"there is no bundle at {bundle}: give the folder that a run names as its bundle, "
-        f"with {SUCCESS} and {MANIFEST} in it"
-    )
-
-
-def _onnx(content: bytes) -> Logits:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-    def logits(images: NDArray[np.uint8]) -> Floats:
-        found: Floats = session.run(["logits"], {"images": images})[0]
-        return found
-
-    return logits
 
 
 def _program(content: bytes) -> Logits:

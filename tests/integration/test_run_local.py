@@ -125,10 +125,13 @@ def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_
     with (tmp_path / "model.onnx").open("ab") as file:
         file.write(b"x")
     refused = predict(str(tmp_path), picture).exception
-    assert (
-        str(refused) == f"{tmp_path} is damaged: model.onnx is not what export wrote; export again"
+    assert str(refused) == (
+        f"the bundle {tmp_path} is damaged: model.onnx is not what MANIFEST.sha256 lists; "
+        "export it again"
     )
     (tmp_path / "_SUCCESS").unlink()
+    assert "is damaged: _SUCCESS is not" in str(predict(str(tmp_path), picture).exception)
+    (tmp_path / "MANIFEST.sha256").unlink()
     assert "there is no bundle at" in str(predict(str(tmp_path), picture).exception)
 
 
