@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 PROGRAM = "kfp_ddp.training.netcheck"
+_OF_A_TRAINING = ("elastic", "restart_policy", "retries")
 
 
 @step
@@ -89,6 +90,30 @@ def on_cluster(
     words = ["python3", "-m", PROGRAM, "--", json.dumps(asked.given())]
     finished = launch(LaunchSpec.create(**{**fields, "command": words}), *ids, api)
     return _read(line for lines in finished.last_lines.values() for line in lines)
+
+
+def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api) -> None:
+    """Stop where the network between pods like a job's is not as it should be.
+
+    Args:
+        gbit_s: What each node must send to each other one.
+        fields: Those of LaunchSpec that make the job.
+        ids: Of run, task and iteration of the job.
+        api: The cluster, in the namespace of the job.
+
+    Raises:
+        JobError: what is wrong, the worst first.
+        KfpDdpError: it cannot be measured.
+    """
+    asked, (run_id, task_name, task_id) = NetworkCheck(min_gbit_s=gbit_s), ids
+    pods = {name: value for name, value in fields.items() if name not in _OF_A_TRAINING}
+    print("measuring the network before the training", flush=True)
+    found = on_cluster(asked, pods, (run_id, f"{task_name}-network", task_id), api)
+    if wrong := problems(found, asked):
+        more = f"; and {len(wrong) - 1} more, see the log" if wrong[1:] else ""
+        print("\n".join(table(found, asked)), flush=True)
+        raise JobError(f"the network is not as it should be before a training: {wrong[0]}{more}")
+    print(need(found, asked), flush=True)
 
 
 def here(asked: NetworkCheck, ranks: int) -> Network:

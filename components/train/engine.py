@@ -10,6 +10,7 @@ from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.base.run_folder import RunFolder, task_title
 from kfp_ddp.base.settings import split
+from kfp_ddp.components.netcheck.engine import require
 from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.each_node import at_hand, is_brought
@@ -98,9 +99,8 @@ def run(
                 config = config if is_address(place) else begun(config, Path(place))
                 fields["kind"] = backend
                 given = overlaid(task_config, fields)
-                stall = supervision.stall_minutes
                 run_dir, look = held.enter_context(followed(place))
-                record, claim = _train_on_cluster(config, given, run_dir, ids, stall)
+                record, claim = _train_on_cluster(config, given, run_dir, ids, supervision)
                 look()
         write_job(training_job, record)
         newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
@@ -136,7 +136,7 @@ def _train_on_cluster(
     fields: dict[str, Any],
     run_dir: Path,
     ids: tuple[str, str, str],
-    stall_minutes: float,
+    supervision: Supervision,
 ) -> tuple[dict[str, Any], str]:
     """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
 
@@ -146,7 +146,11 @@ def _train_on_cluster(
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
-    finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall_minutes)
+    least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
+    if least and spec.pods() > 1 and not begun_before:
+        require(least, fields, ids, api)
+    stall = supervision.stall_minutes
+    finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)
     ran = images.record(finished.pods, KINDS[spec.kind].containers)
     return {**finished.job, "kfp_ddp": ran}, claim_of(fields, config.output_dir)
 

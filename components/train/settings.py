@@ -28,6 +28,10 @@ class Supervision(Settings):
     """Minutes in which no rank advances a step, after which the job is made anew from its newest
     checkpoint, away from the node of a rank that alone is at fault; the start, an evaluation or a
     save may take four times as long; 0 for never."""
+    min_network_gbit_s: float = Field(0.0, ge=0)
+    """Gigabits a second that each node must send to each other one: measured before a training
+    begins, by pods like its own, and where it is less, or a node is slow, nothing is trained; 0 to
+    not measure."""
     keep_runs: int = Field(0, ge=0)
     """Folders of runs to keep on the work claim: older ones, of runs that are over and that no step
     uses, are deleted at the end of a run; 0 for all."""

@@ -5,8 +5,11 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from kubernetes import client
 
+from kfp_ddp.base.errors import JobError
+from kfp_ddp.components.netcheck.engine import require
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from tests.e2e.harness.grounds import IMAGE, Grounds
@@ -76,3 +79,16 @@ def _going_on(api: Api) -> list[str]:
         for job in found
         if not any(each["type"] in over for each in job.get("status", {}).get("conditions", []))
     ]
+
+
+def test_a_training_does_not_begin_on_a_network_that_is_too_slow(
+    cluster: client.ApiClient,
+) -> None:
+    with namespace(cluster) as ground:
+        api = Api(ground.api, ground.namespace)
+        pods = {**SMALL, "kind": "pytorchjob", "image": IMAGE, "nodes": 2, "retries": 3}
+        with pytest.raises(JobError, match=r"before a training: .*less than the 100000") as error:
+            require(100_000.0, pods, ("run", "train", ""), api)
+        assert "\n" not in str(error.value)
+        (job,) = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
+        assert job["metadata"]["name"].startswith("train-network-")
