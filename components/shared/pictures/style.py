@@ -78,6 +78,7 @@ display:block}
 .bar{background:var(--line);border-radius:3px;height:8px;min-width:60px;margin-top:7px}
 .bar i{display:block;height:8px;border-radius:3px;background:var(--s0)}
 details{margin-top:10px}summary{cursor:pointer;color:var(--soft)}
+@media(min-width:900px){.cards{grid-template-columns:repeat(auto-fit,minmax(210px,1fr))}}
 @media(max-width:640px){body{padding:14px 14px 30px}h2{margin-top:26px}
 .cards{grid-template-columns:repeat(auto-fit,minmax(132px,1fr));gap:8px;margin:10px 0}
 .card{padding:7px 11px}th,td{padding:4px 6px}

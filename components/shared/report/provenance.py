@@ -10,6 +10,10 @@ from kfp_ddp.components.shared.report.text import facts
 from kfp_ddp.training.config import TrainConfig
 
 
+_PLACES = frozenset({"data", "output_dir", "cache_dir", "run_id"})
+"""Settings that say where it ran, and nothing of the model."""
+
+
 def problems(found: Material) -> str:
     """What is wrong with the data; '' where nothing is known to be."""
     said = list(found.left.dataset.problems)
@@ -44,18 +48,18 @@ def provenance(found: Material) -> str:
         parts.append(f"<h3>Settings of the training that are not the default</h3>{facts(changed)}")
     if default:
         parts.append(
-            f"<details><summary>{len(default)} settings as they are by default</summary>"
+            f"<details><summary>{len(default)} settings as they are by default, or of the place</summary>"
             f"{facts(default)}</details>"
         )
     return "".join(parts)
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those that differ from the default, and the others."""
+    """Those of the model that differ from the default, and the others."""
     changed: dict[str, Any] = {}
     default: dict[str, Any] = {}
     for name, value in config.items():
         known = TrainConfig.model_fields.get(name)
         same = known is not None and known.default == value
-        (default if same else changed)[name] = value
+        (default if same or name in _PLACES else changed)[name] = value
     return changed, default
