@@ -47,8 +47,8 @@ _TORCH_ALONE = (
     'With torch alone: `torch.export.load("model.pt2").module()(torch.from_numpy(images))`.'
 )
 _KSERVE = """\
-With KServe: an InferenceService with `modelFormat.name: onnx`, `protocolVersion: v2` and this
-bundle's `serving/` as `storageUri`."""
+Behind HTTP: `kfp-ddp serve` with this folder, and `curl -d @sample/request.json` to it. With
+KServe: an InferenceService, which `kfp-ddp serve ADDRESS --manifest kserve-tritonserver` prints."""
 _TORCH_CALL = "logits = model(torch.from_numpy(images)).detach().numpy()"
 
 
