@@ -72,7 +72,7 @@ class Watched:
             JobError: what keeps it from getting ready, or that it takes longer.
             RunCancelledError: the run was terminated.
         """
-        deadline, told = time.monotonic() + seconds, ""
+        deadline, waits, told = time.monotonic() + seconds, "", ""
         stands: dict[str, Stands] = {}
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
@@ -87,13 +87,15 @@ class Watched:
                 stands = still(stands, self._against(service, own), now)
                 self._give_up(stands, now)
                 waits = "; ".join(map(str, stands.values())) or standing.waits_for(service, own)
-                if waits != told:
-                    told = waits
+                # A pull that fails is told in turns as that and as the pause before the next.
+                news = str([(each.who, each.since) for each in stands.values()] or waits)
+                if news != told:
+                    told = news
                     print(f"{self.service.name} waits for {waits}", flush=True)
             if time.monotonic() > deadline:
                 raise JobError(
                     f"InferenceService {self.service.name} is not ready after "
-                    f"{seconds / 60:g} minutes{told and f', it waits for {told}'}"
+                    f"{seconds / 60:g} minutes{waits and f', it waits for {waits}'}"
                 )
 
     def _look(self, spec: str) -> tuple[Object, list[Object], list[Object]] | None:

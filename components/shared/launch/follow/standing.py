@@ -28,7 +28,7 @@ CONFIG = "CreateContainerConfigError"
 START = ("CreateContainerError", "RunContainerError")
 REFUSED = re.compile(
     r"not found|does not exist|unauthorized|authentication required|denied|forbidden"
-    r"|manifest unknown|no match for platform",
+    r"|manifest unknown|no match for platform|invalid reference format",
     re.IGNORECASE,
 )
 FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE)
