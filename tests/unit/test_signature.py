@@ -1,6 +1,7 @@
 """Who vouches for a bundle, and what a signature does not let through."""
 
 import base64
+import importlib.resources
 import json
 import sys
 import types
@@ -274,3 +275,55 @@ def test_a_public_key_is_asked_for_where_another_is_given() -> None:
         signature.public_key(pem(KEY), "--key")
     with pytest.raises(InputError, match="--key is no public key: give an EC key on P-256"):
         signature.public_key(b"x", "--key")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root of trust that sigstore brings for its public instance."""
+    store = Path(str(importlib.resources.files("sigstore._store")))
+    (found,) = (
+        path for path in store.rglob("trusted_root.json") if "repo-cdn.sigstore" in str(path)
+    )
+    return found
+
+
+def test_a_signature_by_key_is_none_by_an_identity(tmp_path: Path, root: Path) -> None:
+    folder = made(tmp_path, KEY)
+    signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
+    sealed = Sealed.at(open_destination(str(folder)), "", "the bundle", "export again")
+    for content in (None, b"{}", b"no"):
+        with pytest.raises(
+            InputError, match=r"not what ana@example\.com at https\S+ vouches for: model\.sig does"
+        ) as caught:
+            signature.check(sealed, signer, content)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_sigstore_vouches_for_is_held_against_the_bundle(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sigstore's own verdict is played here: it needs its log, and somebody who signs in."""
+    from sigstore.models import Bundle
+    from sigstore.verify import Verifier
+
+    folder = made(tmp_path, KEY)
+    payload = base64.b64decode(envelope(folder)["dsseEnvelope"]["payload"])
+    monkeypatch.setattr(Bundle, "from_json", lambda _: None)
+    monkeypatch.setattr(
+        Verifier, "verify_dsse", lambda *_, **__: ("application/vnd.in-toto+json", payload)
+    )
+    signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
+    signature.check(Sealed.at(open_destination(str(folder)), "", "it", ""), signer)
+    resealed(folder, "changed")
+    with pytest.raises(InputError, match=r"MANIFEST\.sha256 is another than was signed"):
+        signature.check(Sealed.at(open_destination(str(folder)), "", "it", ""), signer)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "no"])
+def test_a_root_of_trust_that_cannot_be_read_is_told(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "root.json").write_text(content)
+    with pytest.raises(
+        InputError, match=r"Sigstore's root of trust cannot be had: .* give --trust"
+    ):
+        signature.by_identity("ana@example.com", "https://x", tmp_path / "root.json")
