@@ -51,6 +51,7 @@ class Tally:
             name: [] for name in ("targets", "predicted", "confidence", "loss", "logits")
         }
         self._scratch = np.empty((0, classes), np.float32)
+        self._areas: Areas | None = None
 
     @torch.inference_mode()
     def update(self, logits: Tensor, targets: Tensor) -> Batch:
@@ -74,6 +75,7 @@ class Tally:
         """Count what samples came to; without the logits of some there is no ROC of any."""
         targets, predicted = columns["targets"], columns["predicted"]
         self.samples += len(targets)
+        self._areas = None
         np.add.at(self._pairs, targets * self.classes + predicted, 1)
         for name, values in columns.items():
             self._columns[name].append(values)
@@ -178,7 +180,9 @@ class Tally:
         Areas are exact. Without any where more than 2^26 logits were counted; None for a class
         where all samples are of it, or none is.
         """
-        return areas(self._columns["logits"], self._columns["targets"], self.classes)
+        if self._areas is None:
+            self._areas = areas(self._columns["logits"], self._columns["targets"], self.classes)
+        return self._areas
 
     def roc(self) -> Roc | None:
         """That of `areas`."""

@@ -12,15 +12,18 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.request import Request
+from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import report
-from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Evaluation
+from kfp_ddp.components.shared.comparison import compare
+from kfp_ddp.components.shared.evaluation import AGAIN, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.components.shared.report.ingredients import Ingredients
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions
     from kfp_ddp.components.evaluate.roc import Roc
+    from kfp_ddp.components.evaluate.slices import Tags
     from kfp_ddp.training.data import Index
     from kfp_ddp.training.distributed import World
 
@@ -112,7 +115,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     # From here on torch is needed, which takes seconds to import.
     import torch
 
-    from kfp_ddp.components.evaluate import baseline, subject
+    from kfp_ddp.components.evaluate import baseline, slices, subject
     from kfp_ddp.components.evaluate.ingredients import ingredients
     from kfp_ddp.components.evaluate.predict import merged, predict_share
     from kfp_ddp.training.distributed import alone
@@ -121,9 +124,11 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     here = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     model, info, digest = subject.read(checkpoint)
     index, test_index = sides_of(dataset, request.split, info.classes, info.config)
+    measuring = Measuring.create(**request.options)
+    tags = slices.read(measuring.tags, dataset, index) if measuring.tags else None
 
     def measure(
-        index: "Index", split: str, started: float
+        index: "Index", split: str, started: float, tags: "Tags | None" = None
     ) -> "tuple[Predictions, Evaluation] | None":
         reading = (info.on_bad_image, info.max_pixels)
         share = predict_share(model, info, index, request.batch_size, here, *reading)
@@ -146,10 +151,12 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
             device=here.device.type,
             started=started,
             skipped=len(found.skipped),
+            tags=tags,
+            resamples=measuring.resamples,
         )
         return found, result.model_copy(update=_by_whom(here))
 
-    first = measure(index, request.split, started)
+    first = measure(index, request.split, started, tags)
     of_test = measure(test_index, TEST, time.monotonic()) if test_index is not None else None
     again = None
     if held is not None:
@@ -168,8 +175,12 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     if first is None:
         return None
     found, result = first
-    if held is not None and again is not None:
-        print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
+    predictions = found.to_csv()
+    if held is not None:
+        if again is not None:
+            print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
+        compared = _compared(result, predictions, held, again, target / AGAIN)
+        result = result.model_copy(update={"compared": compared})
     test = None
     if of_test is not None:
         test, folder = of_test[1], RunFolder(run_dir).evaluation(TEST)
@@ -186,12 +197,33 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     )
     roc = found.tally.roc()
     texts = {
-        PREDICTIONS: found.to_csv(),
+        PREDICTIONS: predictions,
         report.INGREDIENTS: left.model_dump_json(),
         ROC: json.dumps(roc and vars(roc)),
     }
     results.write(target, run_dir, result, texts)
     return Evaluated(result, roc, results.report(target, run_dir), test)
+
+
+def _compared(
+    result: Evaluation,
+    predictions: str,
+    held: champions.Champion,
+    again: Evaluation | None,
+    folder: Path,
+) -> Compared | None:
+    """The model against the champion, `again` being its evaluation in `folder` on these samples."""
+    theirs = again or held.evaluation
+    if not theirs.same_samples(result):
+        return None
+    told = result.told(predictions.encode(), PREDICTIONS)
+    try:
+        its = again.read_told(folder) if again is not None else held.told()
+    except InputError as error:
+        print(f"the gain on the champion has no interval: {error}")
+        its = None
+    both = None if its is None else (told, its)
+    return compare(result, theirs, both, where=held.uri, version=held.version)
 
 
 def _by_whom(world: "World") -> dict[str, object]:

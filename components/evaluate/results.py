@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,18 @@ from kfp_ddp.base.files import atomic_write, folder_below
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.evaluate.samples import dataset_digest, samples_digest, split_digest
 from kfp_ddp.components.shared import report as reports
-from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Evaluation, reason, wilson
+from kfp_ddp.components.shared.evaluation import (
+    AGAIN,
+    FILE,
+    Baseline,
+    Evaluation,
+    reason,
+    wilson,
+)
 
 if TYPE_CHECKING:
     from kfp_ddp.components.evaluate.predict import Predictions
+    from kfp_ddp.components.evaluate.slices import Tags
     from kfp_ddp.training.checkpoint import ModelInfo
 
 CONFUSION_CLASSES = 200  # 126 KB of JSON
@@ -32,17 +41,24 @@ def summarise(
     device: str,
     started: float,
     skipped: int,
+    tags: "Tags | None" = None,
+    resamples: int = 0,
 ) -> Evaluation:
     """The record of an evaluation that began at `started` of the monotonic clock.
 
-    `found` is of all samples of a split of the dataset but those `skipped`.
+    `found` is of all samples of a split of the dataset but those `skipped`; `tags` are those of its
+    slices, and of `resamples` bootstrap intervals are made.
     """
+    from kfp_ddp.components.evaluate.intervals import balanced_accuracy, bootstrap
+
     tally, names = found.tally, list(info.classes)
     root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
-    classes = tally.per_class(names)
+    areas = tally.areas()
+    classes = tally.per_class(names, areas.per_class)
     precision, recall, f1 = tally.macro(classes)
     low, high = wilson(tally.correct, tally.samples)
-    roc = tally.roc()
+    balanced, interval = balanced_accuracy(classes)
+    largest = max(classes, key=lambda one: one.samples)
     return Evaluation(
         split=split,
         samples=tally.samples,
@@ -56,7 +72,7 @@ def summarise(
         macro_recall=recall,
         macro_f1=f1,
         calibration_error=tally.calibration_error,
-        roc_auc=roc.area if roc else None,
+        roc_auc=areas.roc.area if areas.roc else None,
         classes=classes,
         calibration=tally.calibration(),
         confusion=tally.confusion.tolist() if len(names) <= CONFUSION_CLASSES else None,
@@ -71,8 +87,14 @@ def summarise(
         ),
         split_digest=split_digest(dataset, paths, root.relative_to(dataset).as_posix()),
         device=device,
-        seconds=time.monotonic() - started,
         skipped=skipped,
+        balanced_accuracy=balanced,
+        macro_roc_auc=areas.macro,
+        intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},
+        baseline=Baseline(name=largest.name, share=largest.samples / tally.samples),
+        slices=tags.slices(found.index, found.predicted.tolist()) if tags else [],
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=time.monotonic() - started,
     )
 
 
