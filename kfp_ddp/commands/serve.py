@@ -19,16 +19,22 @@ from kfp_ddp.components.shared.inference_service import RUNTIMES
     help="What computes it; without, what is installed.",
 )
 @click.option("--name", help="Of the model in requests; without, that of the bundle.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
 @click.option(
-    "--grpc-port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0: none."
+    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Of HTTP."
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8081,
+    show_default=True,
+    help="Of gRPC; 0 for none.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="0: as the runtime does.",
+    help="That one call may use; 0 for as many as the runtime thinks fit.",
 )
 @click.option(
     "--max-batch",
