@@ -107,9 +107,9 @@ def add(source: Source, asked: Variants) -> tuple[Record, dict[str, Predict]]:
                 f"it loses {-one.gain:.4f} of the accuracy, {asked.max_variant_drop:g} is allowed "
                 "(max_variant_drop)"
             )
-    for name, why in left_out.items():
-        (source.folder / FILES[name]).unlink(missing_ok=True)
-        print(f"warning: {name} is left out: {why}", flush=True)
+    for unmade, why in left_out.items():
+        (source.folder / FILES[unmade]).unlink(missing_ok=True)
+        print(f"warning: {unmade} is left out: {why}", flush=True)
     stay = [one for one in found if one.name not in left_out]
     return Record(variants=stay, left_out=left_out), {
         one.file: forms[one.name].predict for one in stay

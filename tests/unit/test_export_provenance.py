@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from kfp_ddp.components.export import provenance, tensorrt
+from kfp_ddp.components.shared import images
 from kfp_ddp.components.shared.destination import sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
 from tests.exports import evaluated
@@ -33,7 +35,7 @@ def test_the_bill_names_model_data_code_files_and_packages(
     assert told["kfp-ddp:revision"] == "f" * 40
     assert told["kfp-ddp:dataset_digest"] == "d" * 64
     assert re.fullmatch("[0-9a-f]{64}", told["kfp-ddp:source_sha256"])
-    by_type: dict[str, list[dict[str, str]]] = {}
+    by_type: dict[str, list[dict[str, Any]]] = {}
     for one in bill["components"]:
         by_type.setdefault(one["type"], []).append(one)
     assert by_type["data"] == [{"type": "data", "name": "dataset", "version": "d" * 64}]
@@ -54,9 +56,7 @@ def test_the_image_of_the_step_is_named_by_its_digest(
     """Of a pod as the API server tells it, which only a cluster has."""
     image = "ghcr.io/kfp-ddp/trainer:0.1.0"  # as in a pipeline
     digest = "sha256:" + "a" * 64
-    monkeypatch.setattr(
-        provenance.images, "record", lambda: {"step": [{"image": image, "digest": digest}]}
-    )
+    monkeypatch.setattr(images, "record", lambda: {"step": [{"image": image, "digest": digest}]})
     bill = provenance.record(tmp_path, "squares", result)
     assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
@@ -73,9 +73,9 @@ def _graph(path: Path, *operators: str, opset: int = 18) -> Path:
         helper.make_node(operator, [names[at]], [names[at + 1]])
         for at, operator in enumerate(operators)
     ]
-    shape = ["batch", 3, 8, 8]
-    ends = [[value(name, TensorProto.FLOAT, shape)] for name in ("images", "logits")]
-    graph = helper.make_graph(nodes, "x", *ends)
+    shape: list[str | int | None] = ["batch", 3, 8, 8]
+    given, told = (value(name, TensorProto.FLOAT, shape) for name in ("images", "logits"))
+    graph = helper.make_graph(nodes, "x", [given], [told])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     onnx.save(model, path)
     return path

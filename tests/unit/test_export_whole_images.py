@@ -18,7 +18,7 @@ from kfp_ddp.training import transforms
 def session(folder: Path, size: int) -> Callable[[Any], Any]:
     """The form of a model that gives its pixels back."""
     value = helper.make_tensor_value_info
-    shape = ["batch", 3, size, size]
+    shape: list[str | int | None] = ["batch", 3, size, size]
     graph = helper.make_graph(
         [helper.make_node("Cast", ["images"], ["logits"], to=TensorProto.FLOAT)],
         "pixels",
