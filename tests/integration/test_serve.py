@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,12 @@ import torch
 from numpy.typing import NDArray
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.deploy.canary import Sample, ask, try_out
 from kfp_ddp.components.export import formats, infra, serving
 from kfp_ddp.components.export.runtimes import eager, from_checkpoint
 from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.sealed import Sealed
 from kfp_ddp.serve.model import ready
 from kfp_ddp.training.checkpoint import load_model
 from tests.serving import free_port
@@ -347,3 +351,13 @@ def test_what_cannot_be_served_is_a_line(sealed: Path, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port} cannot be listened on (Address" in refused(str(sealed), "--port", port)
+
+
+def test_a_rollout_takes_its_answer_for_the_bundle_s_and_no_other(
+    server: Server, sealed: Path
+) -> None:
+    sample = Sample.of(Sealed.at(open_destination(str(sealed)), "", "the bundle", "export it"))
+    assert try_out(server.url, "squares", sample, 2, 60) > 0
+    other = replace(sample, logits=tuple(value + 1 for value in sample.logits))
+    wrong, _ = ask(server.url, "squares", other, 60)
+    assert "answers wrongly: its logits differ from the bundle's by 1" in wrong
