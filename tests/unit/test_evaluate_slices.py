@@ -1,0 +1,124 @@
+"""Tables of tags, good and hostile, and the slices that they make."""
+
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.evaluate import slices
+from kfp_ddp.components.shared.evaluation import wilson
+from kfp_ddp.training.data import Index
+
+NAMES = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2, wet.png")
+
+
+def index(dataset: Path) -> Index:
+    paths = tuple(str(dataset / "val" / name) for name in NAMES)
+    return Index(dataset / "val", ("cat", "dog"), paths, (0, 0, 1, 1))
+
+
+def read(dataset: Path, content: str | bytes) -> slices.Tags:
+    raw = content.encode() if isinstance(content, str) else content
+    (dataset / "tags.csv").write_bytes(raw)
+    return slices.read("tags.csv", dataset, index(dataset))
+
+
+def made(dataset: Path, content: str | bytes) -> list[tuple[str, str, int, int]]:
+    found = read(dataset, content).slices(index(dataset), [0, 1, 1, 1])
+    assert all((one.low, one.high) == wilson(one.correct, one.samples) for one in found)
+    assert all(one.accuracy == one.correct / one.samples for one in found)
+    return [(one.name, one.value, one.samples, one.correct) for one in found]
+
+
+def test_each_value_of_each_tag_is_a_slice(tmp_path: Path) -> None:
+    table = (
+        "path,light,site\n"
+        "val/cat/1.png,night,b\n"
+        "val/cat/2.png,night,a\n"
+        "val/dog/1.png,day,\n"
+        '"val/dog/2, wet.png",day,a\n'
+        "train/cat/7.png,dusk,c\n"
+    )
+    expected = [
+        ("light", "day", 2, 2),
+        ("light", "night", 2, 1),
+        ("site", "a", 2, 1),
+        ("site", "b", 1, 1),
+    ]
+    assert made(tmp_path, table) == expected
+    # As a spreadsheet saves it, with images named below the split.
+    saved = "\ufeff" + table.replace("val/", "").replace("\n", "\r\n\r\n")
+    assert made(tmp_path, saved) == expected
+
+
+def test_images_without_a_row_are_in_no_slice(tmp_path: Path) -> None:
+    assert made(tmp_path, "path,light\ncat/2.png, night  sky \n") == [("light", "night sky", 1, 0)]
+
+
+def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
+    table = tmp_path / "elsewhere.csv"
+    table.write_text("path,light\ncat/1.png,day\n")
+    for where in (str(table), f"file://{table}"):
+        assert slices.read(where, tmp_path / "data", index(tmp_path / "data")).names == ("light",)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "tags.csv begins with '': its first line is to name the columns, path first"),
+        ("file,light\ncat/1.png,day\n", "begins with 'file,light'"),
+        ("path\ncat/1.png\n", "begins with 'path': its first line"),
+        ("path,light,light\ncat/1.png,a,b\n", "has a tag 'light': name each once"),
+        ("path,class\ncat/1.png,a\n", "has a tag 'class'"),
+        ("path,\ncat/1.png,a\n", "has a tag ''"),
+        ("path," + ",".join(map(str, range(51))) + "\n", "has more than 50 tags"),
+        ("path,light\ncat/1.png,day,1\n", "line 2: 3 fields under 2 columns"),
+        ("path,light\n\ncat/1.png\n", "line 3: 1 fields under 2 columns"),
+        ("path,light\ncat/1.png,day\ncat/1.png,night\n", "line 3: 'cat/1.png' is tagged again"),
+        ("path,light\nbird/1.png,day\n", "tags no image of this split: name images in its column"),
+        ("path,light\ncat/1.png,\n", "tags no image of this split"),
+        (b"path,light\ncat/1.png,\xff\n", "which is no text in UTF-8"),
+        ('path,light\ncat/1.png,"day\n', "line 2: unexpected end of data"),
+        (f"path,light\ncat/1.png,{'x' * 101}\n", "give at most 100 printable characters"),
+        ("path,light\ncat/1.png,a\x00b\n", "line 2:"),
+        ("path,light\ncat/1.png,a\x1b[31m\n", "give at most 100 printable characters"),
+        (f"path,light\ncat/1.png,{'x' * 200_000}\n", "line 2: field larger than field limit"),
+    ],
+)
+def test_a_hostile_table_is_refused_in_one_line(
+    tmp_path: Path, content: str | bytes, said: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, content)
+    assert said in str(raised.value)
+    assert "tags.csv" in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+    assert len(str(raised.value)) < 400
+
+
+def test_a_tag_that_tells_every_image_apart_is_refused(tmp_path: Path) -> None:
+    names = [f"cat/{at}.png" for at in range(201)]
+    paths = tuple(str(tmp_path / "val" / name) for name in names)
+    many = Index(tmp_path / "val", ("cat",), paths, (0,) * 201)
+    rows = "".join(f"{name},{at}\n" for at, name in enumerate(names))
+    (tmp_path / "tags.csv").write_text("path,id\n" + rows)
+    with pytest.raises(InputError, match="the tag 'id' has more than 200 values in this split"):
+        slices.read("tags.csv", tmp_path, many)
+
+
+@pytest.mark.parametrize("where", ["none.csv", "folder", "../tags.csv", "", "ftp://host/tags.csv"])
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, where: str) -> None:
+    (tmp_path / "data" / "folder").mkdir(parents=True)
+    (tmp_path / "tags.csv").write_text("path,light\ncat/1.png,day\n")
+    with pytest.raises(InputError) as raised:
+        slices.read(where, tmp_path / "data", index(tmp_path / "data"))
+    assert where in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_table_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "LARGEST", 20)
+    with pytest.raises(InputError, match=r"tags\.csv"):
+        read(tmp_path, "path,light\ncat/1.png,day\n")
