@@ -80,7 +80,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
     """
     synced, evaluated = outputs(output, "data-sync"), outputs(output, "evaluate")
     verdict = outputs(output, "gate")
-    pictures = {"report": ("evaluate", "evaluation_report"), "loss_curve": ("train", "loss_curve")}
+    pictures = {"report": ("gate", "gate_report"), "loss_curve": ("train", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
         "seconds": round(seconds, 1),
