@@ -248,6 +248,20 @@ def test_a_refusal_is_one_line(server: Server, refused: dict[str, int], said: st
         Service(server, "shop").begin(model(1), 10)
 
 
+def test_a_field_that_is_not_known_is_refused_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server answers 500 for it, with which other requests are asked again."""
+    said = "failed to create typed patch object (/shop): .spec.predictor.imagine: not declared"
+
+    def refuse(*_: Any) -> Object:
+        raise ApiError(500, "Internal Server Error", said)
+
+    monkeypatch.setattr(server, "put", refuse)
+    with pytest.raises(InputError, match=r"the cluster refused InferenceService shop: .*imagine"):
+        Service(server, "shop").begin(model(1), 10)
+
+
 def test_a_cluster_without_kserve_is_one_line(server: Server) -> None:
     served(server)
     server.resources = []

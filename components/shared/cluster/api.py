@@ -26,6 +26,8 @@ PASSING = (0, 408, 429, 500, 502, 503, 504)
 DELETE = {"propagationPolicy": "Background"}
 """The body of a request that deletes an object and, soon after, what it owns."""
 MANAGER = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
+UNTYPED = "failed to create typed patch object"
+"""What is said of a field that its definition does not know, or of another type."""
 CONTENT = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 
 
@@ -175,7 +177,13 @@ class Api:
 
     def apply(self, path: str, body: Object) -> Object:
         """Make an object, or change it to what `body` says of it; the object after that."""
-        return self.call("APPLY", path, body, MANAGER)
+        try:
+            return self.call("APPLY", path, body, MANAGER)
+        except ApiError as error:
+            if UNTYPED not in error.message:
+                raise
+            # The server calls it a fault of its own, which would be asked for again.
+            raise ApiError(422, "Unprocessable Entity", error.message) from None
 
     def delete(self, path: str) -> None:
         """Delete an object and what it owns, patiently; one that is gone is fine."""
