@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kfp_ddp.components.evaluate import measure, roc
 from kfp_ddp.components.evaluate.measure import Tally
 from kfp_ddp.components.shared.evaluation import wilson
 
@@ -65,21 +66,21 @@ def test_every_metric_agrees_with_torchmetrics(classes: int) -> None:
 def test_the_roc_agrees_with_sklearn(classes: int) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     logits, targets = logits_and_targets(2000, classes, seed=1)
-    roc = tally(logits, targets, [2000]).roc()
-    assert roc is not None
+    curve = tally(logits, targets, [2000]).roc()
+    assert curve is not None
     probabilities = logits.double().softmax(1)
     truth = torch.nn.functional.one_hot(targets, classes)
     if classes == 2:
         area = sklearn.roc_auc_score(targets, probabilities[:, 1])
     else:
         area = sklearn.roc_auc_score(truth.ravel(), probabilities.ravel())
-    assert roc.area == pytest.approx(area, abs=1e-12)
-    points = (roc.false_positive_rate, roc.true_positive_rate, roc.threshold)
+    assert curve.area == pytest.approx(area, abs=1e-12)
+    points = (curve.false_positive_rate, curve.true_positive_rate, curve.threshold)
     assert len({len(column) for column in points}) == 1
-    assert 2 < len(roc.threshold) <= 200
+    assert 2 < len(curve.threshold) <= 200
     assert all(math.isfinite(value) for column in points for value in column)
-    assert (roc.false_positive_rate[0], roc.true_positive_rate[0]) == (0, 0)
-    assert (roc.false_positive_rate[-1], roc.true_positive_rate[-1]) == (1, 1)
+    assert (curve.false_positive_rate[0], curve.true_positive_rate[0]) == (0, 0)
+    assert (curve.false_positive_rate[-1], curve.true_positive_rate[-1]) == (1, 1)
 
 
 def test_no_roc_where_one_of_two_classes_is_missing() -> None:
@@ -91,9 +92,9 @@ def test_saturated_logits_give_finite_numbers() -> None:
     targets = torch.tensor([0, 1, 2])
     logits = torch.nn.functional.one_hot(targets, 3) * 500.0
     counts = tally(logits, targets, [3])
-    roc = counts.roc()
-    assert roc is not None
-    assert roc.area == 1
+    curve = counts.roc()
+    assert curve is not None
+    assert curve.area == 1
     assert counts.loss == 0
     assert counts.calibration_error == 0
     assert [(b.samples, b.confidence, b.accuracy) for b in counts.calibration()] == [(3, 1, 1)]
@@ -129,3 +130,68 @@ def test_a_mean_is_over_classes_that_were_there_or_were_predicted() -> None:
     counts.update(10 * torch.eye(4)[[0, 0, 1, 2]], torch.tensor([0, 0, 0, 2]))
     results = counts.per_class(["a", "b", "c", "d"])
     assert counts.macro(results) == pytest.approx((2 / 3, (2 / 3 + 1) / 3, (0.8 + 1) / 3))
+
+
+def test_tallies_of_ranks_merge_to_that_of_one_process_to_the_last_digit() -> None:
+    logits, targets = logits_and_targets(301, 7)
+    one = tally(logits, targets, [301])
+    for ranks in (2, 3):
+        shares = [
+            tally(logits[r::ranks], targets[r::ranks], [len(targets[r::ranks])])
+            for r in range(ranks)
+        ]
+        merged = Tally(7)
+        merged.merge(share.state() for share in [Tally(7), *reversed(shares)])
+        assert torch.equal(merged.confusion, one.confusion)
+        assert (merged.samples, merged.loss, merged.top5) == (301, one.loss, one.top5)
+        assert merged.calibration() == one.calibration()
+        assert merged.areas() == one.areas()
+
+
+def test_where_a_rank_kept_no_scores_there_is_no_roc(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, targets = logits_and_targets(60, 3)
+    few = tally(logits[:20], targets[:20], [20])
+    monkeypatch.setattr(measure, "MOST_SCORES", 100)
+    many = tally(logits[20:], targets[20:], [40])
+    monkeypatch.undo()
+    merged = Tally(3)
+    merged.merge([few.state(), many.state()])
+    assert (merged.samples, merged.kept_scores, merged.roc()) == (60, 0, None)
+    assert merged.areas().macro is None
+
+
+def test_of_equally_likely_classes_the_first_counts_as_likelier() -> None:
+    """A network that tells nothing has chance level, not all right."""
+    counts = tally(torch.zeros(20, 10), torch.arange(20) % 10, [20])
+    assert (counts.correct, counts.top5) == (2, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_area_of_each_of_many_classes_is_sklearns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    monkeypatch.setattr(roc, "_BLOCK", 1000)  # so that there are many blocks
+    logits, targets = logits_and_targets(400, 60, seed=2)
+    targets[targets == 59] = 0
+    found = tally(logits, targets, [250, 150]).areas()
+    score = logits.double().softmax(1)
+    own = [sklearn.roc_auc_score(targets == name, score[:, name]) for name in range(59)]
+    assert found.per_class[:59] == pytest.approx(own, abs=1e-12)
+    assert found.per_class[59] is None
+    assert found.macro == pytest.approx(sum(own) / 59)
+    assert found.roc is not None
+    truth = torch.nn.functional.one_hot(targets, 60)
+    area = sklearn.roc_auc_score(truth.ravel(), score.ravel())
+    assert found.roc.area == pytest.approx(area, abs=1e-12)
+    assert (found.roc.false_positive_rate[-1], found.roc.true_positive_rate[-1]) == (1, 1)
+    assert sorted(found.roc.false_positive_rate) == found.roc.false_positive_rate
+    assert len(found.roc.threshold) <= 200
+
+
+def test_the_intervals_of_a_class_are_wilsons_and_none_where_there_is_nothing() -> None:
+    counts = Tally(3)
+    counts.update(10 * torch.eye(3)[[0, 0, 1]], torch.tensor([0, 1, 1]))
+    first, second, third = counts.per_class(["a", "b", "c"])
+    assert (first.recall_low, first.recall_high) == wilson(1, 1)
+    assert (first.precision_low, first.precision_high) == wilson(1, 2)
+    assert (second.recall_low, second.recall_high) == wilson(1, 2)
+    assert (third.recall_low, third.precision_high, third.roc_auc) == (None, None, None)
