@@ -18,10 +18,9 @@ from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.evaluate.engine import evaluate as engine
 from kfp_ddp.components.evaluate.samples import split_digest
-from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.publish.engine import publish
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared import bundle, weights
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.pipelines.train_resnet import train_resnet
@@ -42,12 +41,17 @@ def source(trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def exported(
     blurred_checkpoint: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The champion's bundle, which no test changes; its evaluation is of `source`."""
+    """What the gate and evaluate need of a champion's bundle; its evaluation is of `source`."""
     run_dir = tmp_path_factory.mktemp("champion")
     version = sync(str(source), run_dir / "data", Options()).path
     engine(blurred_checkpoint, run_dir, version, "val", 64, 0)
-    evaluation = run_dir / "evaluation" / "evaluation.json"
-    return make(blurred_checkpoint, run_dir, version / "val", evaluation, "squares")
+    evaluation, folder = run_dir / "evaluation", run_dir / "bundle"
+    folder.mkdir()
+    weights.write(*checkpoints.load_model(blurred_checkpoint), folder / bundle.WEIGHTS)
+    shutil.copy(evaluation / "evaluation.json", folder / "metrics.json")
+    shutil.copy(evaluation / "predictions.csv", folder)
+    bundle.seal(folder)
+    return folder
 
 
 @pytest.fixture
@@ -190,18 +194,41 @@ def test_a_champion_with_classes_that_the_split_lacks_is_evaluated_by_their_name
     assert "re-evaluated on this split" in judged(folder, champion)[1]
 
 
-def test_a_champion_that_lacks_a_class_of_the_split_does_not_compare(
+def test_a_champion_that_lacks_a_class_of_the_split_is_compared_on_the_others(
     champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
 ) -> None:
     version = today(source, tmp_path, lambda data: picture(data / "val" / "violet" / "a.png"))
     classes = ("blue", "green", "red", "violet")
     checkpoint = untrained(tmp_path, trained_checkpoint, classes)
     folder = evaluated(checkpoint, tmp_path, version, champion)
+    mine = Evaluation.read(folder / "evaluation.json")
+    again = Evaluation.read(folder / "champion" / "evaluation.json")
+    its = Evaluation.read(champion / "metrics.json")
+    assert (mine.samples, again.samples, again.correct) == (49, 48, its.correct)
+    blessed, reason = judged(folder, champion)
+    assert not blessed
+    right = sum(one.right for one in mine.read_told(folder).values() if one.target != "violet")
+    assert f"improvement on the champion {(right - its.correct) / 48:.4f} < 0" in reason
+    assert "re-evaluated on the 48 samples of classes that it knows" in reason
+
+
+def test_a_champion_that_knows_no_class_of_the_split_does_not_compare(
+    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+) -> None:
+    def renamed(data: Path) -> None:
+        for name in ("blue", "green", "red"):
+            for side in ("train", "val"):
+                (data / side / name).rename(data / side / f"{name}_")
+
+    version = today(source, tmp_path, renamed)
+    checkpoint = untrained(tmp_path, trained_checkpoint, ("blue_", "green_", "red_"))
+    folder = evaluated(checkpoint, tmp_path, version, champion)
     assert not (folder / "champion").exists()
     assert judged(folder, champion) == (
         False,
-        f"not blessed: {OF_OTHERS}, and it does not know the class 'violet' of this split: "
-        "run once with champion empty to export this model as the next one to beat",
+        f"not blessed: {OF_OTHERS}, and it does not know the class 'blue_' of this split (was "
+        "'blue' renamed? then name it as before): run once with champion empty to export this "
+        "model as the next one to beat",
     )
 
 
@@ -258,24 +285,24 @@ def test_what_an_earlier_try_found_of_a_champion_does_not_stay(
 
 def spoil(kind: str, folder: Path) -> None:
     """Damage a bundle, or make it one of somebody else."""
-    weights = folder / "model.safetensors"
+    file = folder / "model.safetensors"
     match kind:
         case "altered weights":
-            content = bytearray(weights.read_bytes())
+            content = bytearray(file.read_bytes())
             content[-1] ^= 1
-            weights.write_bytes(content)
+            file.write_bytes(content)
         case "no weights":
-            weights.unlink()
+            file.unlink()
         case "another evaluation":
             record = json.loads((folder / "metrics.json").read_text())
             (folder / "metrics.json").write_text(json.dumps(record | {"checkpoint_digest": "0"}))
         case "not finished":
             (folder / "_SUCCESS").unlink()
         case "weights of another program":
-            save_file({"fc.weight": torch.zeros(3, 3)}, weights)
+            save_file({"fc.weight": torch.zeros(3, 3)}, file)
             bundle.seal(folder)
         case "weights never there":
-            weights.unlink()
+            file.unlink()
             for own in ("MANIFEST.sha256", "_SUCCESS"):
                 (folder / own).unlink()
             bundle.seal(folder)
