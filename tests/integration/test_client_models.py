@@ -197,7 +197,7 @@ def test_where_the_registry_is_down_the_champion_stays(
         done = call(where, *words, "--model-registry", registry_server.url)
         assert isinstance(done.exception, StorageError), done.output
         assert "\n" not in str(done.exception)
-    assert pointed_at(where, "flowers") == line[2]
+        assert pointed_at(where, "flowers") == line[2]
     assert "model_registry" not in refused(where, "promote", "flowers", "zz")
     said = refused(where, "promote", "flowers", line[0], "--model-registry", "localhost:8080")
     assert "it should be an address such as http://model-registry-service" in said

@@ -209,6 +209,30 @@ def test_stages_follow_the_champion(
     assert stages(address, name) == {one: "champion", two: "candidate", three: "former"}
 
 
+def test_at_no_time_are_there_two_champions(
+    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
+) -> None:
+    registry = opened(registry_server.url)
+    one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
+    for each in (one, two):
+        register(registry, where, name, each)
+    move(where, name, one, "", "run")
+    agree(registry, where, name)
+    for before, version in ((one, two), (two, one)):
+        move(where, name, version, before, "run")
+        seen = []
+
+        def looked(_: faults.Handler, seen: list[Any] = seen) -> bool:
+            found = (each["customProperties"] for each in registry_server.store.versions)
+            seen.append([each["stage"]["string_value"] for each in found].count("champion"))
+            return False
+
+        registry_server.fail("*", looked)
+        agree(registry, where, name)
+        registry_server.faults.clear()
+        assert set(seen) == {0, 1}
+
+
 def test_a_version_whose_bundle_is_gone_is_archived_until_it_is_back(
     address: str, where: Destination, name: str, tmp_path: Path
 ) -> None:

@@ -198,6 +198,26 @@ def test_what_the_key_signed_of_something_else_vouches_for_no_bundle(
         check(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model.safetensors": ""}, r"model\.safetensors is not signed"),
+        ({"more": "0" * 64}, "more, which is signed, is missing"),
+        ({"model.safetensors": "0" * 64}, r"model\.safetensors is another than was signed"),
+    ],
+)
+def test_what_the_key_signed_of_other_files_vouches_for_no_bundle(
+    tmp_path: Path, change: dict[str, str], words: str
+) -> None:
+    folder = made(tmp_path)
+    sealed = Sealed.at(open_destination(str(folder)), "", "the bundle", "")
+    files = signature._vouched_at(sealed) | change
+    payload = signature._statement("x", {name: each for name, each in files.items() if each})
+    (folder / bundle.SIGNATURE).write_bytes(signature._signed(payload, KEY))
+    with pytest.raises(InputError, match=words):
+        check(folder)
+
+
 @pytest.fixture
 def model_signing(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The library of OpenSSF Model Signing, here as the judge of our signatures.
