@@ -14,12 +14,25 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from google.cloud import storage
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.engine import evaluate as engine
+from kfp_ddp.components.evaluate.ranks import Evaluated
+from kfp_ddp.components.evaluate.request import Request
+from kfp_ddp.components.shared import bundle, weights
+from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.components.shared.launch.local_processes import EVALUATION
+from kfp_ddp.components.shared.workspace import checkpoints as bucketed
+from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
+from tests.serving import free_port
+from tests.training_ranks import forked
+
+OF_A_RUN = ("seconds", "world_size", "hardware", "written")
+"""Of a record, what differs between two evaluations of one checkpoint."""
 
 STEP = """
 import json, sys, warnings
@@ -50,27 +63,25 @@ def start(ranks: int, tmp_path: Path, **given: Any) -> "subprocess.Popen[str]":
 def figures(run_dir: Path) -> dict[str, Any]:
     """The record, without what differs between any two evaluations."""
     record = json.loads((run_dir / "evaluation" / "evaluation.json").read_text())
-    for name in ("seconds", "world_size", "hardware", "written"):
-        record.pop(name, None)
-    return dict(record)
+    return {name: value for name, value in record.items() if name not in OF_A_RUN}
 
 
-def test_three_ranks_write_what_one_writes(
+def test_two_ranks_of_the_step_write_what_one_process_writes(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     given = {"checkpoint": str(trained_checkpoint), "dataset_path": str(trained_dataset)}
     given |= {"run_dir": str(trained_run)}
-    three = start(3, tmp_path, **given, batch_size=7)
-    output, _ = three.communicate(timeout=300)
-    assert three.returncode == 0, output
-    for rank in range(3):
-        assert f"rank {rank} of 3 on" in output
+    step = start(2, tmp_path, **given, batch_size=7)
+    output, _ = step.communicate(timeout=300)
+    assert step.returncode == 0, output
+    for rank in range(2):
+        assert f"rank {rank} of 2 on" in output
     folder = trained_run / "evaluation"
     predictions, found = (folder / "predictions.csv").read_text(), figures(trained_run)
     record = Evaluation.read(folder / "evaluation.json")
     accuracy, path, charts = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
     assert (accuracy, path) == (record.accuracy, str(folder / "evaluation.json"))
-    assert record.world_size == 3
+    assert record.world_size == 2
     assert charts["confidenceMetrics"]
     assert not (folder / "process.json").exists()
 
@@ -80,6 +91,91 @@ def test_three_ranks_write_what_one_writes(
     assert len(list(csv.DictReader(predictions.splitlines()))) == 48
 
 
+def _rank(argv: list[str], rank: int, world: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+    os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_PORT=str(port))
+    from kfp_ddp.components.evaluate import rank as program
+
+    sys.argv = ["rank", *argv]
+    sys.exit(program.main())
+
+
+def ranks(request: Request, world: int) -> None:
+    """Evaluate with ranks that are forked from a server, without their launcher."""
+    port = free_port()
+    processes = [forked(_rank, request.to_argv(), rank, world, port) for rank in range(world)]
+    for each in processes:
+        each.join(240)
+    assert [each.exitcode for each in processes] == [0] * world
+
+
+def test_test_split_and_champion_are_evaluated_on_the_same_ranks(
+    trained_checkpoint: Path,
+    blurred_checkpoint: Path,
+    trained_dataset: Path,
+    trained_run: Path,
+    tmp_path: Path,
+) -> None:
+    """The champion's own evaluation is of a split that lacks an image of today's."""
+    engine(blurred_checkpoint, tmp_path / "before", trained_dataset, "val", 64, 0)
+    champion = tmp_path / "champion"
+    champion.mkdir()
+    for name, other in (("evaluation.json", "metrics.json"), ("predictions.csv",) * 2):
+        shutil.copy(tmp_path / "before" / "evaluation" / name, champion / other)
+    weights.write(*checkpoints.load_model(blurred_checkpoint), champion / "model.safetensors")
+    bundle.seal(champion)
+    dataset = tmp_path / "data"
+    shutil.copytree(trained_dataset, dataset)
+    shutil.copy(dataset / "val" / "red" / "000.png", dataset / "val" / "red" / "more.png")
+    shutil.copytree(dataset / "val", dataset / "test")
+    request = Request.create(
+        checkpoint=str(trained_checkpoint),
+        run_dir=str(trained_run),
+        data=str(dataset),
+        batch_size=9,
+        champion=str(champion),
+        device="cpu",
+    )
+    written = []
+    for world in (3, 1):
+        ranks(request, world)
+        files = {
+            name: (trained_run / name).read_text()
+            for folder in ("evaluation", "evaluation-test", "evaluation/champion")
+            for name in (f"{folder}/predictions.csv", f"{folder}/evaluation.json")
+        }
+        for name in (name for name in files if name.endswith(".json")):
+            record = json.loads(files[name])
+            files[name] = json.dumps({k: v for k, v in record.items() if k not in OF_A_RUN})
+        written.append(files)
+    assert written[0] == written[1]
+    assert json.loads(written[0]["evaluation/champion/evaluation.json"])["samples"] == 49
+
+
+@pytest.mark.soak
+def test_what_a_pod_evaluates_without_a_claim_is_kept_in_the_bucket(
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    emulator: storage.Client,
+    tmp_path: Path,
+) -> None:
+    run_dir = "gs://models/runs/r/train"
+    name = f"checkpoints/{trained_checkpoint.name}"
+    bucketed.upload(open_destination(run_dir), name, trained_checkpoint)
+    request = Request.create(
+        checkpoint=f"{run_dir}/{name}", run_dir=run_dir, data=str(trained_dataset), device="cpu"
+    )
+    command = [sys.executable, "-m", EVALUATION, "--nproc-per-node=2", "--", *request.to_argv()]
+    environment = {**os.environ, "KFP_DDP_SCRATCH_DIR": str(tmp_path / "scratch")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    with opened(run_dir, "test") as folder:
+        folder.fetch("evaluation/")
+        found = Evaluated.read(folder.path / "evaluation")
+    assert (found.result.samples, found.result.world_size) == (48, 2)
+
+
+@pytest.mark.soak
 def test_what_one_rank_finds_wrong_is_the_steps_one_line(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +202,7 @@ def test_what_one_rank_finds_wrong_is_the_steps_one_line(
     assert not evaluation.exists()
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_leaves_no_evaluation_and_another_try_makes_one(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:

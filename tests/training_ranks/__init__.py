@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,13 @@ def config(data: Path, output: Path, **fields: Any) -> TrainConfig:
         "cache_gb": 0,
     }
     return TrainConfig.create(**{**settings, **fields})
+
+
+def forked(target: Callable[..., None], *args: Any) -> BaseProcess:
+    """A process that begins with a function, soon, as torch is there already."""
+    process: BaseProcess = _CONTEXT.Process(target=target, args=args)
+    process.start()
+    return process
 
 
 class Ranks:
