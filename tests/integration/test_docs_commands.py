@@ -10,7 +10,7 @@ from tests import photographs
 from tests.kfp_server.server import KfpServer
 from tests.pages import ROOT, SETTINGS_FILE, of_ours, typed
 
-PAGES = ("README.md", *(f"docs/{name}.md" for name in ("cluster", "laptop", "nightly")))
+PAGES = ("README.md", *(f"docs/{name}.md" for name in ("cluster", "laptop", "nightly", "release")))
 # Where each is tried: what it takes is a cluster, a bucket of a provider, minutes, or a person.
 ELSEWHERE = {
     "compile": "tests/unit/test_compile.py",
@@ -26,7 +26,9 @@ ELSEWHERE = {
     "promote": "tests/integration/test_client_models.py",
     "retry": "tests/integration/test_client_runs.py",
     "rollback": "tests/integration/test_client_models.py",
+    "serve": "tests/integration/test_serve.py",
     "tensorboard": "tests/integration/test_tensorboard_command.py",
+    "verify": "tests/integration/test_verify_command.py",
 }
 FOLLOWS = ("--follow", "--watch")
 """What waits for the end of a run, which nobody brings about here."""

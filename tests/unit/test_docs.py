@@ -25,7 +25,7 @@ PAGES = sorted(
     ]
 )
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?)\)|srcset=\"([^\"]+)\"|src=\"([^\"]+)\"")
-MAPPING = re.compile(r"\b(training|job|sync|gate)=(\{[^`]*\})(?=[`, )]|$)")
+MAPPING = re.compile(r"\b(training|job|sync|gate|release)=(\{[^`]*\})(?=[`, )]|$)")
 
 
 def ids(path: Path) -> str:
