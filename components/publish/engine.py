@@ -12,7 +12,7 @@ from kfp_ddp.components.publish.sealing import sealed
 from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared import bundle as bundles
 from kfp_ddp.components.shared.champion import compared_with, move
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.lineage import Lineage
 from kfp_ddp.components.shared.markdown import cell
@@ -61,7 +61,7 @@ def run(
         folder, verdict, report = task.here(bundle), None, None
         if evaluation:
             beside = task.file(evaluation).parent
-            verdict, report = _blessed(beside / VERDICT), beside / "report.html"
+            verdict, report = _blessed(beside / VERDICT, folder), beside / "report.html"
         folder = sealed(folder, lineage, verdict, report)
         if key is not None:
             sign(folder, key)
@@ -99,11 +99,11 @@ def _target(
     return where, compared_with(champion, champion_version, where, name)
 
 
-def _blessed(verdict: Path) -> Path:
-    """The verdict, if it is one that lets a model out.
+def _blessed(verdict: Path, folder: Path) -> Path:
+    """The verdict, if it is one on this bundle that lets the model out.
 
     Raises:
-        InputError: it is missing, or says no.
+        InputError: it is missing, is of another evaluation than the bundle, or says no.
     """
     try:
         said = json.loads(verdict.read_text(encoding="utf-8"))
@@ -114,6 +114,13 @@ def _blessed(verdict: Path) -> Path:
         ) from None
     if not blessed:
         raise InputError(f"the gate did not bless this model, so it is not published: {reason}")
+    metrics = folder / "metrics.json"
+    judged = said.get("evaluation_sha256", "")
+    if judged and metrics.is_file() and judged != sha256(metrics):
+        raise InputError(
+            f"{verdict} is of another evaluation than {folder}: run gate again, on the evaluation "
+            "that was exported"
+        )
     return verdict
 
 

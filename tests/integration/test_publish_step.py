@@ -156,6 +156,7 @@ def test_without_a_destination_the_sealed_bundle_stays_with_the_run(
         (None, "run gate before publish"),
         ("{", "run gate before publish"),
         ('{"blessed": false, "reason": "not blessed: too bad"}', "too bad"),
+        ('{"blessed": true, "reason": "", "evaluation_sha256": "00"}', "of another evaluation"),
     ],
 )
 def test_what_the_gate_did_not_let_out_stays_in(
