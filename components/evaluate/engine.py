@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
 LOGGED = (
     *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
-    *("calibration_error", "roc_auc", "samples", "skipped"),
+    *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
 
 
