@@ -18,6 +18,7 @@ from PIL import Image
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export import prove, variants, whole_split
+from kfp_ddp.components.export.component import export
 from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.export.runtimes import Predict, from_checkpoint
 from kfp_ddp.components.shared import bundle
@@ -26,6 +27,7 @@ from kfp_ddp.components.shared.release import Variants
 from kfp_ddp.components.shared.variants import Measured, Record
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import load_model
+from tests.integration.test_export_step import arguments
 
 ASKED = Variants(variants=("fp16", "int8", "resize", "aoti"), max_variant_drop=0.3)
 MEASURED_TIMES = {"latency.json", "infra.json"}
@@ -147,6 +149,19 @@ def test_a_form_that_cannot_be_made_is_named_and_the_others_count(made: Path) ->
     card = (made / "bundle" / "README.md").read_text()
     assert "| `model.int8.onnx` |" in card
     assert f"`aoti` is left out: {why}" in card
+
+
+def test_the_step_takes_them_from_the_release_and_makes_none_again(
+    made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    given = arguments(made, trained_checkpoint, trained_dataset, tmp_path)
+    before = (made / "bundle").stat().st_ctime_ns
+    export.python_func(**given, release=ASKED.given())
+    assert (made / "bundle").stat().st_ctime_ns == before
+    assert "model.int8.onnx" in given["exported_model"].metadata["formats"].split(", ")
+    assert "## Further forms" in (tmp_path / "summary").read_text()
+    with pytest.raises(SystemExit, match=r"error: variants\.0='fp8' cannot be used"):
+        export.python_func(**given, release={"variants": ["fp8"]})
 
 
 def test_a_second_export_writes_the_same_bytes(
