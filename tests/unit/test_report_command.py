@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.cli import app
 from tests import run_output
 
@@ -21,10 +21,13 @@ def test_the_report_of_a_local_run_is_made_anew_with_its_verdict(tmp_path: Path)
     run = run_output.make(tmp_path / "run")
     beside = run / "work" / run_output.RUN_ID / "train" / "evaluation"
     (beside / "verdict.json").write_text(json.dumps({"blessed": False, "reason": "too <low>"}))
+    formats = {"model.onnx": {"max_abs_difference": 2e-6, "same_top1": 1.0}}
+    (beside.parent / "bundle" / "parity.json").write_text(json.dumps({"formats": formats}))
     assert report(str(run)) == str(beside / "report.html")
     made = (beside / "report.html").read_text()
     assert "<b>Not blessed</b><p>too &lt;low&gt;</p>" in made
     assert "Loss by epoch" in made
+    assert "<td>model.onnx</td><td>2e-06</td>" in made
     for folder in (beside, beside.parent):
         assert report(str(folder), "-o", str(tmp_path / "out.html")) == str(tmp_path / "out.html")
         assert (tmp_path / "out.html").read_text() == made
@@ -48,6 +51,12 @@ def test_a_folder_without_an_evaluation_is_refused_in_a_line(tmp_path: Path) -> 
     for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
         with pytest.raises(InputError, match=r"holds no evaluation of (val|test): name the output"):
             report(*words)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"none/out\.html cannot be written: No such file"):
+        report(str(run), "-o", str(tmp_path / "none" / "out.html"))
 
 
 def test_an_evaluation_of_an_earlier_version_still_has_a_report(tmp_path: Path) -> None:
