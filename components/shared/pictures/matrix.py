@@ -19,7 +19,6 @@ def confusion_matrix(
     classes: Sequence[str],
     counts: Sequence[Sequence[int]],
     others: Sequence[int] = (),
-    of: Sequence[int] = (),
 ) -> str:
     """An SVG heat map of `counts[true][predicted]`, shaded by the share of the true class.
 
@@ -30,7 +29,6 @@ def confusion_matrix(
         classes: Their names.
         counts: Samples of each class by what they were taken for.
         others: How many of each class were taken for one that is not in the picture.
-        of: How many samples each class has, where `counts` and `others` are not all of them.
 
     Raises:
         ValueError: with more than `MAX_CELLS_SIDE` classes, where a picture shows nothing.
@@ -55,7 +53,7 @@ def confusion_matrix(
     blocks: dict[tuple[str, int], list[str]] = {}
     for i, row in enumerate(counts):
         line = [*row, *(others[i : i + 1])]
-        total = of[i] if of else sum(line)
+        total = sum(line)
         for j, count in enumerate(line):
             if not count:
                 continue
@@ -93,7 +91,7 @@ def confusion_matrix(
         shift = text / 3 if tall else 0.0
         names.append(f'<text {size} x="{beside:g}" y="{under + shift:.1f}" {turn}>{full}</text>')
     hits = sum(counts[i][i] for i in range(n))
-    everything = sum(of) if of else sum(map(sum, counts)) + sum(others)
+    everything = sum(map(sum, counts)) + sum(others)
     axes = (
         f'<text x="{left + wide * cell / 2:g}" y="{height - 4}" text-anchor="middle">predicted'
         f'</text><text x="12" y="{top + n * cell / 2:g}" text-anchor="middle" '
