@@ -12,7 +12,9 @@ from pathlib import Path
 from kfp_ddp.base.errors import InputError, StorageError, full
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.client.run_files import RunFiles
-from kfp_ddp.components.shared import bundle, pictures
+from kfp_ddp.components.shared import bundle
+from kfp_ddp.components.shared.pictures import read_events, training_curves
+from kfp_ddp.components.shared.report import training_page
 from kfp_ddp.components.train.outputs import newest_checkpoint
 
 TASK = RunFolder("")
@@ -100,10 +102,9 @@ def _check(folder: Path, files: RunFiles) -> None:
 
 def _taken(folder: Path, size: int) -> Taken:
     task = RunFolder(folder)
-    curves = pictures.training_curves(pictures.read_events(task.metrics))
     loss_curve = folder / "loss_curve.html"
-    if curves:
-        loss_curve.write_text(pictures.page("Training", f"<h1>Training</h1>{curves}"))
+    if training_curves(read_events(task.metrics)):
+        loss_curve.write_text(training_page(folder))
     newest = newest_checkpoint(folder)
     return Taken(
         task=folder.name,
