@@ -220,9 +220,9 @@ def test_at_no_time_are_there_two_champions(
     agree(registry, where, name)
     for before, version in ((one, two), (two, one)):
         move(where, name, version, before, "run")
-        seen = []
+        seen: list[int] = []
 
-        def looked(_: faults.Handler, seen: list[Any] = seen) -> bool:
+        def looked(_: faults.Handler, seen: list[int] = seen) -> bool:
             found = (each["customProperties"] for each in registry_server.store.versions)
             seen.append([each["stage"]["string_value"] for each in found].count("champion"))
             return False
