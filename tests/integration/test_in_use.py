@@ -43,7 +43,7 @@ def test_evaluate_and_export_hold_what_they_use(
         seen.extend(lease.held(RunFolder(run_dir).leases))
         raise InputError("seen")
 
-    monkeypatch.setattr(module, "evaluate" if module is evaluate else "make", look)
+    monkeypatch.setattr(module, "evaluate_share" if module is evaluate else "make", look)
     texts = dict.fromkeys(("checkpoint", "dataset_path", "split", "champion"), "x")
     if module is evaluate:
         artifacts = dict.fromkeys(
@@ -55,6 +55,12 @@ def test_evaluate_and_export_hold_what_they_use(
             "run_id": "r",
             "work_dir": "",
             "options": {},
+            "backend": "local",
+            "job": {},
+            "image": "trainer",
+            "task_name": "evaluate",
+            "task_id": "",
+            "task_config": None,
         }
     else:
         artifacts = dict.fromkeys(("exported_model", "export_summary"))
