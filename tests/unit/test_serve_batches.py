@@ -40,14 +40,15 @@ def together(
     batches = Batches(model, largest, waiting, model.sizes.append)
 
     async def ask() -> list[Any]:
-        first = asyncio.create_task(batches(images(0)))
-        await asyncio.to_thread(model.begun.wait)
-        asked: list[Coroutine[Any, Any, Any]] = [batches(one) for one in given]
-        rest = asyncio.gather(*asked, return_exceptions=True)
-        await asyncio.sleep(0)
-        model.free.set()
-        await first
-        return await rest
+        async with asyncio.timeout(60):
+            first = asyncio.create_task(batches(images(0)))
+            await asyncio.to_thread(model.begun.wait)
+            asked: list[Coroutine[Any, Any, Any]] = [batches(one) for one in given]
+            rest = asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.sleep(0)
+            model.free.set()
+            await first
+            return await rest
 
     answers = asyncio.run(ask())
     assert model.sizes[0] == 1
