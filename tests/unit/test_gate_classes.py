@@ -115,7 +115,7 @@ def test_a_class_that_was_renamed_is_asked_after(tmp_path: Path) -> None:
 def test_a_champion_that_knows_all_classes_compares_and_what_differs_is_said(
     known: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    again = {"checkpoint_digest": "a" * 64, "classes": classes(*known)}
+    again: dict[str, Any] = {"checkpoint_digest": "a" * 64, "classes": classes(*known)}
     of_both(tmp_path / "run" / "champion", hits(9), **again)
     blessed, reason = against(tmp_path, classes(*known), classes("cat", "dog"))
     assert blessed
