@@ -3,7 +3,7 @@
 - `metrics_vs_torchmetrics`: accuracy, top 5, per-class precision, recall and F1, calibration error
   and confusion matrix of 50,000 samples in 1,000 classes, from the same logits in the same
   batches; torchmetrics with compute groups and without its argument checks, as it is fastest.
-  Ours also has the loss and each sample's confidence.
+  Ours also has the loss, each sample's confidence and the classes' intervals.
 - `rn50_224_vs_reference`: images a second of the evaluation of JPEG files, against `validate()` of
   pytorch/examples' imagenet/main.py, a ResNet-50 in float32 on a CPU, each in its own process.
 - `onnx_vs_eager_rn50_b1`, `onnx_vs_eager_rn50_b8`: a ResNet-50 at 224 pixels, as the export
@@ -88,6 +88,10 @@ def _metrics() -> dict[str, float]:
             raise RuntimeError(f"{name} differs: ours {mine[name]}, torchmetrics {other[name]}")
     if not torch.equal(mine["confusion"], other["confusion"]):
         raise RuntimeError("the confusion matrices differ")
+    for name in ("precision", "recall", "f1"):
+        of_classes = torch.tensor([getattr(one, name) for one in mine["classes"]])
+        if not torch.allclose(of_classes, other[name], rtol=0, atol=1e-6):
+            raise RuntimeError(f"{name} of the classes differs")
     seconds = measure({"kfp-ddp": ours, "torchmetrics": theirs}, ROUNDS)
     title = f"Metrics in {CLASSES:,} classes, {SAMPLES:,} samples a round"
     table(title, seconds, SAMPLES // 1000, "1,000 samples")

@@ -62,8 +62,12 @@ PARTS = {
         ("unit/test_gate_rules", "unit/test_gate_words", "unit/test_gate_table"),
     ),
     "measure": Part(
-        ("components/evaluate/measure",), ("unit/test_evaluate_measure", "unit/test_evaluate_roc")
+        tuple(f"components/evaluate/{name}" for name in ("measure", "roc")),
+        ("unit/test_evaluate_measure", "unit/test_evaluate_roc"),
     ),
+    "intervals": Part(("components/evaluate/intervals",), ("unit/test_evaluate_intervals",)),
+    "slices": Part(("components/evaluate/slices",), ("unit/test_evaluate_slices",)),
+    "comparison": Part(("components/shared/comparison",), ("unit/test_comparison",)),
     "prove": Part(("components/export/prove",), ("unit/test_export_prove",)),
 }
 
