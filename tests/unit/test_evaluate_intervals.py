@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kfp_ddp.components.evaluate import intervals
 from kfp_ddp.components.evaluate.intervals import balanced_accuracy, bootstrap
 from kfp_ddp.components.evaluate.measure import Tally
 from kfp_ddp.components.shared.evaluation import wilson
@@ -105,3 +106,10 @@ def test_a_metric_lies_in_its_interval() -> None:
                 ("calibration_error", tally.calibration_error),
             ):
                 assert found[name].low - 1e-9 <= value <= found[name].high + 1e-9
+
+
+def test_the_interval_of_an_error_reaches_as_far_on_either_side() -> None:
+    spread = np.linspace(0.2, 0.6, 1001)
+    for found, low, high in ((0.5, 0.21, 0.79), (0.3, 0.01, 0.59), (0.25, 0, 0.59)):
+        interval = intervals._off_zero(found, spread, np.zeros(1001))
+        assert (interval.low, interval.high) == pytest.approx((low, high))
