@@ -31,8 +31,8 @@ test: $(INSTALLED) ## all tests but those on a cluster, three at a time: a KUBEC
 e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
 
-IMAGES := launcher trainer-cpu trainer
-images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 35 GB of disk)
+IMAGES := launcher server trainer-cpu trainer
+images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 36 GB of disk)
 	images/build.sh "$(IMAGES)" $(VENV)/bin/pytest tests/images
 
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
@@ -60,8 +60,9 @@ UV_LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 STORES := --extra azure --extra huggingface --extra s3
 lock: ## the locks again, from pyproject.toml (needs uv)
 	$(UV_LOCK) --all-extras --group dev pyproject.toml --output-file requirements.lock
-	$(UV_LOCK) --constraint requirements.lock --extra launch $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
+	$(UV_LOCK) --constraint requirements.lock --extra launch --extra registry --extra sign $(STORES) pyproject.toml --output-file images/launcher/requirements.lock
 	$(UV_LOCK) --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
+	$(UV_LOCK) --constraint requirements.lock --extra serve $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	echo hatchling | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
 
 clean: ## remove what make and the demo wrote

@@ -38,7 +38,7 @@ NAMING_IMAGES = (
     *(".ci/run", "benchmarks/*.py", "tests/**/*.py"),
 )
 NOT_CHECKED = ("bucket_secret",)
-IMAGE = re.compile(r"((?:(?:kfp-ddp|\$REGISTRY)/(?:launcher|trainer)|\$image):)\d[\w.+-]*\w")
+IMAGE = re.compile(r"((?:(?:kfp-ddp|\$REGISTRY)/(?:launcher|server|trainer)|\$image):)\d[\w.+-]*\w")
 BLOCK = re.compile(r"(<!-- (settings|inputs|command|once): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
 TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 

@@ -71,8 +71,10 @@ class Champion:
         return next((name for name in wanted if name not in known), "")
 
     def told(self) -> dict[str, Told] | None:
-        """For each sample of its own evaluation what it is, and whether that was told; None if the
-        predictions are not there.
+        """For each sample of its own evaluation what it is, and whether that was told.
+
+        Returns:
+            By its path; None if the predictions are not there.
 
         Raises:
             InputError: they are damaged, or not those of the evaluation.

@@ -66,7 +66,7 @@ def test_every_file_that_is_copied_exists(image: str) -> None:
     assert [source for source in sources if not (REPOSITORY / source).exists()] == []
 
 
-@pytest.mark.parametrize("image", ["launcher", "trainer"])
+@pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
 def test_the_image_is_not_root_and_its_base_is_an_argument(image: str) -> None:
     lines = dockerfile(image)
     assert re.fullmatch(r"ARG BASE=\S+:\d+\.\d+\.\d+-[\w-]+@sha256:[0-9a-f]{64}", lines[0])
@@ -74,7 +74,7 @@ def test_the_image_is_not_root_and_its_base_is_an_argument(image: str) -> None:
     assert all(line.split()[1] == "${BASE}" for line in lines if line.startswith("FROM"))
 
 
-@pytest.mark.parametrize("image", ["launcher", "trainer", "wheel"])
+@pytest.mark.parametrize("image", ["launcher", "server", "trainer", "wheel"])
 def test_an_image_lock_is_a_part_of_the_lock(image: str) -> None:
     part = pinned(REPOSITORY / "images" / image / "requirements.lock")
     assert part

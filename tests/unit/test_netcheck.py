@@ -21,8 +21,8 @@ ASKED = NetworkCheck()
 def network(rates: list[list[float]], **changed: Any) -> Network:
     nodes = [
         Node(
-            name=f"node-{number}", host=f"node-{number}", address="10.0.0.1", interface="eth0", mtu=1500,
-            link_mbit_s=10_000, infiniband=[], dns_ms=1.0,
+            name=f"node-{number}", host=f"node-{number}", address="10.0.0.1", interface="eth0",
+            mtu=1500, link_mbit_s=10_000, infiniband=[], dns_ms=1.0,
         )
         for number in range(len(rates))
     ]  # fmt: skip
@@ -44,7 +44,7 @@ def test_each_node_meets_each_other_once_and_never_two_at_a_time(count: int) -> 
     for pairs in met:
         busy = [node for pair in pairs for node in pair]
         assert len(busy) == len(set(busy))
-    pairs = [tuple(sorted(pair)) for each in met for pair in each]
+    pairs = [(min(pair), max(pair)) for each in met for pair in each]
     assert sorted(pairs) == list(itertools.combinations(range(count), 2))
 
 

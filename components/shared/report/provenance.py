@@ -9,7 +9,6 @@ from kfp_ddp.components.shared.report.material import Material
 from kfp_ddp.components.shared.report.text import facts
 from kfp_ddp.training.config import TrainConfig
 
-
 _PLACES = frozenset({"data", "output_dir", "cache_dir", "run_id"})
 """Settings that say where it ran, and nothing of the model."""
 
@@ -48,8 +47,8 @@ def provenance(found: Material) -> str:
         parts.append(f"<h3>Settings of the training that are not the default</h3>{facts(changed)}")
     if default:
         parts.append(
-            f"<details><summary>{len(default)} settings as they are by default, or of the place</summary>"
-            f"{facts(default)}</details>"
+            f"<details><summary>{len(default)} settings as they are by default, or of the place"
+            f"</summary>{facts(default)}</details>"
         )
     return "".join(parts)
 
