@@ -72,10 +72,9 @@ def settled(inputs: Mapping[str, Any]) -> Settled:
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)
     check_model_name(parameters.model_name)
-    gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    Measuring.create(**measuring)
+    gate, measuring, rules = _judging(parameters)
     released = _release(parameters)
-    champion = _champion(parameters, Rules.create(**gate))
+    champion = _champion(parameters, rules)
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         check_batch(config, spec, parameters.backend)
     trials = _trials(parameters, inputs)
@@ -176,6 +175,27 @@ def _job(
         boxes["gpus_per_node"] = inputs["gpus_per_node"]
     spec = LaunchSpec.create(**{"image": inputs["image"], **job, **boxes})
     return spec, supervision, StepResources.create(**steps)
+
+
+def _judging(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
+    """The rules, and what is measured for them, refused where a rule could only fail.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
+    rules, asked = Rules.create(**gate), Measuring.create(**measuring)
+    if parameters.checkpoint and rules.need_bundle:
+        raise InputError(
+            f"gate sets {rules.need_bundle[0]}, which looks at a bundle, and this pipeline exports "
+            "none: leave it out"
+        )
+    if rules.min_slice_accuracy and not asked.tags:
+        raise InputError(
+            "gate sets min_slice_accuracy, and no tags that make slices: give tags too, a CSV of "
+            "path and tags"
+        )
+    return gate, measuring, rules
 
 
 def _release(parameters: Parameters) -> dict[str, Any]:
