@@ -79,7 +79,7 @@ def command(
 
     \b
     kfp-ddp serve run-output/bundle --name flowers
-    curl -d @run-output/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
+    curl --json @run-output/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
     kfp-ddp serve gs://my-bucket/models/flowers --manifest kserve-tritonserver | kubectl apply -f -
     """
     if manifest:
