@@ -10,7 +10,7 @@ from kfp import compiler, dsl
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.commands.graph import command
-from kfp_ddp.pipelines import picture
+from kfp_ddp.pipelines import NAMES, picture
 from kfp_ddp.pipelines.graph import Node, nodes
 from kfp_ddp.pipelines.mermaid import mermaid
 
@@ -74,9 +74,9 @@ def test_the_steps_stand_in_the_order_of_their_dependencies() -> None:
     assert (last.name, last.on_exit, last.after) == ("teardown", True, (group.name,))
     inner = {node.name: node for node in group.inner}
     chain = [name for name, node in inner.items() if not node.inner]
-    assert chain == ["data-sync", "dataset-volume", "train", "evaluate", "gate"]
+    assert chain == ["data-sync", "dataset-volume", "train", "evaluate", "export", "gate"]
     assert [inner[name].after for name in chain] == [(), *((name,) for name in chain[:-1])]
-    assert titles(nodes(COMPILED))["if blessed"] == ("export: a proven bundle",)
+    assert titles(nodes(COMPILED))["if blessed"] == ("publish: seal and upload", "if service")
 
 
 def test_groups_loops_and_branches_stay_what_they_are(nested: Path) -> None:
@@ -112,12 +112,20 @@ def test_no_box_lies_over_another_and_none_leaves_its_group(nested: Path) -> Non
     apart(placed, width, height)
 
 
-def apart(placed: tuple[tuple[int, int, picture.Drawn], ...], width: int, height: int) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_of_ours_is_read_in_a_pages_column_at_its_own_size(name: str) -> None:
+    level = nodes(COMPILED.with_name(f"{name}.yaml"))
+    placed, width, height = picture._arranged(level)
+    assert width <= picture.WIDEST
+    apart(placed, width, height)
+
+
+def apart(placed: tuple[picture.Placed, ...], width: int, height: int) -> None:
     """Compare each box with those beside it and with what holds it."""
-    for at, (x, y, one) in enumerate(placed):
+    for at, (x, y, _, one) in enumerate(placed):
         assert 0 <= x <= width - one.width
         assert 0 <= y <= height - one.height
-        for other_x, other_y, other in placed[:at]:
+        for other_x, other_y, _, other in placed[:at]:
             beside = x >= other_x + other.width or other_x >= x + one.width
             assert beside or y >= other_y + other.height or other_y >= y + one.height
         apart(one.inner, one.width, one.height)
