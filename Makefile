@@ -26,7 +26,7 @@ demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 	$(VENV)/bin/kfp-ddp demo
 
 test: $(INSTALLED) ## all tests but those on a cluster, three at a time: a KUBECONFIG at hand is nobody's test bed
-	KUBECONFIG= $(VENV)/bin/pytest --numprocesses 3 --dist worksteal
+	KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numprocesses 3 --dist worksteal
 
 e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e

@@ -2,6 +2,7 @@
 
 import importlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,25 @@ from kfp_ddp.pipelines.images import Images
 SUFFIXES = (".yaml", ".yml", ".svg")
 
 
-def write(directory: Path, images: Images = Images(), restricted: bool = False) -> list[Path]:  # noqa: B008
-    """Compile every pipeline of ours to `<directory>/<name>.yaml`, its picture beside it.
+def write(
+    directory: Path,
+    images: Images = Images(),  # noqa: B008
+    restricted: bool = False,
+    names: Sequence[str] = NAMES,
+) -> list[Path]:
+    """Compile pipelines of ours to `<directory>/<name>.yaml`, a picture beside each.
 
     Args:
         directory: Made if need be.
         images: What steps and workers run.
         restricted: Whether it is for namespaces under PodSecurity `restricted`.
+        names: Of the pipelines.
 
     Returns:
         The paths of the YAML files.
     """
     written = []
-    for name in NAMES:
+    for name in names:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
@@ -117,11 +124,11 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
             executors[name].fields.pop("securityContext", None)
 
 
-def differences(directory: Path) -> list[str]:
+def differences(directory: Path, names: Sequence[str] = NAMES) -> list[str]:
     """One line for each document in `directory` that is missing, stale or has no pipeline."""
     found = []
     with tempfile.TemporaryDirectory() as fresh:
-        for path in write(Path(fresh)):
+        for path in write(Path(fresh), names=names):
             committed = directory / path.name
             found += _difference(committed, path, f"pipelines/{path.stem}.py")
             drawn, drawing = committed.with_suffix(".svg"), path.with_suffix(".svg")

@@ -108,7 +108,8 @@ def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> No
     assert [line.strip("│├└─ ").split("  ")[0] for line in shown.splitlines()] == [
         "● flowers",
         *("✓ preflight", "● training", "✓ data-sync", "✓ dataset-volume", "● train"),
-        *("· evaluate", "· export", "· gate", "· blessed", "· publish", "· teardown"),
+        *("· evaluate", "· export", "· gate", "· blessed", "· publish", "· service"),
+        *("· deploy", "· teardown"),
         f"{kfp_server.url}/#/runs/details/{run_id}",
     ]
     told = json.loads(call("status", run_id[:8], "--json").output)

@@ -87,8 +87,8 @@ def test_the_launcher_holds_no_torch() -> None:
     assert names.isdisjoint({"torch", "torchvision", "numpy"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("image", ["launcher", "trainer"])
+@pytest.mark.soak
+@pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
 def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: Path) -> None:
     runs = [line for line in dockerfile(image) if line.startswith("RUN ")]
     steps = [step for line in runs for step in re.findall(r"\bpip \w[^&;]*", line)]

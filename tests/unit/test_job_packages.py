@@ -122,9 +122,9 @@ def test_a_requirements_file_becomes_a_lock(tmp_path: Path) -> None:
 
 def test_a_lock_of_our_own_is_one() -> None:
     repository = Path(__file__).parents[2]
-    packages = locked(repository / "images" / "launcher" / "requirements.lock")
+    packages = locked(repository / "images" / "wheel" / "requirements.lock")
     spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=packages)
-    assert len(spec.packages_to_install) > 20
+    assert any(each.startswith("hatchling==") for each in spec.packages_to_install)
     with pytest.raises(InputError, match="bytes, and a pipeline carries 120,000: lock what the"):
         locked(repository / "requirements.lock")
 

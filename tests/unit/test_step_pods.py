@@ -67,7 +67,7 @@ def test_what_is_set_on_the_launcher_is_not_its_workers() -> None:
 def test_compiled_for_restricted_every_step_says_that_it_is_not_root(tmp_path: Path) -> None:
     """And only then: an image of one's own may be root's where nothing forbids that."""
     for restricted in (True, False):
-        path, *_ = write(tmp_path, restricted=restricted)
+        path, *_ = write(tmp_path, restricted=restricted, names=["train_resnet"])
         _, platform = yaml.safe_load_all(path.read_text())
         executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         said = [executors.get(name, {}).get("securityContext") for name in EXECUTORS]
