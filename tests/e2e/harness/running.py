@@ -13,6 +13,8 @@ from tests.e2e.harness.grounds import Grounds, patiently, until
 
 Ending = Literal["Succeeded", "Failed", "Lost"]
 SEEN = "kfp-ddp.test/seen"
+GONE = "unable to retrieve container logs"
+"""What a kubelet writes for the log of a container that it has removed, as of a deleted pod."""
 
 
 class Attempt:
@@ -88,7 +90,11 @@ class Attempt:
             self._follower.start()
         leaves, seen = pod.metadata.deletion_timestamp, SEEN in (pod.metadata.finalizers or [])
         if pod.status.phase in ("Succeeded", "Failed") and (leaves is None or seen):
-            self._lines = self._whole_log()
+            whole = self._whole_log()
+            if whole[:1] and whole[0].startswith(GONE) and self._follower is not None:
+                self._follower.join(10)  # what it kept is all there is
+            else:
+                self._lines = whole
             self.error = _error(pod)
             if seen:
                 free = {"metadata": {"finalizers": None}}
