@@ -3,11 +3,10 @@
 Triton and KServe take `serving/` as the repository, OpenVINO Model Server `serving/<name>`.
 """
 
-import os
-import shutil
 from pathlib import Path
 
 from kfp_ddp.components.export.formats import INPUT, OUTPUT
+from kfp_ddp.components.shared.bundle import link
 
 TRITON_BATCH = 64
 
@@ -16,11 +15,7 @@ def write(folder: Path, onnx: Path, name: str, classes: tuple[str, ...], image_s
     """Write the repository to `folder`; the model is a hard link where the file system has them."""
     version = folder / name / "1"
     version.mkdir(parents=True)
-    target = version / "model.onnx"
-    try:
-        os.link(onnx, target)
-    except OSError:
-        shutil.copyfile(onnx, target)
+    link(onnx, version / "model.onnx")
     labels = [" ".join(line.split()) for line in classes]  # a line each, whatever a name holds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
     (folder / name / "config.pbtxt").write_text(config(name, len(classes), image_size))

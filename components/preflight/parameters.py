@@ -18,7 +18,7 @@ from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.preflight.sweep import Sweep
 from kfp_ddp.components.shared import release
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
-from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY, amount
+from kfp_ddp.components.shared.launch.specification.quantity import AMOUNT, QUANTITY, amount
 from kfp_ddp.components.shared.notify import Notification
 from kfp_ddp.components.train.settings import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
@@ -26,7 +26,6 @@ from kfp_ddp.training.recipes import RecipeName
 
 F = TypeVar("F", bound=Callable[..., Any])
 BOX_LEFT_OPEN = ("auto", 0, "")
-AMOUNT = QUANTITY.removeprefix("^$|")
 LAST = "last"
 """The champion that stands for the model exported last to this destination."""
 

@@ -1,6 +1,5 @@
 """A bundle with what was decided of it: verdict, report and lineage under the same manifest."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -41,19 +40,11 @@ def sealed(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | 
         for name in bundle.files(folder):
             if name not in skipped:
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
-                _link(folder / name, made / name)
+                bundle.link(folder / name, made / name)
         for name, path in there.items():
             shutil.copyfile(path, made / name)
         bundle.write_json(made / LINEAGE, lineage.record(dataset_digest))
     return folder
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file once more; a copy where the file system has no hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _same(one: Path, other: Path) -> bool:

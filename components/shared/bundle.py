@@ -224,6 +224,14 @@ def upload(folder: Path, name: str, where: Destination) -> str:
     return f"{where.uri}/{target}"
 
 
+def link(source: Path, target: Path) -> None:
+    """The same file once more; a copy where the file system has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:
     """Write indented JSON; numbers that are not finite are refused."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)

@@ -8,10 +8,9 @@ from pydantic import Field, model_validator
 from kfp_ddp.base.settings import Settings, split
 from kfp_ddp.components.shared.inference_service import OURS, Runtime
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS
-from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
+from kfp_ddp.components.shared.launch.specification.quantity import AMOUNT, QUANTITY
 from kfp_ddp.components.shared.notify.settings import KEY, KEY_IN_WORDS
 
-AMOUNT = QUANTITY.removeprefix("^$|")
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"

@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+AMOUNT = QUANTITY.removeprefix("^$|")
 _UNITS = {"m": Fraction(1, 1000)} | {
     unit + suffix: Fraction(base**power)
     for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)
