@@ -100,7 +100,7 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
     torch.set_num_threads(1)
     trainer = trainer_on(Path(root), "resnet18", 64, batch_size=32, cache_gb=0.1)
     batch = next(trainer.batches())
-    forever = trainer.report.meter.waits(itertools.repeat(batch))
+    forever = itertools.repeat(batch)
     model = _fresh(trainer)
     ddp = DistributedDataParallel(
         model, gradient_as_bucket_view=True, static_graph=True, forward_sync_buffers=False

@@ -133,6 +133,14 @@ class Cache:
         return {**self.__dict__, "_open": []}
 
 
+def decoded_bytes(config: TrainConfig, splits: Sequence["Index"]) -> int:
+    """Bytes of the images of both splits, decoded, as is to be expected."""
+    return sum(
+        len(index) * transforms.prepared_bytes(config, for_training)
+        for index, for_training in zip(splits, (True, False), strict=True)
+    )
+
+
 def folder_for(config: TrainConfig, splits: Sequence["Index"]) -> Path | None:
     """Where this run keeps decoded images; None if they are more than `cache_gb`.
 
@@ -143,10 +151,7 @@ def folder_for(config: TrainConfig, splits: Sequence["Index"]) -> Path | None:
     Raises:
         StorageError: the folder's disk has no room for them.
     """
-    expected = sum(
-        len(index) * transforms.prepared_bytes(config, for_training)
-        for index, for_training in zip(splits, (True, False), strict=True)
-    )
+    expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:
         return None
     base = Path(config.cache_dir or tempfile.gettempdir())

@@ -2,10 +2,8 @@
 
 import contextlib
 import re
-import statistics
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -13,8 +11,8 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-
-T = TypeVar("T")
+from kfp_ddp.training.time_spent import TOLD
+from kfp_ddp.training.timeline import timeline_on
 
 PEAK_TFLOPS = {
     "T4": 65.0,
@@ -30,8 +28,6 @@ PEAK_TFLOPS = {
     "B200": 2250.0,
 }
 """Dense half-precision peak of a GPU, from NVIDIA's data sheets."""
-STRAGGLES = 0.2
-"""The share of a step that others must wait for a rank, to call it one that straggles."""
 
 
 class Meter:
@@ -44,83 +40,47 @@ class Meter:
         """What the first rank computes on."""
         self.peak = config.peak_tflops or peak_of(name)
         self.flops = training_flops(config, num_classes) if self.peak else 0.0
+        self.timeline = timeline_on(world.device)
         self.restart(0)
+
+    def begin(self, step: int, began: float) -> None:
+        """Begin with the run, after `step` steps; its start has lasted since `began`.
+
+        That is a time on `perf_counter`'s clock.
+        """
+        self.timeline = timeline_on(self.world.device, began)
+        self.timeline.enter("other")
+        self.restart(step)
 
     def restart(self, step: int) -> None:
         """Begin to measure at `step`."""
-        self._began, self._step, self._waited = time.monotonic(), step, 0.0
-        self._marks: list[tuple[Any, Any]] = []
-
-    def waits(self, batches: Iterator[T]) -> Iterator[T]:
-        """`batches`, with the time it takes to get one counted as waiting for data."""
-        while True:
-            began = time.monotonic()
-            batch = next(batches, None)
-            self._waited += time.monotonic() - began
-            if batch is None:
-                return
-            yield batch
-
-    def begin_step(self) -> None:
-        """A step begins, data included."""
-        self._step_began = self._mark()
-
-    def join_others(self) -> None:
-        """From here on the step waits for other ranks: so far its time is this rank's own."""
-        self._marks.append((self._step_began, self._mark()))
-
-    def _mark(self) -> Any:
-        """The time now; on a GPU when it gets here, which nobody waits for."""
-        if self.world.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        self._began, self._step = time.monotonic(), step
+        self._before = self.timeline.read()
 
     def report(self, step: int) -> dict[str, float]:
         """Figures since the last report, by name; starts the next one."""
-        seconds = time.monotonic() - self._began
+        seconds, steps = time.monotonic() - self._began, max(1, step - self._step)
         rate = (step - self._step) * self.config.batch_size / seconds
+        before = self._before
+        self.restart(step)
+        spent = {phase: self._before[phase] - before[phase] for phase in TOLD}
         figures = {
             "images_per_s": rate,
             "images_per_s_per_device": rate / self.world.size,
-            "step_seconds": seconds / max(1, step - self._step),
-            "data_wait_fraction": self._waited / seconds,
-            "own_seconds": sum(_between(*marks) for marks in self._marks)
-            / max(1, len(self._marks)),
+            "step_seconds": seconds / steps,
+            "data_wait_fraction": spent["data"] / seconds,
+            **{f"{phase}_seconds": took / steps for phase, took in spent.items()},
         }
         if self.peak:
-            figures["mfu"] = self.flops * rate / self.world.size / (self.peak * 1e12)
+            figures["mfu"] = self.mfu(rate)
         if self.world.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
             figures["memory_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
-        self.restart(step)
         return figures
 
-
-def _between(before: Any, after: Any) -> float:
-    """Seconds; a GPU must have got to `after`, as it has once its loss is known."""
-    if isinstance(after, torch.cuda.Event):
-        return float(before.elapsed_time(after)) / 1e3
-    return float(after - before)
-
-
-class Pace:
-    """The ranks' own times of a step, and the slowest of them, which the others wait for."""
-
-    def __init__(self, seconds: Sequence[float], step_seconds: float) -> None:
-        self.seconds = [round(value, 6) for value in seconds]
-        self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
-        median = statistics.median_low(seconds)
-        self.ratio = seconds[self.slowest] / median if median else 1.0
-        """Of the slowest to the median."""
-        late = seconds[self.slowest] - median > STRAGGLES * step_seconds
-        self.straggler = (
-            f"; rank {self.slowest} takes {self.ratio:.1f} times as long as the others"
-            if late
-            else ""
-        )
-        """Names the slowest where it makes the others wait; else empty."""
+    def mfu(self, rate: float) -> float:
+        """The share of its devices' peak that a run of `rate` images a second needs."""
+        return self.flops * rate / self.world.size / (self.peak * 1e12)
 
 
 def profiler_of(config: TrainConfig) -> contextlib.AbstractContextManager[Any]:

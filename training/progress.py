@@ -26,6 +26,7 @@ class Progress:
     EVERY_S: ClassVar[float] = 10.0
 
     def __init__(self, folder: Path, rank: int) -> None:
+        self.began = time.perf_counter()
         self.step = 0
         self.phase: Phase = "start"
         self._path, self._rank = folder / f"{rank}.json", rank

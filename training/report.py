@@ -1,17 +1,25 @@
 """What a run says of its steps: a line on the screen, and the metrics."""
 
 import gc
+import os
+import socket
 from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.training.advice import Setting, advice, cpus_of_a_rank, room_for_a_cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.meter import Meter, Pace
+from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.progress import NODE
 from kfp_ddp.training.sinks import sinks
+from kfp_ddp.training.time_spent import OWN, TOLD, Pace, TimeSpent
+from kfp_ddp.training.timeline import PHASES
 
 
 class Report:
@@ -64,11 +72,14 @@ class Report:
         figures = self.meter.report(step)
         if scaler.is_enabled():
             figures["loss_scale"] = float(scaler.get_scale())
-        own = [0.0] * self.world.size
-        own[self.world.rank] = figures.pop("own_seconds")
-        sums = self.world.sum([float(loss), figures["data_wait_fraction"], skipped, *own])
+        phases = [f"{phase}_seconds" for phase in TOLD]
+        mine = [figures[name] for name in phases]
+        rows, sums = self._of_all(mine, [float(loss), figures["data_wait_fraction"], skipped])
         mean = sums[0] / self.world.size
-        pace = Pace(sums[3:], figures["step_seconds"])
+        own = [row[: len(OWN)] for row in rows]
+        pace = Pace([sum(row) for row in own], figures["step_seconds"], own)
+        columns = zip(*rows, strict=True)
+        means = {name: fmean(of) for name, of in zip(phases, columns, strict=True)}
         if self.world.first:
             speed = figures["images_per_s"]
             print(
@@ -83,9 +94,11 @@ class Report:
             loss=mean,
             lr=rate,
             skipped_images=int(sums[2]),
-            **{**figures, "data_wait_fraction": sums[1] / self.world.size},
+            **{**figures, **means, "data_wait_fraction": sums[1] / self.world.size},
             slowest_rank=pace.slowest,
             slowest_ratio=pace.ratio,
+            slowest_phase=pace.phase,
+            straggles=pace.late,
             rank_seconds=pace.seconds,
         )
         gc.collect(1)
@@ -101,9 +114,47 @@ class Report:
                 flush=True,
             )
 
-    def end(self, status: str, step: int, reason: str) -> None:
-        """Tell how the run ended."""
+    def end(self, status: str, step: int, reason: str, decoded: int) -> None:
+        """Tell how the run ended, and where the time of all ranks went; they meet for it.
+
+        Args:
+            status: done or preempted.
+            step: The last one.
+            reason: Why it ended before it was to.
+            decoded: Bytes of its images, decoded; 0 where they are kept so already.
+        """
         if status == "done" and step < self.steps_total and self.world.first:
             print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)
-        self.metrics.write("end", status=status, step=step, reason=reason)
+        went = self._where_the_time_went(step, decoded)
+        self.metrics.write("end", status=status, step=step, reason=reason, **went)
         self.metrics.close()
+
+    def _where_the_time_went(self, step: int, decoded: int) -> dict[str, Any]:
+        """Fields of the last event, which rank 0 tells in words, too."""
+        seconds = self.meter.timeline.read()
+        rows, _ = self._of_all([seconds[phase] for phase in PHASES], [])
+        nodes = self.world.to_first(os.environ.get(NODE) or socket.gethostname())
+        if nodes is None:
+            return {}
+        spent, steps = TimeSpent(rows), step - self.first_step + 1
+        cpus, room = cpus_of_a_rank(self.world.local_size), room_for_a_cache(self.config)
+        said = advice(spent, self.config, Setting(nodes, cpus, decoded, room)) if steps > 0 else []
+        print("\n".join([spent.line(), *said]), flush=True)
+        fields: dict[str, Any] = {"seconds": spent.total}
+        fields |= {f"{phase}_seconds": took for phase, took in spent.mean.items()}
+        if self.meter.peak and steps > 0:
+            rate = steps * self.config.batch_size / spent.stepping
+            fields["mfu"] = self.meter.mfu(rate)
+        by_rank = {phase: [round(each, 3) for each in spent.of(phase)] for phase in PHASES}
+        return {**fields, "advice": said, "rank_nodes": nodes, "rank_phase_seconds": by_rank}
+
+    def _of_all(
+        self, mine: Sequence[float], summed: Sequence[float]
+    ) -> tuple[list[list[float]], list[float]]:
+        """The values of each rank, by rank, and the sums of others over them; ranks meet once."""
+        width, size = len(mine), self.world.size
+        each = [0.0] * (width * size)
+        each[self.world.rank * width : (self.world.rank + 1) * width] = mine
+        found = self.world.sum([*summed, *each])
+        rest = found[len(summed) :]
+        return [rest[at : at + width] for at in range(0, len(rest), width)], found[: len(summed)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import optim
+from kfp_ddp.training.cache import decoded_bytes
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, loader
 from kfp_ddp.training.distributed import Stop, World
@@ -24,6 +25,7 @@ from kfp_ddp.training.progress import Progress
 from kfp_ddp.training.report import Report
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
 from kfp_ddp.training.saving import Saving
+from kfp_ddp.training.timeline import when_own_gradients_are_there
 from kfp_ddp.training.validation import Validation
 from kfp_ddp.training.windows import windows_of
 
@@ -66,12 +68,11 @@ class Trainer:
         """Train to the last epoch; False if the ranks agreed to stop before."""
         self.step = self.progress.step = self.saving.resume()
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
-        meter = self.report.meter
-        batches = meter.waits(self.batches())
+        meter, batches = self.report.meter, self.batches()
         profiling = profiler_of(self.config) if self.world.first else contextlib.nullcontext()
         with no_garbage_collection(), profiling as profiler:
             self.saving.restart_clock()
-            meter.restart(self.step)
+            meter.begin(self.step, self.progress.began)
             while self.step < self.steps_total and not self.saving.exhausted:
                 if self.advance(batches):
                     return self._finish("preempted")
@@ -116,17 +117,18 @@ class Trainer:
         Each micro-batch weighs the same in the global batch, also where ranks have unequal numbers
         of them: the strategies divide by the world size, so that is multiplied in.
         """
-        learner, mine, meter = self.learner, self.sampler.mine, self.report.meter
+        learner, mine, enter = self.learner, self.sampler.mine, self.report.meter.timeline.enter
         learner.set_rate(rate)
         weight, epoch = self.world.size / self.sampler.per_step, self.step // self.sampler.steps
         total = torch.zeros((), device=self.world.device)
         indices = []
-        meter.begin_step()
         for number in range(mine):
             learner.keep_statistics_of(number, mine)
             self.progress.phase = "data"
+            enter("data")
             batch = next(batches)
             self.progress.phase = "step"
+            enter("forward")
             self.skipped += batch.skipped
             indices.append(batch.indices)
             images, own = mixed(batch.images, self.config, epoch, batch.indices[0])
@@ -135,11 +137,15 @@ class Trainer:
                 with learner.autocast:
                     output = learner.strategy.replicas(images)
                     loss = self.loss(output, batch.targets, own)
-                if number == mine - 1:
-                    meter.join_others()
-                learner.backward(loss * weight)
+                weighed = loss * weight
+                if number == mine - 1 and self.world.size > 1:
+                    when_own_gradients_are_there(weighed, lambda: enter("communication"))
+                enter("backward")
+                learner.backward(weighed)
             total += loss.detach()
+        enter("optimizer")
         learner.update(self.step)
+        enter("other")
         total /= mine
         self.divergence.note(self.step, total, indices)
         return total
@@ -158,24 +164,34 @@ class Trainer:
     def _evaluate(self, epoch: int) -> bool:
         """Measure the network at the end of an epoch; whether it is the best so far."""
         began, self.progress.phase = time.monotonic(), "evaluate"
+        enter = self.report.meter.timeline.enter
+        enter("evaluation")
         figures = self.validation.measure(self.learner)
         self.report.evaluation(self.step, figures, time.monotonic() - began)
-        return self.saving.judge(self.step, epoch, figures)
+        better = self.saving.judge(self.step, epoch, figures)
+        enter("other")
+        return better
 
     def _save(self) -> None:
         self.saving.restart_clock()
         if self.saving.is_mine(self.step):
             self.progress.phase = "save"
+            enter = self.report.meter.timeline.enter
+            enter("checkpoint")
             epoch = self.step / self.sampler.steps
             diverged = self.divergence.found
             self.saving.save(self.step, epoch, diverged, self.report.metrics)
+            enter("other")
 
     def _finish(self, status: str) -> bool:
         """Make the last save durable before any rank leaves."""
         if status == "preempted":
             self._save()
         self.progress.phase = "save"
+        self.report.meter.timeline.enter("checkpoint")
         self.world.from_first(self.saving.writer.wait)
         reason = self.saving.exhausted if self.step < self.steps_total else ""
-        self.report.end(status, self.step, reason or self.stop.reason)
+        splits = [self.split.index, self.validation.split.index]
+        decoded = 0 if self.split.cache else decoded_bytes(self.config, splits)
+        self.report.end(status, self.step, reason or self.stop.reason, decoded)
         return status == "done"

@@ -1,0 +1,98 @@
+"""What the ranks spent their time on, and which of them the others wait for; pure."""
+
+import statistics
+from collections.abc import Sequence
+
+from kfp_ddp.training.timeline import PHASES, Phase
+
+OWN: tuple[Phase, ...] = ("data", "forward", "backward")
+"""What a rank does before it waits for the others in a step."""
+STEP: tuple[Phase, ...] = (*OWN, "communication", "optimizer", "other")
+TOLD: tuple[Phase, ...] = (*STEP, "checkpoint")
+"""What may fall between two lines of metrics."""
+STRAGGLES = 0.2
+"""The share of a step that others must wait for a rank, to call it one that straggles."""
+_LEAST = 0.005
+"""The smallest share that is told."""
+
+
+class Pace:
+    """The ranks' own times of a step, and the slowest of them, which the others wait for."""
+
+    def __init__(
+        self, seconds: Sequence[float], step_seconds: float, rows: Sequence[Sequence[float]] = ()
+    ) -> None:
+        """Compare the ranks.
+
+        Args:
+            seconds: Of each rank, its own.
+            step_seconds: Of a whole step.
+            rows: Of each rank, those in each phase of `OWN`; none where nobody knows.
+        """
+        self.seconds = [round(value, 6) for value in seconds]
+        self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
+        median = statistics.median_low(seconds)
+        self.ratio = seconds[self.slowest] / median if median else 1.0
+        """Of the slowest to the median."""
+        self.phase = _slow_at(rows, self.slowest) if rows else ""
+        """What the slowest takes longer for, most of all; '' where nobody knows."""
+        self.late = seconds[self.slowest] - median > STRAGGLES * step_seconds
+        """Whether it makes the others wait."""
+
+    @property
+    def slow(self) -> str:
+        """How slow the slowest is."""
+        where = f", in {self.phase}" if self.phase else ""
+        return f"takes {self.ratio:.1f} times as long as the others{where}"
+
+    @property
+    def straggler(self) -> str:
+        """Names the slowest where it makes the others wait; else empty."""
+        return f"; rank {self.slowest} {self.slow}" if self.late else ""
+
+
+def _slow_at(rows: Sequence[Sequence[float]], rank: int) -> Phase:
+    """What the rank takes longer for than the others do."""
+    medians = [statistics.median_low(column) for column in zip(*rows, strict=True)]
+    more = [value - median for value, median in zip(rows[rank], medians, strict=True)]
+    return OWN[max(range(len(OWN)), key=more.__getitem__)]
+
+
+class TimeSpent:
+    """Seconds of each rank in each phase, in the order of `PHASES`."""
+
+    def __init__(self, rows: Sequence[Sequence[float]]) -> None:
+        self.rows = rows
+        self.mean: dict[Phase, float] = {
+            phase: statistics.fmean(column)
+            for phase, column in zip(PHASES, zip(*rows, strict=True), strict=True)
+        }
+        """Over the ranks."""
+        self.total = sum(self.mean.values())
+        self.stepping = sum(self.mean[phase] for phase in STEP)
+        """Seconds in steps, without the start, checkpoints and evaluations."""
+        own = [[each[PHASES.index(phase)] for phase in OWN] for each in rows]
+        self.pace = Pace([sum(each) for each in own], self.stepping, own)
+
+    def of(self, phase: Phase) -> list[float]:
+        """Seconds of each rank in a phase."""
+        return [each[PHASES.index(phase)] for each in self.rows]
+
+    @property
+    def for_the_slowest(self) -> float:
+        """Seconds that a rank waited, on the average, for ranks slower than itself.
+
+        The exchange itself takes no longer than the rank that is waited for sees it take.
+        """
+        return self.mean["communication"] - min(self.of("communication"))
+
+    def share(self, seconds: float) -> float:
+        """Of all the time."""
+        return seconds / self.total if self.total else 0.0
+
+    def line(self) -> str:
+        """The shares of the phases, the largest first."""
+        ranks = f" on {len(self.rows)} ranks" if len(self.rows) > 1 else ""
+        shares = sorted(((self.share(s), p) for p, s in self.mean.items()), reverse=True)
+        told = ", ".join(f"{phase} {share:.0%}" for share, phase in shares if share >= _LEAST)
+        return f"the time went: {self.total:,.0f} s{ranks}: {told}".replace("%", " %")
