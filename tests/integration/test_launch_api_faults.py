@@ -13,7 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError
+from kfp_ddp.components.shared.cluster import watch_cache
+from kfp_ddp.components.shared.cluster.api import PAGE, Api, ApiError
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow.decisions import Limits, out_of_time
@@ -141,6 +142,45 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
         cache.join(10)
     assert versions[:3] == ["5", "6", "8"]
     assert not cache.forbidden
+
+
+def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(watch_cache, "REMOVED", 2)
+
+    def page(uid: str, more: str) -> Answer:
+        found = {
+            "metadata": {"resourceVersion": "5", "continue": more},
+            "items": [item(uid, 5) | {"spec": "long"}],
+        }
+
+        def answer(server: Server, query: dict[str, str]) -> None:
+            asked.append(query)
+            server.send(200, json.dumps(found))
+
+        return answer
+
+    def script() -> Iterator[Answer]:
+        yield page("a", "b")
+        yield page("b", "")
+        gone = "".join(event("DELETED", uid, 6) for uid in ("a", "x", "y"))
+        yield lambda server, query: server.send(200, gone + event("ADDED", "c", 7))
+        while True:
+            yield lambda server, query: server.send(200, "")
+
+    with serving(script()) as api:
+        changed = threading.Event()
+        cache = WatchCache(api, "/things", {}, changed, lambda of: {"metadata": of["metadata"]})
+        cache.start()
+        until(lambda: set(cache.objects) == {"b", "c"})
+        cache.stop()
+        cache.join(10)
+    assert [each.get("continue") for each in asked] == [None, "b"]
+    assert {each["limit"] for each in asked} == {str(PAGE)}
+    assert cache.objects == {"b": {"metadata": item("b", 5)["metadata"]}, "c": item("c", 7)}
+    assert set(cache.removed) == {"x", "y"}
 
 
 def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:

@@ -160,8 +160,8 @@ def test_files_that_tell_nothing_are_passed_over(tmp_path: Path) -> None:
     for number, text in enumerate(bad, 3):
         said = text if isinstance(text, str) else json.dumps(text)
         (tmp_path / f"{number}.json").write_text(said)
-    assert read(tmp_path) == [told(0, 7)]
-    assert read(tmp_path / "nowhere") == []
+    assert list(read(tmp_path)) == [([told(0, 7)], True)]
+    assert list(read(tmp_path / "nowhere")) == [([], True)]
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])

@@ -28,6 +28,8 @@ DELETE = {"propagationPolicy": "Background"}
 MANAGER = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
 UNTYPED = "failed to create typed patch object"
 """What is said of a field that its definition does not know, or of another type."""
+PAGE = 250
+"""Objects of a list that are asked for at once: 1,000 pods are 10 MB, and more when read."""
 CONTENT = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 
 
@@ -126,6 +128,21 @@ class Api:
             return {"value": data.decode("utf-8", "replace")}
         found = json.loads(data) if data else {}
         return found if isinstance(found, dict) else {"value": found}
+
+    def pages(self, path: str, query: dict[str, str] | None = None) -> Iterator[Object]:
+        """A list in parts of at most PAGE objects, as it was when the first one was asked for.
+
+        Raises:
+            ApiError: as for `call`; 410 where that is too long ago, and it is to be listed anew.
+        """
+        more = ""
+        while True:
+            asked = {**(query or {}), "limit": str(PAGE), **({"continue": more} if more else {})}
+            found = self.call("GET", path, query=asked)
+            yield found
+            more = found["metadata"].get("continue", "")
+            if not more:
+                return
 
     def lines(
         self, path: str, query: dict[str, str], seconds: float | None, longest: int = 0

@@ -3,25 +3,46 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 
 from kfp_ddp.components.shared.cluster.api import STARTING, Api, ApiError, Object
 
 # A watch is opened anew this often, so that a connection cut without a word is noticed.
 WATCH_SECONDS = 60
+REMOVED = 4096
+"""Objects that went which are remembered: more than go between two looks."""
+
+
+def whole(item: Object) -> Object:
+    """All of an object, where `keep` of WatchCache is to leave nothing out."""
+    return item
 
 
 class WatchCache(threading.Thread):
     """What a collection holds now, kept by LIST and WATCH across every kind of interruption.
 
-    `objects` maps uid to object, `removed` those that a watch saw go, as they were then. A server
-    that forbids the watch for good sets `forbidden`.
+    `objects` maps uid to object, `removed` those that a watch saw go last, as they were then. A
+    server that forbids the watch for good sets `forbidden`.
+
+    Args:
+        api: The cluster, asked over connections of our own.
+        path: The collection.
+        query: Selects of it.
+        changed: Is set with each change.
+        keep: What is kept of an object, for the whole of a thousand pods is a hundred MB.
     """
 
     def __init__(
-        self, api: Api, path: str, query: dict[str, str], changed: threading.Event
+        self,
+        api: Api,
+        path: str,
+        query: dict[str, str],
+        changed: threading.Event,
+        keep: Callable[[Object], Object] = whole,
     ) -> None:
         super().__init__(daemon=True, name=f"watch {path}")
         self.api, self.path, self.query, self.changed = api.another(), path, query, changed
+        self.keep = keep
         self.objects: dict[str, Object] = {}
         self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
@@ -52,8 +73,11 @@ class WatchCache(threading.Thread):
                 self._over.wait(0.3 if not refused else 1.0)
 
     def _list(self) -> str:
-        found = self.api.call("GET", self.path, query=self.query)
-        self.objects = {item["metadata"]["uid"]: item for item in found.get("items", [])}
+        objects: dict[str, Object] = {}
+        for found in self.api.pages(self.path, self.query):
+            for item in found.get("items") or []:
+                objects[item["metadata"]["uid"]] = self.keep(item)
+        self.objects = objects
         self.synced.set()
         self.changed.set()
         return str(found["metadata"]["resourceVersion"])
@@ -79,12 +103,14 @@ class WatchCache(threading.Thread):
                 version = item["metadata"]["resourceVersion"]
                 if event["type"] == "BOOKMARK":
                     continue
-                objects = dict(self.objects)
+                objects, uid = dict(self.objects), item["metadata"]["uid"]
                 if event["type"] == "DELETED":
-                    self.removed[item["metadata"]["uid"]] = item
-                    objects.pop(item["metadata"]["uid"], None)
+                    self.removed[uid] = self.keep(item)
+                    while len(self.removed) > REMOVED:
+                        self.removed.pop(next(iter(self.removed)))
+                    objects.pop(uid, None)
                 else:
-                    objects[item["metadata"]["uid"]] = item
+                    objects[uid] = self.keep(item)
                 self.objects = objects
                 self.changed.set()
         except ApiError as error:

@@ -58,12 +58,13 @@ def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
     if not any(wanted.values()):
         return []
     try:
-        nodes = api.call("GET", "/api/v1/nodes")["items"]
+        pages = api.pages("/api/v1/nodes")
+        nodes = [n["status"].get("allocatable", {}) for page in pages for n in page["items"]]
     except ApiError:
         return []
     found = []
     for name, count in wanted.items():
-        most = max((int(n["status"].get("allocatable", {}).get(name, 0)) for n in nodes), default=0)
+        most = max((int(each.get(name, 0)) for each in nodes), default=0)
         if most < count:
             found.append(
                 f"{count} {name} a node are asked for and no node has more than {most}; "

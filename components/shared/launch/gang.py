@@ -141,7 +141,8 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
     except ApiError:
         pass  # it is not there yet, or not ours to see: then its pods tell
     try:
-        pods = api.call("GET", core(api.namespace, "pods"), query={"labelSelector": selector})
+        some = {"labelSelector": selector, "limit": "16"}
+        pods = api.call("GET", core(api.namespace, "pods"), query=some)
     except ApiError:
         return None
     marks = [pod["metadata"].get(part) or {} for pod in pods["items"] for part in MARKED]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.cluster.api import Api, Object, core
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow import kept, sample
 from kfp_ddp.components.shared.launch.follow.decisions import (
     Limits,
     Look,
@@ -28,7 +30,7 @@ from kfp_ddp.components.shared.launch.follow.pods import (
     writes_no_more,
 )
 from kfp_ddp.components.shared.launch.follow.printer import Printer
-from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, read
+from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, Told, read
 from kfp_ddp.components.shared.launch.follow.standing import oldest
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.job_state import State, state
@@ -38,6 +40,10 @@ from kfp_ddp.components.shared.launch.training_progress import ProgressTeller
 TURN_SECONDS = 0.5
 RANKS_SECONDS = 5.0
 DRAIN_SECONDS = 5.0
+# Of many pods some are always stopped late; what those that failed say is waited for all the same.
+DRAIN_MANY_SECONDS = 1.0
+# A look is followed by a rest of so many times its work, or the start of many pods takes a core.
+REST = 3
 PROGRESS_SECONDS = 10.0
 GIVEN_UP = Verdict(State("failed", "its ranks stood still"), given_up=True)
 
@@ -70,10 +76,10 @@ class Watches:
         space, this = api.namespace, {"fieldSelector": f"metadata.name={job}"}
         self.jobs = WatchCache(api, kind.path(space), this, changed)
         its = {"labelSelector": kind.pod_selector(job)}
-        self.pods = WatchCache(api, core(space, "pods"), its, changed)
+        self.pods = WatchCache(api, core(space, "pods"), its, changed, kept.of_pod)
         # Those of pods stand in their conditions.
         about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
-        self.events = WatchCache(api, core(space, "events"), about, changed)
+        self.events = WatchCache(api, core(space, "events"), about, changed, kept.of_event)
         # The second is the Job that makes the pods of a TrainJob.
         self.makers = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
@@ -101,7 +107,10 @@ class Standstill:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks = folder, Ranks()
-        self.read_at = -RANKS_SECONDS
+        self.parts: Iterator[tuple[list[Told], bool]] | None = None
+        """What is left to read of this round over all ranks; None between two."""
+        self.told: list[Told] = []
+        self.began_at = self.read_at = -RANKS_SECONDS
         self.uids: frozenset[str] = frozenset()
         self.since = 0.0
         """Monotonic clock since when these very pods have all run."""
@@ -111,12 +120,24 @@ class Standstill:
         uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
         if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
             self.uids, self.since = uids, look.clock
-        if not limit or look.clock - self.read_at < RANKS_SECONDS:
+        if not limit or not self._read(look.clock):
             return None
-        self.read_at = look.clock
         pods = {pod["metadata"]["name"]: pod for pod in look.pods.own}
-        self.ranks = self.ranks.look(read(self.folder), pods, look.clock)
+        self.ranks = self.ranks.look(self.told, pods, look.clock)
         return self.ranks.stall(pods, self.since, look.clock, limit)
+
+    def _read(self, clock: float) -> bool:
+        """Read a part of what the ranks tell, where it is time; true when that was the last."""
+        if self.parts is None and clock - self.began_at >= RANKS_SECONDS:
+            self.parts, self.told, self.began_at = read(self.folder), [], clock
+        if self.parts is None or clock - self.read_at < TURN_SECONDS:
+            return False
+        self.read_at = clock
+        part, last = next(self.parts)
+        self.told += part
+        if last:
+            self.parts = None
+        return last
 
 
 class Follower:
@@ -137,6 +158,8 @@ class Follower:
         ending.wake(self.changed)
         self.watches = Watches(api, kind, name, self.changed)
         self.pods = Pods.of(job)
+        self.wanted = 0
+        """Pods that the job is made of; 0 where nobody knows."""
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
@@ -159,11 +182,15 @@ class Follower:
             self.ending.before_exit = self.files.save_cursors
             if self.progress is not None:
                 self.ending.newest_step = self.files.newest_step
+        self.wanted = limits.pods
         self.watches.start()
+        worked = 0.0
         try:
             while True:
+                time.sleep(min(TURN_SECONDS, REST * (time.thread_time() - worked)))
                 self.changed.wait(timeout=TURN_SECONDS)
                 self.changed.clear()
+                worked = time.thread_time()
                 look = self._look()
                 if look is None:
                     continue
@@ -210,7 +237,18 @@ class Follower:
     def _look_at_pods(self, clock: float) -> None:
         there = self.watches.pods.objects
         self.pods = self.pods.look(self.job, there, self.watches.pods.removed, clock)
-        self.logs.follow(there)
+        self._follow_logs(there)
+
+    @property
+    def many(self) -> bool:
+        """Whether its pods are too many for more than a sample of their logs."""
+        return max(self.wanted, len(self.pods.present)) > sample.ALL
+
+    def _follow_logs(self, there: Mapping[str, Object]) -> None:
+        if self.many and not self.logs.threads:
+            count = max(self.wanted, len(there))
+            self.printer.say(sample.in_words(count, self.api.namespace))
+        self.logs.follow(there, self.many)
 
     def _decide(self, look: Look, limits: Limits) -> Verdict | None:
         """How the job ended; None while it goes on. One that cannot go on is deleted."""
@@ -226,6 +264,8 @@ class Follower:
 
     def _end(self, found: Verdict, look: Look) -> Outcome:
         preempted = found.state.phase == "failed" and look.pods.only_taken_back
+        if found.state.phase == "failed" and self.many:
+            self._tell_failed()
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
@@ -241,6 +281,13 @@ class Follower:
             given_up=found.given_up,
             never_started=str(oldest(self.narrator.standing.values()) or ""),
         )
+
+    def _tell_failed(self) -> None:
+        """Say how many failed, where that is more than the logs tell."""
+        failed = sum(map(has_failed, self.pods.own))
+        if failed > sample.FAILED:
+            shown = f"the logs of the first {sample.FAILED} are shown"
+            self.printer.say(f"{failed:,} pods of {self.job['metadata']['name']} failed; {shown}")
 
     def _hear_out(self) -> None:
         """Wait for what pods that are being stopped will say, where none has said why yet.
@@ -259,11 +306,14 @@ class Follower:
 
     def _drain(self) -> None:
         """Let the logs come to their end; the job is over, so they do in a moment."""
-        deadline = time.monotonic() + DRAIN_SECONDS
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self.watches.pods.objects
-            self.logs.follow(pods)
-            if self.logs.printed and all(map(writes_no_more, pods.values())):
+            self._follow_logs(pods)
+            heard = self.logs.uids & pods.keys() if self.many else pods.keys()
+            if self.logs.printed and all(writes_no_more(pods[uid]) for uid in heard):
+                break
+            if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.of_failed:
                 break
             self.changed.wait(timeout=0.1)
             self.changed.clear()

@@ -4,8 +4,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
-from kfp_ddp.components.shared.launch.follow.pods import has_started
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.components.shared.launch.follow.pods import has_failed, has_started
+from kfp_ddp.components.shared.launch.follow.printer import (
+    RECENT_LINES,
+    LogCursor,
+    Printer,
+    Stamp,
+)
+from kfp_ddp.components.shared.launch.follow.sample import Wanted, sample
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
@@ -14,15 +20,16 @@ QUIET_SECONDS = 60.0
 LONGEST = 16384
 
 
-def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Which logs are followed, each over a connection of its own, as uid and container.
+# Of a log whose end is enough so many lines; as many are kept for what they say of a failure.
+END_LINES = str(RECENT_LINES)
 
-    Today those of all containers that have one.
-    """
+
+def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator[Wanted]:
+    """Every log that there is, each over a connection of its own."""
     for uid, pod in pods.items():
         for container in containers:
             if has_started(pod, container):
-                yield uid, container
+                yield Wanted(uid, container, end_only=False)
 
 
 class PodLogs:
@@ -38,24 +45,52 @@ class PodLogs:
         self.api, self.containers, self.printer, self.title = api, containers, printer, title
         self.threads: dict[tuple[str, str], PodLog] = {}
 
-    def follow(self, pods: Mapping[str, Object]) -> None:
-        """Take in how the pods are now, and begin with the logs that are to be followed."""
+    def follow(self, pods: Mapping[str, Object], many: bool = False) -> None:
+        """Take in how the pods are now, and begin with the logs that are to be followed.
+
+        Args:
+            pods: Those that are there, by uid.
+            many: Whether they are too many for more than a sample of their logs.
+        """
         names = {pod["metadata"]["name"]: uid for uid, pod in pods.items()}
         for (uid, _), log in self.threads.items():
             if names.get(log.pod_name, uid) != uid:
                 log.abandoned.set()  # or it would print its successor's lines, a second time
             if uid in pods:
                 log.latest = pods[uid]
-        for uid, container in to_follow(pods, self.containers):
+        if many:
+            self._forget(pods)
+            begun = {log.uid: log.is_alive() for log in self.threads.values()}
+            wanted: Iterable[Wanted] = sample(pods, self.containers, begun)
+        else:
+            wanted = to_follow(pods, self.containers)
+        for uid, container, end_only in wanted:
             if (uid, container) not in self.threads:
-                log = PodLog(self.api, pods[uid], container, self.printer, self.title(pods[uid]))
+                title = self.title(pods[uid])
+                log = PodLog(self.api, pods[uid], container, self.printer, title, end_only)
                 self.threads[uid, container] = log
                 log.start()
+
+    def _forget(self, pods: Mapping[str, Object]) -> None:
+        """Drop what came to its end with its pod."""
+        for key, log in list(self.threads.items()):
+            if log.uid not in pods and not log.is_alive():
+                del self.threads[key]
 
     @property
     def printed(self) -> bool:
         """Whether every log that was begun with has come to its end."""
         return not any(log.is_alive() for log in self.threads.values())
+
+    @property
+    def uids(self) -> set[str]:
+        """The pods whose logs were begun with."""
+        return {log.uid for log in self.threads.values()}
+
+    @property
+    def of_failed(self) -> bool:
+        """Whether the log of a pod that failed has not come to its end."""
+        return any(log.is_alive() and has_failed(log.latest) for log in self.threads.values())
 
     def abandon(self) -> None:
         """Let the threads end at their next line."""
@@ -67,13 +102,22 @@ class PodLog(threading.Thread):
     """Follows one container until it is over and every line of it is printed."""
 
     def __init__(
-        self, api: Api, pod: Object, container: str, printer: Printer, title: str = ""
+        self,
+        api: Api,
+        pod: Object,
+        container: str,
+        printer: Printer,
+        title: str = "",
+        end_only: bool = False,
     ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
         self.path = core(api.namespace, "pods", pod["metadata"]["name"])
         self.pod_name = pod["metadata"]["name"]
-        self.key = f"{pod['metadata']['uid']}/{container}"
+        self.uid = str(pod["metadata"]["uid"])
+        self.key = f"{self.uid}/{container}"
+        self.end_only = end_only
+        """Whether the last lines are enough of what was written before."""
         self.title = title or pod_title(pod)
         self.latest = pod
         """The pod as it is now."""
@@ -116,6 +160,8 @@ class PodLog(threading.Thread):
             query["previous"] = "true"
         if cursor is not None:
             query["sinceTime"] = cursor.stamp.since()
+        elif self.end_only:
+            query["tailLines"] = END_LINES
         try:
             for now, text in unprinted(self._whole_lines(query, follow), restart, cursor):
                 self.printer.line(self.key, now, f"[{self.title}] {drawn(text)}")

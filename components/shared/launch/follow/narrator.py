@@ -4,7 +4,8 @@ That may be scheduling, quota, an image, a claim or a queue.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.shared.launch import kueue
@@ -24,6 +25,11 @@ from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 EXPLAIN_SECONDS = 2.0
 # A queue may hold a job for days: what does not change there is asked for less and less often.
 QUEUE_SECONDS = 30.0
+# The pods of a large job start one by one, which is told less often, and with some of their names.
+MANY_PODS, MANY_SECONDS, NAMED = 16, 10.0, 3
+# The reasons that are left out stand in the status of the pods, and come once for each of them.
+OF_PODS = "involvedObject.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=BackOff"
+UNMOUNTED = {"fieldSelector": OF_PODS, "limit": "500"}
 MOUNT = {
     "FailedAttachVolume": "a ReadWriteOnce claim is on one node at a time: use ReadWriteMany, or "
     "publish=clone or snapshot for data",
@@ -42,7 +48,7 @@ class Narrator:
         self.phase = ""
         self.pause = EXPLAIN_SECONDS
         """How long what a queue says is not asked for again."""
-        self.asked_at = 0.0
+        self.asked_at = self.told_at = 0.0
         self.standing: dict[str, Stands] = {}
         """Why each pod that cannot start does not; of a job that is over, as it was before."""
 
@@ -60,6 +66,10 @@ class Narrator:
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
+        soon = look.clock - self.told_at < MANY_SECONDS
+        if len(found) > MANY_PODS and phase == self.phase and soon:
+            return
+        self.told_at = look.clock
         self.printer.say(line)
         self.line, self.phase, self.pause = line, phase, EXPLAIN_SECONDS
 
@@ -79,7 +89,8 @@ def explain(
     """
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}
-    found = {pod["metadata"]["name"]: _of_pod(pod, api) for pod in pods}
+    problem = cache(lambda claim: claim_problem(api, claim))
+    found = {pod["metadata"]["name"]: _of_pod(pod, problem) for pod in pods}
     unmounted = _unmounted(api) if STARTING in found.values() else {}
     told: dict[str, Reason] = {}
     for pod in pods:
@@ -100,8 +111,14 @@ def in_words(found: Mapping[str, Reason]) -> str:
     by_text: dict[str, list[str]] = {}
     for who, reason in found.items():
         by_text.setdefault(reason.text, []).append(who)
-    lines = ((", ".join(sorted(who)), text) for text, who in by_text.items())
+    lines = ((_listed(sorted(who)), text) for text, who in by_text.items())
     return "; ".join(f"{who}: {text}" if who else text for who, text in lines)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= MANY_PODS:
+        return ", ".join(names)
+    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more"
 
 
 def _refused(job: Object, api: Api) -> Reason | None:
@@ -118,14 +135,14 @@ def _refused(job: Object, api: Api) -> Reason | None:
     return None
 
 
-def _of_pod(pod: Object, api: Api) -> Reason | None:
+def _of_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
     status = pod.get("status", {})
     if status.get("phase") != "Pending":
         return None
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message = str(condition.get("message", ""))
-            return Reason("unschedulable", _unschedulable(pod, message, api))
+            return Reason("unschedulable", _unschedulable(pod, message, claim_problem))
     if reason := of_containers(pod):
         return reason
     for container in status.get("initContainerStatuses") or []:
@@ -136,9 +153,8 @@ def _of_pod(pod: Object, api: Api) -> Reason | None:
 
 def _unmounted(api: Api) -> dict[str, Reason]:
     """Why a volume cannot be mounted, which only events tell, by the name of the pod."""
-    query = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
     try:
-        events = api.call("GET", core(api.namespace, "events"), query=query)["items"]
+        events = api.call("GET", core(api.namespace, "events"), query=UNMOUNTED)["items"]
     except ApiError:
         return {}
     return {
@@ -150,10 +166,10 @@ def _unmounted(api: Api) -> dict[str, Reason]:
     }
 
 
-def _unschedulable(pod: Object, message: str, api: Api) -> str:
+def _unschedulable(pod: Object, message: str, claim_problem: Callable[[str], str]) -> str:
     for volume in pod["spec"].get("volumes") or []:
         claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        if claim and (problem := claim_problem(api, claim)):
+        if claim and (problem := claim_problem(claim)):
             return problem
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
     if lacking:

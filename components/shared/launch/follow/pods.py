@@ -137,6 +137,13 @@ def seconds_to_stop(pod: Object) -> float:
     return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
 
 
+def ended_at(pod: Object) -> str:
+    """When a container of the pod ended badly first, as text that sorts by it; '~' for unknown."""
+    states = [status.get("state") or {} for status in _containers(pod)]
+    ended = [each["terminated"] for each in states if "terminated" in each]
+    return min((each["finishedAt"] for each in ended if each.get("finishedAt")), default="~")
+
+
 def has_failed(pod: Object) -> bool:
     """Whether the pod, or a container of it, ended badly."""
     return _phase(pod) == "Failed" or any(_exit_codes(pod))

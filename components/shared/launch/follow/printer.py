@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 # Of each pod so many lines are kept, for what they say of its end.
 RECENT_LINES = 400
+# And of so many pods: one that is replaced again and again is another one each time.
+RECENT_PODS = 256
 RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
 
 
@@ -62,6 +64,8 @@ class Printer:
             self.printed_at = time.monotonic()
             recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
             recent.append(text.partition("] ")[2])
+            if len(self.recent) > RECENT_PODS:
+                self.recent.pop(next(iter(self.recent)))
 
     def say(self, text: str) -> None:
         """Print a line of our own."""

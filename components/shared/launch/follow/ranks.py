@@ -6,7 +6,7 @@ the phase around it, changes; by the monotonic clock of this process alone.
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,8 @@ from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
 LONGEST_BYTES = 4096
+PART = 64
+"""Files that are read at once: those of a thousand ranks take seconds on a claim."""
 # A rank that lives writes each 10 s, be it that it waits for others; NFS shows it a minute later.
 SILENT_SECONDS = 120.0
 # Reading a dataset, an evaluation or a checkpoint has no steps of its own, and takes its time.
@@ -51,14 +53,19 @@ class Stall(NamedTuple):
     node: str
 
 
-def read(folder: Path) -> list[Told]:
-    """What the files in a folder tell; whoever may write there, one that tells nothing is none."""
-    found = []
+def read(folder: Path) -> Iterator[tuple[list[Told], bool]]:
+    """What the files in a folder tell, in parts, and whether each is the last.
+
+    Other work may be done between. Whoever may write there, a file that tells nothing is none.
+    """
     unread = (OSError, ValueError, TypeError, KeyError, RecursionError)
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(*unread), open_below(folder, path.name) as file:
-            found.append(_parsed(json.loads(file.read(LONGEST_BYTES))))
-    return found
+    names = sorted(path.name for path in folder.glob("*.json"))
+    for at in range(0, max(1, len(names)), PART):
+        found = []
+        for name in names[at : at + PART]:
+            with contextlib.suppress(*unread), open_below(folder, name) as file:
+                found.append(_parsed(json.loads(file.read(LONGEST_BYTES))))
+        yield found, at + PART >= len(names)
 
 
 def _parsed(said: Mapping[str, object]) -> Told:

@@ -10,6 +10,8 @@ from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.follow.last_words import ROOT, last_words
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
+TOLD_TO_STOP = (137, 143)
+"""Exit codes of a program that was told to stop and ends, or does not until it is killed."""
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
 
 
@@ -57,7 +59,11 @@ def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | N
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
-                return _of_container(who, name, ended, last_lines.get(pod["metadata"]["uid"], ()))
+                lines = last_lines.get(pod["metadata"]["uid"], ())
+                found = _of_container(who, name, ended, lines)
+                stops = "deletionTimestamp" in pod["metadata"]
+                stopped = stops and found.exit_code in TOLD_TO_STOP
+                return replace(found, consequence=found.consequence or stopped)
     return None
 
 

@@ -14,6 +14,8 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 
 TOUCH_SECONDS = 10.0
+# Each save is a sync of the claim's file system.
+SAVE_SECONDS = 0.5
 
 
 class StepFiles:
@@ -25,13 +27,15 @@ class StepFiles:
         self.cursors = folder.log_positions(job)
         """For a successor of this step, which goes on in the logs where this one ended."""
         self.saved = ""
-        self.touched_at = 0.0
+        self.saved_at = self.touched_at = 0.0
         if self.cursors.exists():
             printer.load(self.cursors.read_text())
 
     def keep(self, clock: float) -> None:
         """Write what is due by the monotonic clock."""
-        self.save_cursors()
+        if clock - self.saved_at >= SAVE_SECONDS:
+            self.saved_at = clock
+            self.save_cursors()
         if clock - self.touched_at < TOUCH_SECONDS:
             return
         self.touched_at = clock

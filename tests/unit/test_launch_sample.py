@@ -1,0 +1,233 @@
+"""A job of many pods: which logs are followed, and what is kept, asked and said of each pod."""
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.components.shared.cluster.api import Api, Object
+from kfp_ddp.components.shared.images import used
+from kfp_ddp.components.shared.launch.ending import Ending
+from kfp_ddp.components.shared.launch.follow import follower as following
+from kfp_ddp.components.shared.launch.follow import kept, narrator, ranks, sample
+from kfp_ddp.components.shared.launch.follow.decisions import Limits
+from kfp_ddp.components.shared.launch.follow.follower import Follower
+from kfp_ddp.components.shared.launch.follow.logs import PodLog
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.identity import Owner
+from kfp_ddp.components.shared.launch.job_state import State
+from kfp_ddp.components.shared.launch.specification.kinds import KINDS, V1_INDEX, V1_TYPE
+
+MAIN = ("pytorch",)
+RUNS: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def ended(second: int, code: int = 1, message: str = "") -> Object:
+    at = f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
+    return {"terminated": {"exitCode": code, "finishedAt": at, "message": message}}
+
+
+def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> Object:
+    phase = "Running" if "running" in state else "Failed" if "terminated" in state else "Pending"
+    return {
+        "metadata": {
+            "name": f"x-{role}-{number}",
+            "uid": f"{role}-{number}",
+            "labels": {V1_TYPE: role, V1_INDEX: str(number)},
+        },
+        "spec": {"nodeName": f"node-{node}", "containers": []},
+        "status": {"phase": phase, "containerStatuses": [{"name": "pytorch", "state": state}]},
+    }
+
+
+def job(count: int, nodes: int, **states: Object) -> dict[str, Object]:
+    made = [pod(i, i % nodes, states.get(f"w{i}", RUNS)) for i in range(count)]
+    random.Random(count).shuffle(made)
+    return {each["metadata"]["uid"]: each for each in made}
+
+
+def chosen(pods: dict[str, Object], begun: dict[str, bool] | None = None) -> list[str]:
+    return [each.uid for each in sample.sample(pods, MAIN, begun or {})]
+
+
+def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
+    pods = job(1000, nodes=5)
+    found = sample.sample(pods, MAIN, {})
+    assert [each.uid for each in found] == [f"worker-{i}" for i in range(5)]
+    assert [each.end_only for each in found] == [False, True, True, True, True]
+    assert chosen(pods, dict.fromkeys((each.uid for each in found), True)) == []
+
+
+def test_nodes_are_followed_up_to_a_bound_that_leaves_room_for_failures() -> None:
+    pods = job(1000, nodes=500)
+    first = chosen(pods)
+    assert len(first) == sample.STREAMS - sample.FOR_FAILED
+    pods["worker-700"] = pod(700, 200, ended(9))
+    assert chosen(pods, dict.fromkeys(first, True)) == ["worker-700"]
+
+
+def test_rank_0_is_followed_though_it_starts_last() -> None:
+    pods = job(100, nodes=100, w0={"waiting": {}})
+    begun = dict.fromkeys(chosen(pods), True)
+    assert "worker-0" not in begun
+    pods["worker-0"] = pod(0, 0)
+    assert chosen(pods, begun) == ["worker-0"]
+
+
+def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
+    """Whichever the watch tells of first, the one that failed first is among them."""
+    states = {f"w{i}": ended(1000 - i) for i in range(900, 950)}
+    pods = job(1000, nodes=20, **states)
+    begun: dict[str, bool] = {}
+    read: list[str] = []
+    while found := [each for each in chosen(pods, begun) if each.startswith("worker-9")]:
+        assert sum(begun.values()) + len(found) <= sample.STREAMS
+        read += found
+        begun |= dict.fromkeys(found, False)
+    assert read == [f"worker-{i}" for i in range(949, 949 - sample.FAILED, -1)]
+    pods["worker-5"] = pod(5, 5, ended(3))
+    assert chosen(pods, begun)[0] == "worker-5"
+
+
+def test_a_node_whose_pod_is_gone_is_followed_again_and_one_that_ended_well_is_not() -> None:
+    pods = job(100, nodes=2, w1=ended(5, code=0))
+    assert chosen(pods, {"worker-0": True, "worker-1": False}) == []
+    del pods["worker-1"]
+    assert chosen(pods, {"worker-0": True, "worker-1": False}) == ["worker-3"]
+
+
+def test_what_starts_the_ranks_of_an_mpijob_is_followed_first() -> None:
+    pods = job(100, nodes=100) | {"launcher-0": pod(0, 0, role="launcher")}
+    assert chosen(pods)[:2] == ["launcher-0", "worker-0"]
+
+
+def test_what_is_kept_of_a_pod_tells_the_same(tmp_path: Path) -> None:
+    whole: Object = {
+        "metadata": {
+            "name": "x-worker-3",
+            "uid": "u",
+            "labels": {V1_TYPE: "worker", V1_INDEX: "3"},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "managedFields": [{"fieldsV1": {"f:metadata": {}}}] * 20,
+        },
+        "spec": {
+            "nodeName": "a",
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 30,
+            "containers": [{"name": "pytorch", "image": "a:1", "env": [{"name": "A"}] * 50}],
+            "volumes": [
+                {"name": "m", "emptyDir": {}},
+                {"name": "c", "persistentVolumeClaim": {"claimName": "work"}},
+            ],
+        },
+        "status": {
+            "phase": "Failed",
+            "conditions": [{"type": "PodScheduled", "status": "True"}],
+            "containerStatuses": [
+                {"name": "pytorch", "imageID": "a@sha256:1", "state": ended(4, message="no")}
+            ],
+        },
+    }
+    few = kept.of_pod(whole)
+    assert len(json.dumps(few)) < len(json.dumps(whole)) / 2
+    assert root_cause([few], "") == root_cause([whole], "")
+    assert used([few], MAIN) == used([whole], MAIN) == [{"image": "a:1", "digest": "sha256:1"}]
+    assert few["spec"]["volumes"] == whole["spec"]["volumes"][1:]
+
+
+def test_a_pod_that_was_told_to_stop_is_not_why_the_job_failed() -> None:
+    """The operator stops the others as soon as one is gone, and these end with a signal's code."""
+    stopped = pod(0, 0, ended(1, code=143))
+    stopped["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert "worker-7: its pod was removed" in root_cause([stopped], "", {}, [pod(7, 0)]).error
+    alone = root_cause([stopped], "")
+    assert (alone.exit_code, alone.retryable) == (143, True)
+
+
+def of_many(capsys: pytest.CaptureFixture[str], pods: dict[str, Object]) -> str:
+    """What a follower whose watches hold a failed job and these pods prints."""
+    owner = Owner("step", "workflow", "uid")
+    nowhere = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+    job: Object = {
+        "metadata": {"name": "x", "uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "status": {"conditions": [{"type": "Failed", "status": "True"}]},
+    }
+    ending = Ending(nowhere, owner, threading.Event())
+    ending.warm = lambda: None  # type: ignore[method-assign]
+    made = Follower(nowhere, KINDS["pytorchjob"], job, ending, None)
+    made.watches.jobs.objects, made.watches.pods.objects = {"job": job}, pods
+    for watch in made.watches.all:
+        watch.synced.set()
+    made.watches.start = lambda: None  # type: ignore[method-assign]
+    made.run(Limits(pods=len(pods)))
+    return capsys.readouterr().out
+
+
+def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread waits for one that runs on, as some of a thousand always do."""
+    monkeypatch.setattr(PodLog, "run", lambda self: None)
+    pods = job(1000, nodes=20, **{f"w{i}": ended(i) for i in range(50)})
+    monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
+    monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
+    out = of_many(capsys, pods)
+    assert out.splitlines() == [
+        sample.in_words(1000, "space"),
+        "50 pods of x failed; the logs of the first 16 are shown",
+    ]
+    assert "of 1,000 logs" in out
+    monkeypatch.setattr(following, "DRAIN_SECONDS", 0)
+    assert of_many(capsys, job(16, nodes=2, w3=ended(3))) == ""
+
+
+class Asked:
+    """Counts what an API is asked."""
+
+    namespace = "space"
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def call(self, method: str, path: str, query: Any = None) -> Object:
+        self.paths.append(path)
+        if path.endswith("/events"):
+            assert query["limit"] == "500"
+            return {"items": []}
+        return {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
+
+
+def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
+    waits = pod(0, 0, {"waiting": {}})
+    condition = {"type": "PodScheduled", "status": "False", "message": "unbound claims"}
+    claim = {"persistentVolumeClaim": {"claimName": "work"}}
+    pods = []
+    for number in range(1000):
+        each = json.loads(json.dumps(waits))
+        each["metadata"] = pod(number, 0)["metadata"]
+        each["spec"]["volumes"] = [claim]
+        each["status"]["conditions"] = [condition]
+        pods.append(each)
+    api: Any = Asked()
+    about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
+    found = narrator.explain(about, State("created"), pods, [], api, 1000)
+    assert len(api.paths) == 1
+    assert narrator.in_words(found) == (
+        "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow)"
+    )
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 300])
+def test_what_many_ranks_tell_is_read_in_parts(tmp_path: Path, count: int) -> None:
+    for rank in range(count):
+        said = {"rank": rank, "pod": "p", "node": "n", "step": 1, "phase": "step", "time": 0}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(said))
+    (tmp_path / "0-broken.json").write_text("{")
+    parts = list(ranks.read(tmp_path))
+    assert sorted(each.rank for told, _ in parts for each in told) == list(range(count))
+    assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
+    assert max(len(told) for told, _ in parts) <= ranks.PART
