@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ from kfp_ddp.training.time_spent import TimeSpent
 WAITS, SAVES, EVALUATES, STARTS = 0.05, 0.05, 0.2, 0.2
 """Shares of the time that are worth a word."""
 NETWORK = 0.1
-LONG_START = 60.0
-"""Seconds; who waits less long for the first step has other worries."""
+LONG = 60.0
+"""Seconds; a shorter run is mostly what each run does once."""
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -53,14 +53,20 @@ def advice(spent: TimeSpent, config: TrainConfig, here: Setting) -> list[str]:
         "waited for the network: a larger batch_size, or a faster network "
         "(kfp-ddp netcheck measures it)",
     )
+    if spent.total > LONG:
+        _tell_of_pauses(spent, config, tell)
+    return [line for _, line in sorted(found, key=lambda each: -each[0])]
+
+
+def _tell_of_pauses(
+    spent: TimeSpent, config: TrainConfig, tell: Callable[[float, float, str], None]
+) -> None:
     tell(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
     every = config.eval_epochs
     tell(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
-    started = spent.mean["start"]
-    if started > LONG_START:
-        less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
-        tell(started, STARTS, f"was the start, before the first step: {less}a longer run")
-    return [line for _, line in sorted(found, key=lambda each: -each[0])]
+    less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
+    start = f"was the start, before the first step: {less}a longer run"
+    tell(spent.mean["start"], STARTS, start)
 
 
 def _against_waiting(config: TrainConfig, here: Setting) -> str:

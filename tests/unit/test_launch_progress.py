@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from kfp_ddp.components.shared.launch.training_progress import (
     Event,
     MetricsTail,
@@ -46,6 +48,31 @@ def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
     assert progress.line() == "step 20/110 · loss 0.500 · 1,234 images/s · ETA 0:45"
     progress.update([{"event": "eval", "accuracy": 0.987}])
     assert "val accuracy 98.7%" in progress.line()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"data_wait_fraction": 0.09, "communication_seconds": 0.19}, ""),
+        ({"data_wait_fraction": 0.12, "communication_seconds": 0.3}, " · 12% waits for data"),
+        ({"communication_seconds": 0.3}, " · 30% waits for gradients"),
+        (
+            {"data_wait_fraction": 0.5, "straggles": True, "slowest_rank": 3,
+             "slowest_ratio": 1.84, "slowest_phase": "forward"},
+            " · rank 3 takes 1.8 times as long, in forward",
+        ),
+        ({"straggles": False, "slowest_rank": 3, "slowest_ratio": 1.1}, ""),
+        (
+            {"straggles": True, "slowest_rank": 3, "slowest_ratio": 2, "slowest_phase": "a\nb",
+             "data_wait_fraction": None},
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_progress_line_tells_what_steps_wait_for(fields: Event, said: str) -> None:
+    progress = TrainingProgress()
+    progress.update([{**steps((10, 100.0))[0], "step_seconds": 1.0, **fields}])
+    assert progress.line() == f"step 10 · loss 0.500 · 1,234 images/s{said}"
 
 
 def test_the_rate_starts_anew_when_training_is_resumed() -> None:

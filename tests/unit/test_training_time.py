@@ -9,8 +9,13 @@ import torch
 from kfp_ddp.training import timeline
 from kfp_ddp.training.advice import Setting, advice
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.time_spent import PHASES, TimeSpent
-from kfp_ddp.training.timeline import GpuTimeline, Timeline, when_own_gradients_are_there
+from kfp_ddp.training.time_spent import TimeSpent
+from kfp_ddp.training.timeline import (
+    PHASES,
+    GpuTimeline,
+    Timeline,
+    when_own_gradients_are_there,
+)
 
 
 def row(**seconds: float) -> list[float]:
@@ -81,7 +86,7 @@ def test_the_times_of_a_gpu_are_read_when_it_got_there_by_few_events(
 def test_the_end_of_own_gradients_is_told_before_anything_that_waits_for_others() -> None:
     heard: deque[str] = deque()
     weight = torch.ones(3, requires_grad=True)
-    weight.register_hook(lambda grad: heard.append("gradient"))
+    weight.register_hook(lambda _: heard.append("gradient"))  # type: ignore[no-untyped-call]
     loss = (weight * 2).sum()
 
     def wait_for_others(grad: torch.Tensor) -> None:
@@ -90,7 +95,7 @@ def test_the_end_of_own_gradients_is_told_before_anything_that_waits_for_others(
 
     doubled = loss * 2
     when_own_gradients_are_there(doubled, lambda: heard.append("own"))
-    loss.register_hook(wait_for_others)
+    loss.register_hook(wait_for_others)  # type: ignore[no-untyped-call]
     torch.autograd.backward(doubled)
     assert list(heard) == ["gradient", "own", "others"]
 
@@ -157,6 +162,11 @@ def test_a_slow_network_is_told_from_a_slow_rank() -> None:
         "15 % of the time: look at its node (temperature, another tenant), or trace it "
         "(kfp-ddp trace --rank 1)"
     ]
+
+
+def test_a_run_of_seconds_is_told_nothing_of_what_it_does_once() -> None:
+    spent = TimeSpent([row(forward=3, start=7, checkpoint=2, evaluation=8)])
+    assert advice(spent, config(), HERE) == []
 
 
 def test_checkpoints_evaluations_and_the_start_are_told_where_they_take_much() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+WAITS_FOR_DATA, WAITS_FOR_GRADIENTS = 0.1, 0.2
+"""Shares of a step that are worth a word."""
 
 
 class MetricsTail:
@@ -72,6 +74,8 @@ class TrainingProgress:
             parts.append(f"loss {loss:.3f}")
         if speed := float(last.get("images_per_s") or 0):
             parts.append(f"{speed:,.0f} images/s")
+        if waits := _waits(last):
+            parts.append(waits)
         if self.accuracy is not None:
             parts.append(f"val accuracy {self.accuracy:.1%}")
         if (left := self.seconds_left()) is not None:
@@ -87,6 +91,19 @@ class TrainingProgress:
         if steps <= 0 or seconds <= 0:
             return None
         return (self.total - int(self.last["step"])) * seconds / steps
+
+
+def _waits(step: Event) -> str:
+    """What the ranks wait for in their steps; '' where they do not wait much."""
+    slowest = [step.get(f"slowest_{name}") for name in ("rank", "ratio", "phase")]
+    match step.get("straggles"), *slowest:
+        case True, int(rank), int() | float() as ratio, str(phase) if phase.isalpha():
+            return f"rank {rank} takes {ratio:.1f} times as long, in {phase}"
+    if (data := float(step.get("data_wait_fraction") or 0)) >= WAITS_FOR_DATA:
+        return f"{data:.0%} waits for data"
+    seconds = float(step.get("step_seconds") or math.inf)
+    exchange = float(step.get("communication_seconds") or 0) / seconds
+    return f"{exchange:.0%} waits for gradients" if exchange >= WAITS_FOR_GRADIENTS else ""
 
 
 class ProgressTeller:
