@@ -59,7 +59,7 @@ PARTS = {
     "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
     "gate": Part(
         tuple(f"components/gate/{name}" for name in ("rules", "checks", "against", "bundled")),
-        ("unit/test_gate_rules", "unit/test_gate_words", "unit/test_gate_table"),
+        tuple(f"unit/test_gate_{name}" for name in ("classes", "rules", "table", "words")),
     ),
     "measure": Part(
         tuple(f"components/evaluate/{name}" for name in ("measure", "roc")),

@@ -24,7 +24,7 @@ from kfp_ddp.components.shared.evaluation import slice_of
 from tests.conftest import CHECKOUT
 from tests.gating import CLASSES, FILES, bundled, evaluation, exported, hits, infra, judged, variant
 
-README = CHECKOUT / "components" / "gate" / "README.md"
+README = CHECKOUT / "kfp_ddp" / "components" / "gate" / "README.md"
 START, END = "<!-- truth table -->\n", "<!-- /truth table -->"
 KEY = Ed25519PrivateKey.from_private_bytes(b"k" * 32)
 PEM = KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
