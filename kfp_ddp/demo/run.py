@@ -28,11 +28,12 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     """
     started = time.monotonic()
     engine.prepare(output)
-    with bucket.serve() as url:
-        with Phase("bucket") as phase:
-            phase.show(f"filling gs://{bucket.BUCKET}")
-            images = bucket.fill(url)
-            phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
+    with Phase("bucket") as phase:
+        storage = bucket.empty()
+        phase.show(f"filling gs://{bucket.BUCKET}")
+        images = bucket.fill(storage)
+        phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
+    with bucket.serve(storage) as url:
         given = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
         environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
         return engine.run(output, given, environment, started)

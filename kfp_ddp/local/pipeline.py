@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import kfp_ddp
+from kfp_ddp.local import warm
 
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
 
@@ -16,6 +17,11 @@ def run(arguments: dict[str, object], pipeline_root: str, compiled: Path = COMPI
     Raises:
         RuntimeError: when a step failed.
     """
+    with warm.python(warm.stages_of(compiled)):
+        _run(arguments, pipeline_root, compiled)
+
+
+def _run(arguments: dict[str, object], pipeline_root: str, compiled: Path) -> None:
     from kfp import components, local
 
     # The steps run in this Python, whatever their image is called.

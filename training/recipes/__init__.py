@@ -19,9 +19,9 @@ RECIPES: dict[str, Recipe] = {
     "digits": {
         "model": "cifar_resnet8",
         "image_size": 16,
-        "epochs": 15,
-        "batch_size": 32,
-        "learning_rate": 0.1,
+        "epochs": 8,
+        "batch_size": 64,
+        "learning_rate": 0.2,
         "warmup_epochs": 1.0,
         "label_smoothing": 0.05,
         "workers": 0,
