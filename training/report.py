@@ -18,8 +18,7 @@ from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.progress import NODE
 from kfp_ddp.training.sinks import sinks
-from kfp_ddp.training.time_spent import OWN, TOLD, Pace, TimeSpent
-from kfp_ddp.training.timeline import PHASES
+from kfp_ddp.training.time_spent import OWN, PHASES, TOLD, Pace, TimeSpent
 
 
 class Report:
@@ -137,14 +136,17 @@ class Report:
         if nodes is None:
             return {}
         spent, steps = TimeSpent(rows), step - self.first_step + 1
-        cpus, room = cpus_of_a_rank(self.world.local_size), room_for_a_cache(self.config)
-        said = advice(spent, self.config, Setting(nodes, cpus, decoded, room)) if steps > 0 else []
-        print("\n".join([spent.line(), *said]), flush=True)
         fields: dict[str, Any] = {"seconds": spent.total}
         fields |= {f"{phase}_seconds": took for phase, took in spent.mean.items()}
-        if self.meter.peak and steps > 0:
-            rate = steps * self.config.batch_size / spent.stepping
-            fields["mfu"] = self.meter.mfu(rate)
+        said: list[str] = []
+        line = spent.line()
+        if steps > 0:
+            cpus, room = cpus_of_a_rank(self.world.local_size), room_for_a_cache(self.config)
+            said = advice(spent, self.config, Setting(nodes, cpus, decoded, room))
+            if self.meter.peak:
+                used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)
+                fields["mfu"], line = used, f"{line}; MFU {used * 100:.1f} %"
+        print("\n".join([line, *said]), flush=True)
         by_rank = {phase: [round(each, 3) for each in spent.of(phase)] for phase in PHASES}
         return {**fields, "advice": said, "rank_nodes": nodes, "rank_phase_seconds": by_rank}
 

@@ -2,9 +2,23 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import Literal, get_args
 
-from kfp_ddp.training.timeline import PHASES, Phase
-
+Phase = Literal[
+    "start",
+    "data",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "checkpoint",
+    "evaluation",
+    "other",
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""`communication` is what of it the backward pass does not hide: from the end of a rank's own
+gradients to the end of their exchange, waiting for slower ranks included. `other` is reports, the
+agreement to stop, and traces."""
 OWN: tuple[Phase, ...] = ("data", "forward", "backward")
 """What a rank does before it waits for the others in a step."""
 STEP: tuple[Phase, ...] = (*OWN, "communication", "optimizer", "other")

@@ -3,26 +3,12 @@
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Phase = Literal[
-    "start",
-    "data",
-    "forward",
-    "backward",
-    "communication",
-    "optimizer",
-    "checkpoint",
-    "evaluation",
-    "other",
-]
-PHASES: tuple[Phase, ...] = get_args(Phase)
-"""`communication` is what of it the backward pass does not hide: from the end of a rank's own
-gradients to the end of their exchange, waiting for slower ranks included. `other` is reports, the
-agreement to stop, and traces."""
+from kfp_ddp.training.time_spent import PHASES, Phase
 
 
 class Timeline:

@@ -9,13 +9,8 @@ import torch
 from kfp_ddp.training import timeline
 from kfp_ddp.training.advice import Setting, advice
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.time_spent import TimeSpent
-from kfp_ddp.training.timeline import (
-    PHASES,
-    GpuTimeline,
-    Timeline,
-    when_own_gradients_are_there,
-)
+from kfp_ddp.training.time_spent import PHASES, TimeSpent
+from kfp_ddp.training.timeline import GpuTimeline, Timeline, when_own_gradients_are_there
 
 
 def row(**seconds: float) -> list[float]:

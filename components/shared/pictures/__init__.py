@@ -18,6 +18,7 @@ from kfp_ddp.components.shared.pictures.matrix import (
     confusion_matrix,
     legend,
 )
+from kfp_ddp.components.shared.pictures.shares import Part, shares_bar
 from kfp_ddp.components.shared.pictures.style import Card, cards, page
 from kfp_ddp.components.shared.pictures.training import (
     curve,
@@ -35,6 +36,7 @@ __all__ = [
     "NUMBERED",
     "Card",
     "Marks",
+    "Part",
     "Point",
     "Series",
     "cards",
@@ -47,5 +49,6 @@ __all__ = [
     "page",
     "read_events",
     "resumed",
+    "shares_bar",
     "training_curves",
 ]

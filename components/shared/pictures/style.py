@@ -40,6 +40,8 @@ padding:10px 16px;margin:14px 0;overflow-wrap:anywhere}
 .key i{display:inline-block;width:16px;height:3px;border-radius:2px;vertical-align:middle;
 margin-right:6px}.key i.dash{background:none;border-top:2px dashed var(--soft);height:0}
 .key i.box{width:12px;height:12px;border-radius:2px}
+.shares{display:flex;gap:1px;height:22px;border-radius:4px;overflow:hidden;margin:8px 0 6px}
+.shares i{display:block;min-width:1px}
 .plot{position:relative;height:220px;margin:8px 14px 0 52px}.three .plot{height:130px}
 .plot svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
 .plot span{position:absolute;font-size:12px;line-height:1;color:var(--soft);white-space:nowrap;

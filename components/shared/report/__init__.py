@@ -17,6 +17,7 @@ from kfp_ddp.components.shared.report.head import head, test_split
 from kfp_ddp.components.shared.report.material import gather
 from kfp_ddp.components.shared.report.mistakes import mistakes
 from kfp_ddp.components.shared.report.provenance import problems, provenance
+from kfp_ddp.components.shared.report.time_spent import where_the_time_went
 from kfp_ddp.components.shared.report.training import training, training_page
 
 FILE = "report.html"
@@ -37,8 +38,8 @@ def html(folder: Path, bundle: Path | None = None) -> str:
     """
     found = gather(folder, bundle)
     sections = (
-        head, test_split, problems, training, calibration, confusion, classes, slices, mistakes,
-        _bundle, provenance,
+        head, test_split, problems, training, where_the_time_went, calibration, confusion, classes,
+        slices, mistakes, _bundle, provenance,
     )  # fmt: skip
     title = f"{found.name}: {found.result.accuracy:.2%}"
     return page(title, "".join(section(found) for section in sections))

@@ -10,6 +10,7 @@ from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.pictures import is_number, page, read_events, training_curves
 from kfp_ddp.components.shared.report.material import Material
 from kfp_ddp.components.shared.report.text import duration, moment
+from kfp_ddp.components.shared.report.time_spent import time_section
 
 _Events = Sequence[Mapping[str, Any]]
 
@@ -35,9 +36,8 @@ def training_page(run_dir: Path) -> str:
     of = f"run {config['run_id']}" if model and config.get("run_id") else ""
     said = " · ".join(escape(each) for each in (of, told(events)) if each)
     title = f"Training of {model}" if model else "Training"
-    return page(
-        title, f"<h1>{escape(title)}</h1><p class='soft'>{said}</p>{training_curves(events)}"
-    )
+    head = f"<h1>{escape(title)}</h1><p class='soft'>{said}</p>"
+    return page(title, head + training_curves(events) + time_section(events))
 
 
 def told(events: _Events) -> str:

@@ -1,0 +1,84 @@
+"""The section of a report that tells where the time of the training went."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.components.shared import report
+from kfp_ddp.components.shared.report.time_spent import time_section
+from kfp_ddp.training.time_spent import PHASES
+from tests import reports
+from tests.unit.test_report import EVIL, text
+
+
+def end(*ranks: dict[str, float], **more: Any) -> dict[str, Any]:
+    rows = {phase: [rank.get(phase, 0.0) for rank in ranks] for phase in PHASES}
+    return {"event": "end", "time": 9.0, "rank_phase_seconds": rows, **more}
+
+
+def every(value: object) -> dict[str, object]:
+    return {str(phase): value for phase in PHASES}
+
+
+FAST = {"forward": 18.0, "backward": 45.0, "communication": 27.0}
+SLOW = {"forward": 45.0, "backward": 45.0}
+
+
+def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: Path) -> None:
+    event = end(FAST, SLOW, advice=["rank 1 is slow"], mfu=0.41, rank_nodes=["node-a", "node-b"])
+    said = text(report.html(reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=[event])))
+    section = said[said.index("Where the time went") :]
+    for words in (
+        "90 s on each of 2 ranks forward 35.0% backward 50.0% communication 15.0%",
+        "rank 1 is slow",
+        "41.0 % of the peak of its devices (MFU)",
+        "1 node-b 0.0 45.0 45.0 0.0 0.0 0 node-a 0.0 18.0 45.0 27.0 0.0",
+    ):
+        assert words in section
+
+
+def test_attempts_are_summed_where_they_had_as_many_ranks() -> None:
+    other = end(SLOW, SLOW, SLOW)
+    said = text(
+        "</style>" + time_section([end(FAST, SLOW), {"event": "start"}, other, end(FAST, SLOW)])
+    )
+    assert "3 min on each of 2 ranks, 2 attempts" in said
+
+
+def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
+    ranks = [FAST] * 999 + [SLOW]
+    said = text("</style>" + time_section([end(*ranks)]))
+    assert "the slowest 16 of 1,000" in said
+    table = said[said.index("optimizer ") + len("optimizer ") :]
+    assert table.startswith("999 0.0 45.0 45.0")
+    assert table.count(" 27.0 ") == 15
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"rank_phase_seconds": []},
+        {"rank_phase_seconds": {"data": [1.0]}},
+        {"rank_phase_seconds": every(1.0)},
+        {"rank_phase_seconds": every(["x"])},
+        {"rank_phase_seconds": every([-1.0])},
+        {"rank_phase_seconds": {**every([1.0]), "data": [1.0, 2.0]}},
+        {"rank_phase_seconds": every([])},
+    ],
+)
+def test_what_tells_nothing_is_left_out(broken: dict[str, Any]) -> None:
+    assert time_section([{"event": "end", "status": "done", **broken}]) == ""
+
+
+def test_what_a_run_tells_is_text_and_no_markup() -> None:
+    shown = time_section([end(FAST, SLOW, advice=[EVIL, 3], rank_nodes=[EVIL, EVIL], mfu="x")])
+    assert "<script" not in shown
+    assert "&lt;script" in shown
+
+
+def test_the_page_of_a_training_alone_has_it_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(end(FAST, SLOW)) + "\n")
+    assert "Where the time went" in report.training_page(tmp_path)
