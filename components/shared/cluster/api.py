@@ -85,6 +85,12 @@ class Api:
         """The same rights over connections of its own."""
         return Api(type(self.client)(self.client.configuration), self.namespace)
 
+    def close(self) -> None:
+        """Close the connections that were kept for a next request; there may be none."""
+        pools = self.client.rest_client.pool_manager.pools
+        for pool in [pools[key] for key in set(pools.keys())]:
+            pool.close()
+
     def now(self) -> float:
         """Seconds since 1970 by the clock of the server, which dates what it holds.
 

@@ -55,6 +55,12 @@ class WatchCache(threading.Thread):
 
     def run(self) -> None:
         """List, then watch from there, for ever."""
+        try:
+            self._keep_up()
+        finally:
+            self.api.close()
+
+    def _keep_up(self) -> None:
         version, refused = "", 0
         while not self._over.is_set():
             try:

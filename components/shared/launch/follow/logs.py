@@ -18,6 +18,8 @@ from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 QUIET_SECONDS = 60.0
 # A bar that is drawn over and over has no end of line; the container runtime cuts there, too.
 LONGEST = 16384
+# A log that was refused, as by a node that has nothing of it, is not asked for sooner.
+REFUSED_SECONDS = 0.5
 
 
 # Of a log whose end is enough so many lines; as many are kept for what they say of a failure.
@@ -125,6 +127,12 @@ class PodLog(threading.Thread):
 
     def run(self) -> None:
         """Print until the container is over; every cut is bridged from the last line printed."""
+        try:
+            self._follow()
+        finally:
+            self.api.close()
+
+    def _follow(self) -> None:
         while not self.abandoned.is_set():
             restart, over = self._status()
             cursor = self.printer.cursors.get(self.key)
@@ -171,6 +179,8 @@ class PodLog(threading.Thread):
                 if not previous:
                     self.abandoned.set()
                 return True
+            if error.status:
+                self.abandoned.wait(REFUSED_SECONDS)
             return False
         return True
 
