@@ -15,8 +15,9 @@ from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow import follower as following
 from kfp_ddp.components.shared.launch.follow import kept, narrator, ranks, sample
 from kfp_ddp.components.shared.launch.follow.decisions import Limits
-from kfp_ddp.components.shared.launch.follow.follower import Follower
+from kfp_ddp.components.shared.launch.follow.follower import Follower, Outcome
 from kfp_ddp.components.shared.launch.follow.logs import PodLog
+from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Stamp
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.identity import Owner
 from kfp_ddp.components.shared.launch.job_state import State
@@ -148,8 +149,8 @@ def test_a_pod_that_was_told_to_stop_is_not_why_the_job_failed() -> None:
     assert (alone.exit_code, alone.retryable) == (143, True)
 
 
-def of_many(capsys: pytest.CaptureFixture[str], pods: dict[str, Object]) -> str:
-    """What a follower whose watches hold a failed job and these pods prints."""
+def of_many(pods: dict[str, Object]) -> Outcome:
+    """What a follower makes of a failed job, where its watches hold these pods."""
     owner = Owner("step", "workflow", "uid")
     nowhere = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
     job: Object = {
@@ -163,8 +164,7 @@ def of_many(capsys: pytest.CaptureFixture[str], pods: dict[str, Object]) -> str:
     for watch in made.watches.all:
         watch.synced.set()
     made.watches.start = lambda: None  # type: ignore[method-assign]
-    made.run(Limits(pods=len(pods)))
-    return capsys.readouterr().out
+    return made.run(Limits(pods=len(pods)))
 
 
 def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
@@ -175,14 +175,39 @@ def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
     pods = job(1000, nodes=20, **{f"w{i}": ended(i) for i in range(50)})
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
-    out = of_many(capsys, pods)
+    of_many(pods)
+    out = capsys.readouterr().out
     assert out.splitlines() == [
         sample.in_words(1000, "space"),
         "50 pods of x failed; the logs of the first 16 are shown",
     ]
     assert "of 1,000 logs" in out
     monkeypatch.setattr(following, "DRAIN_SECONDS", 0)
-    assert of_many(capsys, job(16, nodes=2, w3=ended(3))) == ""
+    of_many(job(16, nodes=2, w3=ended(3)))
+    assert capsys.readouterr().out == ""
+
+
+def test_of_many_that_failed_in_one_second_the_logs_tell_who_was_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods whose last words are of a lost peer are followed by another, until one tells a cause."""
+
+    def write(self: PodLog) -> None:
+        at = LogCursor(0, Stamp(1, 0), 1)
+        said = (
+            "ValueError: no 5" if self.uid == "worker-77" else "Connection closed by peer [::1]:1"
+        )
+        self.printer.line(self.key, at, f"[{self.title}] {said}")
+
+    monkeypatch.setattr(PodLog, "run", write)
+    monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
+    monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
+    pods = job(100, nodes=20, **{f"w{i}": ended(9) for i in range(100)})
+    outcome = of_many(pods)
+    cause = root_cause(outcome.pods, "", outcome.last_lines)
+    assert cause.error == "worker-77: exit code 1: ValueError: no 5"
+    assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
+    assert len(outcome.last_lines) > sample.FAILED
 
 
 class Asked:

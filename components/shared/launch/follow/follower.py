@@ -31,6 +31,7 @@ from kfp_ddp.components.shared.launch.follow.pods import (
 )
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, Told, read
+from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.follow.standing import oldest
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
 from kfp_ddp.components.shared.launch.job_state import State, state
@@ -310,6 +311,8 @@ class Follower:
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self.watches.pods.objects
             self._follow_logs(pods)
+            if self.many and not self.logs.of_failed and self._read_cause(pods):
+                continue
             heard = self.logs.uids & pods.keys() if self.many else pods.keys()
             if self.logs.printed and all(writes_no_more(pods[uid]) for uid in heard):
                 break
@@ -319,3 +322,16 @@ class Follower:
             self.changed.clear()
         if self.progress is not None:
             self.progress.tell(time.monotonic(), at_once=True)
+
+    def _read_cause(self, pods: Mapping[str, Object]) -> bool:
+        """Begin with the log of the pod that would be named as the cause; false where it was read.
+
+        Many fail in the second that their statuses tell, and only their logs say who was first.
+        """
+        own = [pod for uid, pod in pods.items() if uid not in self.pods.taken_back]
+        named = root_cause(own, "", self.printer.last_lines()).pod
+        unread = (each for each in own if each["metadata"]["uid"] not in self.logs.uids)
+        cause = next((each for each in unread if each["metadata"]["name"] == named), None)
+        if cause is not None:
+            self.logs.begin(cause, end_only=True)
+        return cause is not None

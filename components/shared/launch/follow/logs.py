@@ -67,11 +67,19 @@ class PodLogs:
         else:
             wanted = to_follow(pods, self.containers)
         for uid, container, end_only in wanted:
-            if (uid, container) not in self.threads:
-                title = self.title(pods[uid])
-                log = PodLog(self.api, pods[uid], container, self.printer, title, end_only)
-                self.threads[uid, container] = log
-                log.start()
+            self._begin(pods[uid], container, end_only)
+
+    def begin(self, pod: Object, end_only: bool) -> None:
+        """Begin with the logs of one more pod."""
+        for container in self.containers:
+            self._begin(pod, container, end_only)
+
+    def _begin(self, pod: Object, container: str, end_only: bool) -> None:
+        key = str(pod["metadata"]["uid"]), container
+        if key not in self.threads:
+            log = PodLog(self.api, pod, container, self.printer, self.title(pod), end_only)
+            self.threads[key] = log
+            log.start()
 
     def _forget(self, pods: Mapping[str, Object]) -> None:
         """Drop what came to its end with its pod."""

@@ -31,7 +31,10 @@ def root_cause(
         lost: Pods that were removed while they ran, and so tell nothing themselves.
         never_started: The pod that waited to start for longest, and for what; '' for none.
     """
-    found = [failure for pod in pods if (failure := _of_pod(pod, last_lines or {})) is not None]
+    lines = last_lines or {}
+    # Of those that failed in one second a pod whose log was read comes before those that say less.
+    by_words = sorted(pods, key=lambda pod: pod["metadata"].get("uid") not in lines)
+    found = [failure for pod in by_words if (failure := _of_pod(pod, lines)) is not None]
     found += [_of_lost(pod) for pod in lost]
     first = first_cause(found)
     if never_started and (first is None or first.consequence):
