@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from kfp_ddp.base.files import open_below
 from kfp_ddp.components.shared.cluster.api import Api, Object
 from kfp_ddp.components.shared.images import used
 from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow import follower as following
 from kfp_ddp.components.shared.launch.follow import kept, narrator, ranks, sample
-from kfp_ddp.components.shared.launch.follow.decisions import Limits
+from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look
 from kfp_ddp.components.shared.launch.follow.follower import Follower, Outcome
 from kfp_ddp.components.shared.launch.follow.logs import PodLog
+from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Stamp
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.identity import Owner
@@ -256,3 +258,34 @@ def test_what_many_ranks_tell_is_read_in_parts(tmp_path: Path, count: int) -> No
     assert sorted(each.rank for told, _ in parts for each in told) == list(range(count))
     assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
     assert max(len(told) for told, _ in parts) <= ranks.PART
+
+
+def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = job(130, nodes=3)
+    for rank in range(130):
+        said = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
+        (tmp_path / f"{rank}.json").write_text(json.dumps({**said, "step": 7}))
+    runs: Object = {
+        "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "status": {"conditions": [{"type": "Running", "status": "True"}]},
+    }
+    seen = Pods.of(runs).look(runs, pods, {}, 0)
+    still, opened = following.Standstill(tmp_path), 0
+
+    def count(*given: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return open_below(*given)
+
+    monkeypatch.setattr(ranks, "open_below", count)
+    for half_seconds in range(200):
+        before, clock = opened, half_seconds / 2
+        stall = still.look(Look(runs, seen, True, clock, clock), 20)
+        assert opened - before <= ranks.PART
+        if stall is not None:
+            break
+    assert stall is not None
+    assert "all 130 ranks stand at step 7" in stall.failure.error
+    assert 20 <= clock < 30

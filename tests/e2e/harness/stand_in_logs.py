@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import ipaddress
+import select
 import ssl
 import threading
 import time
@@ -90,6 +91,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.logs.changed:
                 fresh, over = written.lines[at:], written.over
                 if not fresh and not over and options.get("follow") == "true":
+                    if select.select([self.connection], [], [], 0)[0]:
+                        return  # nobody listens any more
                     self.logs.changed.wait(1)
                     continue
             at += len(fresh)
