@@ -148,7 +148,8 @@ class Report:
                 fields["mfu"], line = used, f"{line}; MFU {used * 100:.1f} %"
         print("\n".join([line, *said]), flush=True)
         by_rank = {phase: [round(each, 3) for each in spent.of(phase)] for phase in PHASES}
-        return {**fields, "advice": said, "rank_nodes": nodes, "rank_phase_seconds": by_rank}
+        self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)
+        return {**fields, "advice": said}
 
     def _of_all(
         self, mine: Sequence[float], summed: Sequence[float]

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from kfp_ddp.components.shared import report
+from kfp_ddp.components.shared.report.ingredients import fewer
 from kfp_ddp.components.shared.report.time_spent import time_section
 from kfp_ddp.training.time_spent import PHASES
 from tests import reports
 from tests.unit.test_report import EVIL, text
 
 
-def end(*ranks: dict[str, float], **more: Any) -> dict[str, Any]:
-    rows = {phase: [rank.get(phase, 0.0) for rank in ranks] for phase in PHASES}
-    return {"event": "end", "time": 9.0, "rank_phase_seconds": rows, **more}
+def ranks(*each: dict[str, float], **more: Any) -> dict[str, Any]:
+    rows = {phase: [rank.get(phase, 0.0) for rank in each] for phase in PHASES}
+    return {"event": "ranks", "time": 9.0, "seconds": rows, **more}
 
 
 def every(value: object) -> dict[str, object]:
@@ -27,8 +28,10 @@ SLOW = {"forward": 45.0, "backward": 45.0}
 
 
 def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: Path) -> None:
-    event = end(FAST, SLOW, advice=["rank 1 is slow"], mfu=0.41, rank_nodes=["node-a", "node-b"])
-    said = text(report.html(reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=[event])))
+    end = {"event": "end", "advice": ["rank 1 is slow"], "mfu": 0.41}
+    events = [ranks(FAST, SLOW, nodes=["node-a", "node-b"]), end]
+    folder = reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=fewer(events))
+    said = text(report.html(folder))
     section = said[said.index("Where the time went") :]
     for words in (
         "90 s on each of 2 ranks forward 35.0% backward 50.0% communication 15.0%",
@@ -40,16 +43,16 @@ def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: 
 
 
 def test_attempts_are_summed_where_they_had_as_many_ranks() -> None:
-    other = end(SLOW, SLOW, SLOW)
+    other = ranks(SLOW, SLOW, SLOW)
     said = text(
-        "</style>" + time_section([end(FAST, SLOW), {"event": "start"}, other, end(FAST, SLOW)])
+        "</style>" + time_section([ranks(FAST, SLOW), {"event": "start"}, other, ranks(FAST, SLOW)])
     )
     assert "3 min on each of 2 ranks, 2 attempts" in said
 
 
 def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
-    ranks = [FAST] * 999 + [SLOW]
-    said = text("</style>" + time_section([end(*ranks)]))
+    many = [FAST] * 999 + [SLOW]
+    said = text("</style>" + time_section([ranks(*many)]))
     assert "the slowest 16 of 1,000" in said
     table = said[said.index("optimizer ") + len("optimizer ") :]
     assert table.startswith("999 0.0 45.0 45.0")
@@ -60,25 +63,26 @@ def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
     "broken",
     [
         {},
-        {"rank_phase_seconds": []},
-        {"rank_phase_seconds": {"data": [1.0]}},
-        {"rank_phase_seconds": every(1.0)},
-        {"rank_phase_seconds": every(["x"])},
-        {"rank_phase_seconds": every([-1.0])},
-        {"rank_phase_seconds": {**every([1.0]), "data": [1.0, 2.0]}},
-        {"rank_phase_seconds": every([])},
+        {"seconds": []},
+        {"seconds": {"data": [1.0]}},
+        {"seconds": every(1.0)},
+        {"seconds": every(["x"])},
+        {"seconds": every([-1.0])},
+        {"seconds": {**every([1.0]), "data": [1.0, 2.0]}},
+        {"seconds": every([])},
     ],
 )
 def test_what_tells_nothing_is_left_out(broken: dict[str, Any]) -> None:
-    assert time_section([{"event": "end", "status": "done", **broken}]) == ""
+    assert time_section([{"event": "ranks", **broken}]) == ""
 
 
 def test_what_a_run_tells_is_text_and_no_markup() -> None:
-    shown = time_section([end(FAST, SLOW, advice=[EVIL, 3], rank_nodes=[EVIL, EVIL], mfu="x")])
+    end = {"event": "end", "advice": [EVIL, 3], "mfu": "x"}
+    shown = time_section([ranks(FAST, SLOW, nodes=[EVIL, EVIL]), end])
     assert "<script" not in shown
     assert "&lt;script" in shown
 
 
 def test_the_page_of_a_training_alone_has_it_too(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(end(FAST, SLOW)) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(ranks(FAST, SLOW)) + "\n")
     assert "Where the time went" in report.training_page(tmp_path)

@@ -102,7 +102,8 @@ def fewer(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     lines = [steps[step] for step in sorted(steps)]
     size = -(-len(lines) // MAX_POINTS) or 1
     drawn = [_mean(lines[at : at + size]) for at in range(0, len(lines), size)]
-    others = [e for e in events if e.get("event") in ("start", "eval", "checkpoint", "end")]
+    kinds = ("start", "eval", "checkpoint", "ranks", "end")
+    others = [e for e in events if e.get("event") in kinds]
     kept = [{k: v for k, v in e.items() if k != "class_weights"} for e in others[-_MOST_EVENTS:]]
     return sorted([*drawn, *kept], key=lambda e: e["time"] if is_number(e.get("time")) else 0.0)
 

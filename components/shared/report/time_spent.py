@@ -32,24 +32,25 @@ def where_the_time_went(found: Material) -> str:
 
 def time_section(events: Sequence[Mapping[str, Any]]) -> str:
     """The same from the events of a training; attempts on as many ranks as the last count too."""
-    ends = [event for event in events if event.get("event") == "end"]
-    told = [(event, rows) for event in ends if (rows := _rows(event))]
+    of_ranks = [event for event in events if event.get("event") == "ranks"]
+    told = [(event, rows) for event in of_ranks if (rows := _rows(event))]
     if not told:
         return ""
     last, rows = told[-1]
+    ends = [event for event in events if event.get("event") == "end"]
     same = [each for _, each in told if len(each) == len(rows)]
     ranks = zip(*same, strict=True)
     spent = TimeSpent([[sum(of) for of in zip(*each, strict=True)] for each in ranks])
     parts = [Part(phase, spent.mean[phase], *_COLOURS[phase]) for phase in PHASES]
     return (
         f"<h2>Where the time went</h2>{shares_bar(_title(spent, len(same)), parts)}"
-        f"{_said(last)}{_ranks(spent, last)}"
+        f"{_said(ends[-1] if ends else {})}{_ranks(spent, last.get('nodes'))}"
     )
 
 
 def _rows(event: Mapping[str, Any]) -> list[list[float]]:
     """Seconds of each rank in each phase; [] where the event has none, or something else."""
-    told = event.get("rank_phase_seconds")
+    told = event.get("seconds")
     found = [told.get(phase) for phase in PHASES] if isinstance(told, dict) else []
     columns = [each for each in found if isinstance(each, list)]
     if len(columns) != len(PHASES) or len(set(map(len, columns))) != 1:
@@ -73,12 +74,11 @@ def _said(event: Mapping[str, Any]) -> str:
     return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in lines)}</ul>" if lines else ""
 
 
-def _ranks(spent: TimeSpent, event: Mapping[str, Any]) -> str:
+def _ranks(spent: TimeSpent, nodes: object) -> str:
     """Each rank's seconds in a step, the slowest first; '' for one alone."""
     count = len(spent.rows)
     if count == 1:
         return ""
-    nodes = event.get("rank_nodes")
     known = nodes if isinstance(nodes, list) and len(nodes) == count else [""] * count
     order = sorted(range(count), key=lambda rank: -spent.pace.seconds[rank])
     rows = [
