@@ -1,5 +1,6 @@
 """What of a larger job can be measured on a small machine: saves, reads, decoding, starts."""
 
+import contextlib
 import os
 import statistics
 import subprocess
@@ -7,8 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from benchmarks.scale_model import ranks
 from benchmarks.scale_model.collective import Gradient
@@ -16,25 +19,52 @@ from benchmarks.scale_model.expected import Feed, Saved
 from benchmarks.scale_model.sharing import Loopback, Machine, spread
 from benchmarks.scale_model.starting import Start
 
-STEPS = 12
+LARGE = 25 * 2**20
+"""Bytes of a whole bucket."""
 
 
-def machine_for(job: ranks.Job, counts: Sequence[int]) -> Machine:
-    """The constants of ranks that share this machine: no more than two of them ever talk here."""
+@dataclass(frozen=True)
+class Round:
+    """The constants of the model, and what it is held against, of the same minute."""
+
+    machine: Machine
+    steps: dict[int, float]
+    """Seconds of a step, by the number of ranks."""
+
+
+def rounds_here(job: ranks.Job, counts: Sequence[int], rounds: int = 6) -> list[Round]:
+    """Ranks that share this machine, their groups in turn: a machine is not always as fast."""
     cores = os.cpu_count() or 1
-    alone, gradients = ranks.profile_of(job, STEPS)
-    slowed, jitter = {}, 0.0
-    for count in sorted({min(count, cores) for count in counts} - {1}):
-        steps = ranks.steps_of(job, count, STEPS, joined=False)
-        slowed[count] = _median(steps) / alone.seconds
-        jitter = spread(steps)
-    small, *_, large = ranks.all_reduces((64, 25 * 2**20))
-    return Machine(cores, alone, gradients, Loopback.of(small, large), slowed, jitter)
+    apart = sorted({min(count, cores) for count in counts} - {1})
+    with contextlib.ExitStack() as groups:
 
+        def group(*given: Any) -> ranks.Group:
+            return groups.enter_context(ranks.Group(*given))
 
-def steps_here(job: ranks.Job, count: int) -> float:
-    """Seconds of a step of `count` ranks: what `machine_for` knows nothing of."""
-    return _median(ranks.steps_of(job, count, max(8, STEPS // count)))
+        alone = group(1, False, ranks.profiling, job, 4)
+        pair = group(2, True, ranks.reducing, (64, LARGE), 4)
+        silent = {count: group(count, False, ranks.training, job, 4) for count in apart}
+        joined = {
+            count: group(count, True, ranks.training, job, 4 if count < 4 else 2)
+            for count in counts
+        }
+
+        def turn() -> Round:
+            [(compute, gradients)] = alone.turn()
+            small, large = pair.turn()[0]
+            steps = {count: each.turn() for count, each in silent.items()}
+            slowed = {count: _median(each) / compute.seconds for count, each in steps.items()}
+            machine = Machine(
+                cores,
+                compute,
+                gradients,
+                Loopback.of(small, large),
+                slowed,
+                statistics.mean(spread(each) for each in steps.values()),
+            )
+            return Round(machine, {count: _median(each.turn()) for count, each in joined.items()})
+
+        return [turn() for _ in range(rounds + 1)][1:]
 
 
 def _median(steps: Sequence[Sequence[float]]) -> float:
@@ -105,10 +135,16 @@ def start_here(checkpoint_bytes: float, read: float) -> Start:
     """The imports of a rank, and its connections to others, here."""
     command = [sys.executable, "-c", "import kfp_ddp.training.trainer"]
     imports = min(_seconds(lambda: subprocess.run(command, check=True)) for _ in range(2))
-    two, eight = ranks.meeting(2), ranks.meeting(8)
+    two, eight = _met(2), _met(8)
     shared = min(8, os.cpu_count() or 1)
     each = max(0.0, eight - two) * shared / (8 * 7 - 2)
     return Start(imports, each, checkpoint_bytes, read)
+
+
+def _met(count: int) -> float:
+    with ranks.Group(count, True, ranks.meeting) as group:
+        seconds: list[float] = group.turn()
+    return statistics.median(seconds)
 
 
 def checkpoint_and_start() -> tuple[Saved, Start]:

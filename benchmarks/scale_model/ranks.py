@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.scale_model.step import Compute
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["kfp_ddp.training.trainer"])
+WARM_UP = 4  # DistributedDataParallel groups its buckets anew after the first step
 
 
 @dataclass(frozen=True)
@@ -40,39 +42,101 @@ class Job:
         return trainer_on(Path(self.root), self.network, self.size, **fields)
 
 
-def steps_of(job: Job, ranks: int, steps: int, joined: bool = True) -> list[list[float]]:
-    """Each rank's seconds of each of `steps` steps; not `joined`, each trains for itself."""
-    return _each(ranks, joined, _steps, job, steps)
+class Group:
+    """Processes that do the same when they are asked to, and wait without work until then.
+
+    `joined` in one process group, else each for itself. `make(world size, *arguments)` returns in
+    each what it does in its turn.
+    """
+
+    def __init__(
+        self, ranks: int, joined: bool, make: Callable[..., Callable[[], Any]], *arguments: Any
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._pipes, self._processes = [], []
+        for number in range(ranks):
+            here, there = _CONTEXT.Pipe()
+            given = (number, ranks if joined else 1, port, there, make, arguments)
+            process = _CONTEXT.Process(target=_rank, args=given)
+            process.start()
+            there.close()  # so that the end of a rank that fails is noticed
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def turn(self) -> list[Any]:
+        """What each rank's work returned, in the order of ranks."""
+        for pipe in self._pipes:
+            pipe.send(True)
+        return [pipe.recv() for pipe in self._pipes]
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(10)
+            process.kill()
 
 
-def _steps(world: int, job: Job, steps: int) -> list[float]:
+def _rank(
+    number: int,
+    world: int,
+    port: int,
+    pipe: Connection,
+    make: Callable[..., Callable[[], Any]],
+    arguments: tuple[Any, ...],
+) -> None:
+    if world > 1:
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(world))
+        os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(world))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+        work = make(world, *arguments)
+        with contextlib.suppress(EOFError):
+            while pipe.recv():
+                pipe.send(work())
+
+
+def training(world: int, job: Job, steps: int) -> Callable[[], list[float]]:
+    """Each turn trains so many steps, and tells the seconds of each."""
     trainer = job.trainer(world)
     batches = trainer.batches()
-    for _ in range(4):  # DDP groups its buckets anew after the first
+    for _ in range(WARM_UP):
         trainer.advance(batches)
-    trainer.world.barrier()
-    return [_seconds(lambda: trainer.advance(batches)) for _ in range(steps)]
+
+    def turn() -> list[float]:
+        trainer.world.barrier()
+        return [_seconds(lambda: trainer.advance(batches)) for _ in range(steps)]
+
+    return turn
 
 
-def profile_of(job: Job, steps: int) -> tuple[Compute, list[Gradient]]:
-    """One rank's step alone, and when its gradients are ready, by the medians of `steps` steps."""
-    [found] = _each(1, False, _profile, job, steps)
-    return found
-
-
-def _profile(world: int, job: Job, steps: int) -> tuple[Compute, list[Gradient]]:
+def profiling(world: int, job: Job, steps: int) -> Callable[[], tuple[Compute, list[Gradient]]]:
+    """Each turn tells where one rank's step goes, and when its gradients are ready: medians."""
     trainer = job.trainer(world)
     batches = trainer.batches()
     watched = Watched(trainer.learner.network)
-    parts = []
-    for _ in range(4 + steps):
+
+    def step() -> tuple[float, float, float]:
         began = time.perf_counter()
         with watched.backward():
             trainer.advance(batches)
-        over = time.perf_counter()
-        parts.append((watched.began - began, watched.seconds, over - watched.began))
-    before, backward, rest = (statistics.median(each) for each in zip(*parts[4:], strict=True))
-    return Compute(before, backward, rest - backward), watched.gradients()
+        return watched.began - began, watched.seconds, time.perf_counter() - watched.began
+
+    for _ in range(WARM_UP):
+        step()
+
+    def turn() -> tuple[Compute, list[Gradient]]:
+        parts = [step() for _ in range(steps)]
+        before, backward, rest = (statistics.median(each) for each in zip(*parts, strict=True))
+        whole = statistics.median(before + rest for before, _, rest in parts)
+        compute = Compute(before, backward, rest - backward)
+        return compute.slowed(whole / compute.seconds), watched.gradients()
+
+    return turn
 
 
 class Watched:
@@ -111,88 +175,39 @@ class Watched:
         return [Gradient(size, (at - self.began) / self.seconds) for size, at in self._ready]
 
 
-def all_reduces(sizes: Sequence[int], rounds: int = 15) -> list[AllReduce]:
-    """Two gloo ranks' all-reduces on this machine while nothing else runs; medians."""
-    return _each(2, True, _all_reduces, list(sizes), rounds)[0]
-
-
-def _all_reduces(world: int, sizes: list[int], rounds: int) -> list[AllReduce]:
-    import torch
+def reducing(world: int, sizes: Sequence[int], rounds: int) -> Callable[[], list[AllReduce]]:
+    """Each turn all-reduces each size so many times; medians, while nothing else runs."""
     from torch import distributed
 
     distributed.init_process_group("gloo")
-    found = []
-    for size in sizes:
-        # As many buffers as a step touches in between, so that none is in the processor's cache.
-        gradients, buckets = ([torch.ones(size // 4) for _ in range(4)] for _ in range(2))
-        copies, walls, busy = [], [], []
-        for number in range(4 + rounds):
-            gradient, bucket = gradients[number % 4], buckets[number % 4]
-            distributed.barrier()
-            copies.append(_seconds(lambda g=gradient, b=bucket: torch.mul(g, 0.5, out=b)))
-            used = time.process_time()
-            walls.append(_seconds(lambda b=bucket: distributed.all_reduce(b)))
-            busy.append(time.process_time() - used)
-        medians = (statistics.median(each[4:]) for each in (walls, busy, copies))
-        found.append(AllReduce(size, *medians))
-    return found
+    return lambda: [_all_reduce(size, rounds) for size in sizes]
 
 
-def meeting(count: int) -> float:
-    """Seconds until `count` ranks here are connected with each other."""
-    return statistics.median(_each(count, True, _meeting))
-
-
-def _meeting(world: int) -> float:
+def _all_reduce(size: int, rounds: int) -> AllReduce:
+    import torch
     from torch import distributed
 
-    return _seconds(lambda: distributed.init_process_group("gloo"))
+    # As many buffers as a step touches in between, so that none is in the processor's cache.
+    gradients, buckets = ([torch.ones(size // 4) for _ in range(4)] for _ in range(2))
+    copies, walls, busy = [], [], []
+    for number in range(4 + rounds):
+        gradient, bucket = gradients[number % 4], buckets[number % 4]
+        distributed.barrier()
+        copies.append(_seconds(partial(torch.mul, gradient, 0.5, out=bucket)))
+        used = time.process_time()
+        walls.append(_seconds(partial(distributed.all_reduce, bucket)))
+        busy.append(time.process_time() - used)
+    return AllReduce(size, *(statistics.median(each[4:]) for each in (walls, busy, copies)))
+
+
+def meeting(world: int) -> Callable[[], float]:
+    """A turn, the only one, tells the seconds until all ranks are connected with each other."""
+    from torch import distributed
+
+    return lambda: _seconds(lambda: distributed.init_process_group("gloo"))
 
 
 def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-def _each(ranks: int, joined: bool, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(world size, *arguments)` returned in each rank, a process each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    pipes, processes = [], []
-    for number in range(ranks):
-        here, there = _CONTEXT.Pipe(duplex=False)
-        process = _CONTEXT.Process(
-            target=_rank, args=(number, ranks if joined else 1, port, there, work, arguments)
-        )
-        process.start()
-        there.close()  # so that the end of a rank that fails is noticed
-        pipes.append(here)
-        processes.append(process)
-    try:
-        return [pipe.recv() for pipe in pipes]
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-
-
-def _rank(
-    number: int,
-    world: int,
-    port: int,
-    pipe: Connection,
-    work: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
-    from torch import distributed
-
-    if world > 1:
-        os.environ.update(RANK=str(number), WORLD_SIZE=str(world))
-        os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(world))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        pipe.send(work(world, *arguments))
-    if distributed.is_initialized():
-        distributed.barrier()
-        distributed.destroy_process_group()

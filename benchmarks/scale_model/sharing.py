@@ -6,8 +6,9 @@ that do not talk); more ranks than cores take turns (`step.play`).
 """
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.scale_model.collective import Gradient, buckets_of, ring_bytes
@@ -64,6 +65,7 @@ class Machine:
     slowed: dict[int, float]
     """By the number of ranks that compute at once, how much longer each takes."""
     jitter: float
+    """The relative standard deviation of a step of a rank that has a core of its own."""
 
     def step_seconds(self, ranks: int) -> float:
         """The step of `ranks` here, each with a batch of its own."""
@@ -74,9 +76,40 @@ class Machine:
         compute = self.alone.slowed(self.slowed[min(ranks, self.cores)])
         compute = dataclasses.replace(compute, backward=compute.backward + copied)
         step = play(compute, transfers, ranks, self.cores)
-        return step.seconds * slowest_of(ranks, self.jitter)
+        turns = max(1.0, ranks / self.cores)
+        # Of ranks that take turns on a core the step waits for the slowest core, not for a rank.
+        return step.seconds * slowest_of(min(ranks, self.cores), self.jitter / math.sqrt(turns))
 
 
 def spread(steps: Sequence[Sequence[float]]) -> float:
     """The relative standard deviation of steps: of each rank's own, the mean over ranks."""
     return statistics.mean(statistics.stdev(each) / statistics.mean(each) for each in steps)
+
+
+def typical(machines: Sequence[Machine]) -> Machine:
+    """The median of each constant, of a machine that was measured several times."""
+
+    def middle(read: Callable[[Machine], float]) -> float:
+        return statistics.median(map(read, machines))
+
+    first = machines[0]
+    return Machine(
+        first.cores,
+        Compute(
+            middle(lambda each: each.alone.before),
+            middle(lambda each: each.alone.backward),
+            middle(lambda each: each.alone.after),
+        ),
+        first.gradients,
+        Loopback(
+            middle(lambda each: each.loopback.hop),
+            middle(lambda each: each.loopback.byte),
+            middle(lambda each: each.loopback.cores),
+            middle(lambda each: each.loopback.copied),
+        ),
+        {
+            count: statistics.median(each.slowed[count] for each in machines)
+            for count in first.slowed
+        },
+        middle(lambda each: each.jitter),
+    )
