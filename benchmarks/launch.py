@@ -1,4 +1,6 @@
-"""From a job's success to the end of the step that waits for it, beside the Kubeflow SDK's wait.
+"""What a launch takes: to see the end of a job, and as the job grows to a thousand pods.
+
+From a job's success to the end of the step that waits for it, beside the Kubeflow SDK's wait.
 
 A real PyTorchJob on the cluster of KUBECONFIG, a few rounds of different lengths. A watch of its
 own notes when the API server first says that the job is Succeeded; our launch and
@@ -10,6 +12,16 @@ same job at the same time. The job's last act is to print the time.
 - `last_line_to_end_s`: seconds from the job's last line until our launch returned, with what
   kubelet and operator take; its node's clock must agree with ours.
 - `sdk_last_line_to_end_s`: the same for the SDK's wait.
+
+Then a PyTorchJob of 1, 10, 100 and 1,000 workers (`KFP_DDP_BENCHMARK_PODS` for others), whose pods
+run nothing, on nodes that are stood in for; API server, scheduler and operator are real. Of N
+workers N/50 are replaced, all run for a while, and N/20 fail, one before the others.
+
+- `decision_N_s`: seconds from when a watch of its own shows the job to have failed until our launch
+  has told its first cause and ended.
+- `cpu_N`, `busiest_cpu_N`: of one core, over all of it and in its busiest 5 s.
+- `rss_N_mb`: the most memory of the launch's process.
+- `sockets_N`, `requests_N`: the most connections that were open at once, and all requests.
 """
 
 import contextlib
@@ -17,9 +29,11 @@ import io
 import json
 import os
 import statistics
+import tempfile
 import threading
 import time
 import uuid
+from pathlib import Path
 
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.launch.identity import identify
@@ -27,10 +41,13 @@ from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests.e2e.harness import many
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.
 SECONDS = (2, 5, 8, 11, 14)
+PODS = os.environ.get("KFP_DDP_BENCHMARK_PODS", "1,10,100,1000")
+RUN_SECONDS = 20.0
 
 
 def run() -> dict[str, float]:
@@ -43,7 +60,39 @@ def run() -> dict[str, float]:
         rounds.append(measured)
         mine, sdk = measured["finish_latency_s"], measured["sdk_wait_s"]
         print(f"{seconds:12d} s {mine:6.2f} s {sdk:16.2f} s", flush=True)
-    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    return found | _curve(api)
+
+
+def _curve(api: Api) -> dict[str, float]:
+    """One job of each size, in a namespace of its own."""
+    found: dict[str, float] = {}
+    print(f"\n{'pods':>6} {'decision':>10} {'CPU':>6} {'busiest':>8} {'RSS':>8} sockets requests")
+    for count in map(int, filter(None, PODS.split(","))):
+        name = f"benchmark-{uuid.uuid4().hex[:8]}"
+        api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                space = Api(api.client, name)
+                failing, replaced = max(1, count // 20), count // 50
+                played = many.play(space, Path(folder), count, failing, replaced, RUN_SECONDS)
+        finally:
+            api.delete(f"/api/v1/namespaces/{name}")
+        decision, used = played.ended_at - played.failed_at, played.launch.used
+        print(
+            f"{count:6d} {decision:8.2f} s {used.cpu_share:6.3f} {used.busiest_share:8.3f} "
+            f"{used.rss_mb:5.0f} MB {used.sockets:7d} {used.requests:8d}",
+            flush=True,
+        )
+        found |= {
+            f"decision_{count}_s": decision,
+            f"cpu_{count}": used.cpu_share,
+            f"busiest_cpu_{count}": used.busiest_share,
+            f"rss_{count}_mb": used.rss_mb,
+            f"sockets_{count}": used.sockets,
+            f"requests_{count}": used.requests,
+        }
+    return found
 
 
 def _round(api: Api, seconds: int) -> dict[str, float]:

@@ -153,6 +153,11 @@ def test_a_pod_that_was_told_to_stop_is_not_why_the_job_failed() -> None:
 
 def of_many(pods: dict[str, Object]) -> Outcome:
     """What a follower makes of a failed job, where its watches hold these pods."""
+    return follower(pods).run(Limits(pods=len(pods)))
+
+
+def follower(pods: dict[str, Object]) -> Follower:
+    """One of a failed job, whose watches hold these pods and are not started."""
     owner = Owner("step", "workflow", "uid")
     nowhere = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
     job: Object = {
@@ -166,7 +171,20 @@ def of_many(pods: dict[str, Object]) -> Outcome:
     for watch in made.watches.all:
         watch.synced.set()
     made.watches.start = lambda: None  # type: ignore[method-assign]
-    return made.run(Limits(pods=len(pods)))
+    return made
+
+
+def test_what_is_followed_of_many_pods_is_said_once_though_none_runs_yet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PodLog, "run", lambda self: None)
+    made = follower(job(17, nodes=17, **{f"w{i}": {"waiting": {}} for i in range(17)}))
+    for pods in (made.watches.pods.objects, made.watches.pods.objects, job(17, nodes=17), {}):
+        made.watches.pods.objects = pods
+        made._look_at_pods(0)
+    made.watches.pods.objects = job(17, nodes=17)
+    made._look_at_pods(0)
+    assert capsys.readouterr().out.splitlines() == [sample.in_words(17, "space")]
 
 
 def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(

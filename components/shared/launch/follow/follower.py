@@ -161,6 +161,8 @@ class Follower:
         self.pods = Pods.of(job)
         self.wanted = 0
         """Pods that the job is made of; 0 where nobody knows."""
+        self.told_sample = False
+        """Whether it was said that its logs are too many."""
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
@@ -246,7 +248,8 @@ class Follower:
         return max(self.wanted, len(self.pods.present)) > sample.ALL
 
     def _follow_logs(self, there: Mapping[str, Object]) -> None:
-        if self.many and not self.logs.threads:
+        if self.many and not self.told_sample:
+            self.told_sample = True
             count = max(self.wanted, len(there))
             self.printer.say(sample.in_words(count, self.api.namespace))
         self.logs.follow(there, self.many)
