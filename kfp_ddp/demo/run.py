@@ -11,7 +11,7 @@ from kfp_ddp.local.screen import Phase
 DIGITS: dict[str, Any] = {
     "source": f"gs://{bucket.BUCKET}",
     "recipe": "digits",
-    "training": {"checkpoint_epochs": 4, "checkpoint_minutes": 0.0},
+    "training": {"checkpoint_epochs": 2, "checkpoint_minutes": 0.0},
     "sync": {"dataset": "digits"},
     "gate": {"min_accuracy": 0.97},
     "backend": "local",

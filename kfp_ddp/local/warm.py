@@ -32,16 +32,19 @@ def _engines(*names: str) -> tuple[str, ...]:
 
 
 _WAITING = ("preflight", "data_sync", "dataset_volume", "gate", "publish", "teardown")
-_NODE, _RANK = "kfp_ddp.training.node", "kfp_ddp.training"
-_EVALUATION = ("kfp_ddp.components.evaluate.node", "kfp_ddp.components.evaluate.rank")
+_RANKS = ("kfp_ddp.training", "kfp_ddp.components.evaluate.rank")
+_NODES = ("kfp_ddp.training.node", "kfp_ddp.components.evaluate.node")
 STAGES = (
     Stage(_WAITING, ("kfp.dsl.executor", *_engines(*_WAITING))),
+    Stage(("train", *_NODES), ("torch.distributed.run", "tyro", *_engines("train"))),
     Stage(
-        ("train", "evaluate", _NODE, _RANK, *_EVALUATION),
+        ("evaluate", *_RANKS),
         (
+            "kfp_ddp.training.prepare",
             "kfp_ddp.training.trainer",
-            "torch.distributed.run",
-            *_engines("train", "evaluate"),
+            "torch._dynamo",  # an optimizer imports it
+            "torchcodec",
+            *_engines("evaluate"),
             "kfp_ddp.components.evaluate.predict",
         ),
     ),

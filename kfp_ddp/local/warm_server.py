@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from kfp_ddp.training.__main__ import leave
 from kfp_ddp.training.watch import PARENT
 
 DEAF_TO = (signal.SIGTERM, signal.SIGUSR1)
@@ -151,7 +152,13 @@ def become(order: Order) -> None:
     if "torch" in sys.modules and threads.isdecimal():
         sys.modules["torch"].set_num_threads(int(threads))
     module, *sys.argv[1:] = asked["words"]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            leave((left.code or 0) & 0xFF)
+        raise
+    leave(0)
 
 
 def main(folder: str, alive: str, stages: str) -> None:
@@ -176,10 +183,11 @@ def main(folder: str, alive: str, stages: str) -> None:
         if order is not None:
             become(order)
             return
+        signal.set_wakeup_fd(-1)
         with suppress(ChildProcessError):  # the next stage ends as well
             while True:
                 os.wait()
-        return
+        os._exit(0)  # an end in order takes long with so much imported, and is for nothing
 
 
 def _listener(folder: Path, names: list[str]) -> socket.socket:

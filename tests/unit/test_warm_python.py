@@ -42,7 +42,9 @@ def probe(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def start(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
+def start(
+    folder: Path, *words: str, session: bool = False, group: int | None = None
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         cwd=folder,
@@ -50,7 +52,8 @@ def start(folder: Path, *words: str, **more: object) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **more,  # type: ignore[call-overload]
+        start_new_session=session,
+        process_group=group,
     )
 
 
@@ -88,9 +91,8 @@ def test_a_signal_is_passed_on(probe: Path) -> None:
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_kill_of_the_group_takes_the_fork_along(probe: Path, apart: bool) -> None:
     """Also of one that leads a session, as torch starts ranks."""
-    with start(
-        probe, "probe", "wait", "deaf", start_new_session=apart, process_group=None if apart else 0
-    ) as process:
+    group = None if apart else 0
+    with start(probe, "probe", "wait", "deaf", session=apart, group=group) as process:
         worker = waiting(process)
         os.killpg(process.pid, signal.SIGKILL)
         worker.wait(timeout=60)
@@ -101,9 +103,12 @@ def test_who_started_it_may_go(probe: Path) -> None:
     """Its fork is told, as a process that watches its parent would notice."""
     program = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); input()"
     command = [sys.executable, "-m", "probe", "wait"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
-        [sys.executable, "-c", program, *command], cwd=probe, text=True, **pipes
+        [sys.executable, "-c", program, *command],
+        cwd=probe,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as starter:
         worker = waiting(starter)
         starter.kill()

@@ -19,7 +19,7 @@ RECIPES: dict[str, Recipe] = {
     "digits": {
         "model": "cifar_resnet8",
         "image_size": 16,
-        "epochs": 8,
+        "epochs": 6,
         "batch_size": 64,
         "learning_rate": 0.2,
         "warmup_epochs": 1.0,
