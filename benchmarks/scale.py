@@ -33,6 +33,7 @@ from benchmarks.scale_model.expected import Expected, Feed, Saved, expect, nodes
 from benchmarks.scale_model.kinds import KINDS, Kind
 from benchmarks.scale_model.sharing import typical
 from benchmarks.scale_model.starting import Start
+from benchmarks.scale_model.syncing import IMAGENET
 
 RANKS = (1, 2, 4, 8)
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -49,6 +50,7 @@ def run() -> dict[str, float]:
     for each in beside:
         print(f"  {each.title:44} {each.published:8.3f} {each.modelled:8.3f} {each.error:+7.1%}")
     saved, start, feed = _constants()
+    _sync(feed.claim)
     for kind in KINDS.values():
         _table(kind, NODES, 256, measured.gradients_of("resnet50"), feed, saved, start)
     return figures | {"goodput_formula_error": _formula_error(saved, start)}
@@ -98,6 +100,20 @@ def _constants() -> tuple[Saved, Start, Feed]:
         f"second and core at 224 px: {rates}"
     )
     return saved, start, feeds["JPEG"]
+
+
+def _sync(claim: float) -> None:
+    from benchmarks.scale_model import measured
+
+    sync = measured.sync_here()
+    if sync is None:
+        return
+    print(
+        f"sync: {1e6 * sync.file:.0f} us a file and {1e9 * sync.byte:.2f} ns a byte, "
+        f"{1e6 * sync.unchanged:.0f} us a file that is there already: {IMAGENET.name} "
+        f"takes {sync.first(IMAGENET, claim) / 60:.0f} min into a claim of {claim / 1e9:.1f} GB/s, "
+        f"and {sync.again(IMAGENET):.0f} s when nothing has changed"
+    )
 
 
 def _table(
@@ -161,6 +177,7 @@ def main() -> None:
     claim = given.claim_gb_per_s * 1e9
     feed = dataclasses.replace(feed, claim=claim, local=not given.from_claim)
     start = dataclasses.replace(start, claim=claim)
+    _sync(claim)
     _table(kind, given.nodes, given.batch, gradients_of(given.network), feed, saved, start)
 
 

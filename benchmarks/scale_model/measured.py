@@ -18,6 +18,7 @@ from benchmarks.scale_model.collective import Gradient
 from benchmarks.scale_model.expected import Feed, Saved
 from benchmarks.scale_model.sharing import Loopback, Machine, spread
 from benchmarks.scale_model.starting import Start
+from benchmarks.scale_model.syncing import Sync
 
 LARGE = 25 * 2**20
 """Bytes of a whole bucket."""
@@ -139,6 +140,32 @@ def start_here(checkpoint_bytes: float, read: float) -> Start:
     shared = min(8, os.cpu_count() or 1)
     each = max(0.0, eight - two) * shared / (8 * 7 - 2)
     return Start(imports, each, checkpoint_bytes, read)
+
+
+def sync_here() -> Sync | None:
+    """What our sync computes for a file and for a byte; None where Go is not there."""
+    from benchmarks import sync
+
+    files, large, small_size, large_size = 4000, 6, 20e3, 50e6
+    with contextlib.ExitStack() as stack:
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=base)))
+        program = sync.build(folder)
+        if program is None:
+            return None
+
+        def computed(bucket: str, to: str, **sizes: int) -> float:
+            with sync.serve(program, folder, **sizes) as server:
+                target = folder / to
+                target.mkdir(exist_ok=True)
+                command = sync.ours(bucket, target)
+                return sync.measure(command, server.environment(server.plain)).cpu
+
+        start = computed("small", "one", small=1)
+        byte = (computed("large", "large", large=large) - start) / (large * large_size)
+        file = (computed("small", "many", small=files) - start) / files - small_size * byte
+        unchanged = (computed("small", "many", small=files) - start) / files
+    return Sync(start, max(file, 0.0), byte, max(unchanged, 0.0))
 
 
 def _met(count: int) -> float:

@@ -27,7 +27,7 @@ class Start:
     claim: float = 1e9
     """Bytes a second of the claim from which all nodes read it."""
     decision: float = 2.0
-    """Until the launcher has seen the failure and has the next job made."""
+    """Until the launcher has acted on a failure: the bound of tests/e2e/test_launch_many.py."""
     pod: float = 10.0
     """From a pod's creation to its first line, its image being there already: stated."""
 

@@ -13,12 +13,13 @@ from benchmarks.scale_model.collective import (
     all_reduce_seconds,
     buckets_of,
 )
-from benchmarks.scale_model.expected import Feed, Saved, expect, nodes_of_one_claim
+from benchmarks.scale_model.expected import JITTER, Feed, Saved, expect, nodes_of_one_claim
 from benchmarks.scale_model.kinds import KINDS, Kind
-from benchmarks.scale_model.published import DALY
+from benchmarks.scale_model.published import DALY, compare
 from benchmarks.scale_model.sharing import AllReduce, Loopback, Machine, typical
 from benchmarks.scale_model.starting import Start
 from benchmarks.scale_model.step import Compute, Transfer, play, slowest_of
+from benchmarks.scale_model.syncing import Dataset, Sync
 
 STEP = Compute(before=1, backward=2, after=0.5)
 GRADIENTS = [Gradient(10 * MIB, (i + 1) / 10) for i in range(10)]
@@ -32,6 +33,9 @@ def test_a_ring_sends_nearly_twice_its_bytes_and_pays_each_hop() -> None:
     assert all_reduce_seconds(1e9, 1, 4, network) == pytest.approx(1.5 / 100)
     # Four nodes: 6 hops between them, at the rate of what joins them.
     assert all_reduce_seconds(1e9, 4, 1, network) == pytest.approx(1.5 + 6 * 10e-6)
+    # Fast cards are of no use to ranks that a slow bus joins.
+    slow = dataclasses.replace(network, inside=0.5, outside=100, outside_us=0)
+    assert all_reduce_seconds(1e9, 2, 2, slow) == pytest.approx(1.5 / 0.5)
 
 
 def test_a_tree_wins_where_hops_count_and_a_ring_where_bytes_do() -> None:
@@ -123,6 +127,8 @@ def test_the_step_of_ranks_that_take_turns_waits_for_the_slowest_core() -> None:
     machine = Machine(2, STEP, [Gradient(1, 1)], travels, {2: 1.0}, jitter=0.2)
     assert machine.step_seconds(2) == pytest.approx(3.5 * slowest_of(2, 0.2))
     assert machine.step_seconds(8) == pytest.approx(14 * slowest_of(2, 0.1))
+    copying = Machine(2, STEP, [Gradient(10**8, 1)], Loopback(0, 0, 0, 1e-8), {2: 1.0}, jitter=0)
+    assert copying.step_seconds(2) == pytest.approx(4.5)
 
 
 @pytest.mark.parametrize(("mtbf", "minutes"), DALY)
@@ -131,8 +137,9 @@ def test_the_best_interval_is_the_published_one(mtbf: float, minutes: float) -> 
 
 
 def test_what_is_kept_is_what_failures_drawn_at_random_leave() -> None:
-    given = (600.0, 3.0, 20.0, 120.0, 3 * 3600.0)
-    assert failures.kept(*given) == pytest.approx(failures.played(*given), rel=0.01)
+    for written in (0.0, 500.0):
+        given = (600.0, 3.0, written, 120.0, 3 * 3600.0)
+        assert failures.kept(*given) == pytest.approx(failures.played(*given), rel=0.01)
     assert failures.kept(600, 3, 20, 120, math.inf) == pytest.approx(600 / 603)
 
 
@@ -149,11 +156,28 @@ def test_a_start_grows_by_the_operators_rate_the_ranks_and_the_claim() -> None:
     assert START.seconds(1000, 8) == pytest.approx(15 + 1970 / 20 + 7.999 + 200)
 
 
+def test_a_sync_takes_what_it_computes_or_what_the_claim_takes() -> None:
+    sync, data = Sync(start=1, file=1e-4, byte=1e-9, unchanged=1e-5), Dataset("d", 1e6, 1e11)
+    assert sync.first(data, claim=1e10) == pytest.approx(1 + 100 + 100)
+    assert sync.first(data, claim=1e8) == pytest.approx(1 + 1000)
+    assert sync.again(data) == pytest.approx(11)
+
+
 def test_one_node_of_one_device_loses_nothing_but_to_failures() -> None:
     alone = dataclasses.replace(KIND, devices=1)
     row = expect(alone, 1, 100, GRADIENTS, Feed(1000), Saved(0.1, 2), START)
     assert (row.step, row.efficiency, row.exposed) == pytest.approx((0.1, 1, 0))
     assert 0.99 < row.goodput < 1
+
+
+def test_a_step_waits_for_its_images_and_saves_do_not_overtake_each_other() -> None:
+    hungry = expect(KIND, 1, 64, GRADIENTS, Feed(10), Saved(0.001, 500), START)
+    assert hungry.step == pytest.approx(64 * 8 / 640)
+    assert hungry.images_per_s == pytest.approx(640)
+    assert hungry.interval == 500
+    ideal = dataclasses.replace(KIND, network=Network(1e9, 1e9, 0, 0, 0))
+    fed = expect(ideal, 1, 64, GRADIENTS, Feed(1e6), Saved(0.001, 500), START)
+    assert fed.efficiency == pytest.approx(1 / slowest_of(8, JITTER))
 
 
 def test_what_costs_most_is_named() -> None:
@@ -179,3 +203,15 @@ def test_every_kind_scales_worse_with_more_nodes_and_never_better_than_alone() -
         shares = [row.goodput for row in rows]
         assert shares == sorted(shares, reverse=True)
         assert 0 < shares[-1] <= shares[0] <= 1
+
+
+def test_the_model_is_within_a_fifth_of_what_others_published() -> None:
+    def evenly(size: float) -> list[Gradient]:
+        return [Gradient(int(size / 20), (i + 1) / 20) for i in range(20)]
+
+    # VGG-16's three last layers hold most of its weights, and come first in the backward pass.
+    vgg16 = [Gradient(int(4.94e8), 0.03), *evenly(5.9e7)]
+    beside = compare({"resnet50": evenly(1.02e8), "resnet101": evenly(1.78e8), "vgg16": vgg16})
+    assert len(beside) == 10
+    assert max(abs(each.error) for each in beside) < 0.2
+    assert sum(abs(each.error) < 0.1 for each in beside) >= 6
