@@ -41,7 +41,7 @@ from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from tests.e2e.harness import many
+from tests.e2e.harness import many, stand_in
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.
@@ -67,6 +67,9 @@ def run() -> dict[str, float]:
 def _curve(api: Api) -> dict[str, float]:
     """One job of each size, in a namespace of its own."""
     found: dict[str, float] = {}
+    if why := stand_in.impossible(api):
+        print(f"no curve over pods: {why}")
+        return found
     print(f"\n{'pods':>6} {'decision':>10} {'CPU':>6} {'busiest':>8} {'RSS':>8} sockets requests")
     for count in map(int, filter(None, PODS.split(","))):
         name = f"benchmark-{uuid.uuid4().hex[:8]}"

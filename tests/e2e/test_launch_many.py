@@ -29,7 +29,7 @@ MANY = [
 def api(cluster: client.ApiClient) -> Iterator[Api]:  # noqa: F811
     with scene.namespace(cluster, ours=False) as space:
         found = Api(cluster, space.namespace)
-        if why := stand_in.unreachable(found):
+        if why := stand_in.impossible(found):
             pytest.skip(why)
         yield found
 

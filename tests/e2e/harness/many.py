@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.components.shared.cluster.api import DELETE, Api
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
@@ -81,6 +81,7 @@ def play(
         finally:
             launch.stop()
             jobs.stop()
+            api.patient(lambda: api.call("DELETE", jobs.path, DELETE))
     return Played(launch, kubelets, pods, first, failed_at, ended_at)
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, allowed, core
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from tests.e2e.harness import stand_in_logs
 from tests.e2e.harness.stand_in_logs import Logs
@@ -73,6 +73,11 @@ class Kubelets:
         for name in pods:
             self.logs.write(name, over=True)
             self._remove(name)
+
+    def leave(self) -> None:
+        """Remove all pods, which nobody would end once their kubelets are gone."""
+        path, now = core(self.api.namespace, "pods"), {"gracePeriodSeconds": 0}
+        self.api.patient(lambda: self.api.call("DELETE", path, now, seconds=120))
 
     def work(self) -> None:
         """Do what a kubelet does, until it is over."""
@@ -147,6 +152,7 @@ def standing_in(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
         finally:
             kubelets.over.set()
             kubelets.watch.stop()
+            kubelets.leave()
             for thread in filter(threading.Thread.is_alive, threads):
                 thread.join()
             kubelets.workers.shutdown()
@@ -155,8 +161,10 @@ def standing_in(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
                 api.delete(f"{LEASES}/{name}")
 
 
-def unreachable(api: Api) -> str:
-    """Why the API server cannot ask a server of this machine for logs; '' where it can."""
+def impossible(api: Api) -> str:
+    """Why nothing can stand in for kubelets here, in one line; '' where it can."""
+    if not allowed(api, "create", "", "nodes"):
+        return "this account may not make nodes, on which a stand-in's pods would be"
     address = _address(api)
     try:
         with socket.create_server((address, 0)):
