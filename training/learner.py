@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kfp_ddp.training import model, optim
 from kfp_ddp.training.body import Body
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.convolutions import use_products
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.strategies import spread
@@ -26,6 +27,8 @@ class Learner:
         network = model.of(config, len(classes))
         if config.init_from:
             initialise(network, config, classes, say=world.first)
+        if world.device.type == "cpu" and not config.compile:
+            use_products(network)
         # The strategy moves shards, which must be contiguous, to the device block by block: the
         # whole may not fit there.
         self.network = (

@@ -1,0 +1,147 @@
+"""Convolutions as matrix products, where those are the faster on a processor.
+
+oneDNN walks a convolution row by row of its output, and is slow where rows are short: ResNet-18 at
+64 pixels spends most of a step in the weight gradients of its last blocks, 2 x 2 large.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+SHORT = 8
+"""Pixels in a row of the output up to which a product is faster than a convolution's own kernel.
+
+Measured over the layers of ResNets at 64 and 224 px, float32 and bf16, with AVX2, AVX-512 and AMX.
+"""
+SHORTER = 4
+"""As SHORT, for the gradient of the images: its sums over the kernel are no product."""
+Pair = tuple[int, int]
+
+
+def use_products(network: nn.Module) -> None:
+    """Let the plain convolutions of a network on the CPU compute as products where it pays.
+
+    Its weights, their names and the meaning stay; only the order of sums differs.
+    """
+    for module in network.modules():
+        if type(module) is nn.Conv2d and _is_plain(module):
+            module.__class__ = Conv2d
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    return (
+        layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution that is a product of matrices where its kernel is 1 x 1 or its map is small."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        images, size, stride, padding = input, self.kernel_size, self.stride, self.padding
+        assert not isinstance(padding, str)
+        width = (images.shape[-1] + 2 * padding[1] - size[1]) // stride[1] + 1
+        pointwise = size == (1, 1) and padding == (0, 0)
+        if images.ndim != 4 or not (pointwise or 0 < width <= SHORT):
+            return super()._conv_forward(images, weight, bias)  # type: ignore[no-any-return]
+        if torch.is_autocast_enabled("cpu"):
+            kind = torch.get_autocast_dtype("cpu")
+            images, weight = images.to(kind), weight.to(kind)
+            bias = None if bias is None else bias.to(kind)
+        out: Tensor = _Product.apply(images, weight, bias, stride, padding)
+        return out
+
+
+class _Product(torch.autograd.Function):
+    """Rows of patches, one for each pixel of the output, times the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair
+    ) -> Tensor:
+        ctx.save_for_backward(images, weight)
+        ctx.stride, ctx.padding = stride, padding
+        patches = _patches(images, weight, stride, padding)
+        return F.linear(patches, _rows(weight), bias).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight = ctx.saved_tensors
+        how = (ctx.stride, ctx.padding)
+        of_images, of_weight, of_bias = ctx.needs_input_grad[:3]
+        grad = grads[0].permute(0, 2, 3, 1)
+        rows = grad.reshape(-1, len(weight))
+        return (
+            _grad_of_images(grads[0], images, weight, *how) if of_images else None,
+            _grad_of_weight(rows, images, weight, *how) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+            None,
+            None,
+        )
+
+
+def _patches(images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """What each pixel of the output is made of: [N, H, W, kernel height x width x channels]."""
+    (high, wide), (down, across) = weight.shape[2:], stride
+    pixels = images.permute(0, 2, 3, 1)
+    if high == wide == 1 and padding == (0, 0):
+        return pixels[:, ::down, ::across]
+    if padding != (0, 0):
+        pixels = F.pad(pixels, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    windows = pixels.unfold(1, high, down).unfold(2, wide, across)
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """[outputs, kernel height x width x channels], a view where channels come last in memory."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def _grad_of_weight(
+    rows: Tensor, images: Tensor, weight: Tensor, stride: Pair, padding: Pair
+) -> Tensor:
+    (outputs, channels, high, wide) = weight.shape
+    patches = _patches(images, weight, stride, padding).reshape(len(rows), -1)
+    return (rows.t() @ patches).view(outputs, high, wide, channels).permute(0, 3, 1, 2)
+
+
+def _grad_of_images(
+    grad: Tensor, images: Tensor, weight: Tensor, stride: Pair, padding: Pair
+) -> Tensor:
+    (high, wide), (down, across), (top, left) = weight.shape[2:], stride, padding
+    (count, _, height, width), (rows, columns) = images.shape, grad.shape[2:]
+    pointwise = (high, wide, *stride, *padding) == (1, 1, 1, 1, 0, 0)
+    if not pointwise and columns > SHORTER and (high, wide) != (1, 1):
+        found: Tensor = torch.ops.aten.convolution_backward(
+            grad,
+            images,
+            weight,
+            None,
+            stride,
+            padding,
+            (1, 1),
+            False,
+            (0, 0),
+            1,
+            (True, False, False),
+        )[0]
+        return found
+    each = grad.permute(0, 2, 3, 1) @ _rows(weight)
+    if pointwise:
+        return each.permute(0, 3, 1, 2)
+    each = each.view(count, rows, columns, high, wide, -1)
+    # Summed in float32 at least, as a convolution's own kernel does.
+    kind = torch.promote_types(grad.dtype, torch.float32)
+    shape = (count, height + 2 * top, width + 2 * left, images.shape[1])
+    total = torch.zeros(shape, dtype=kind, device=grad.device)
+    for y in range(high):
+        for x in range(wide):
+            there = total[:, y : y + down * rows : down, x : x + across * columns : across]
+            there += each[:, :, :, y, x]
+    inside = total[:, top : top + height, left : left + width]
+    return inside.to(images.dtype).permute(0, 3, 1, 2)
