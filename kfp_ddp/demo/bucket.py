@@ -6,9 +6,12 @@ import gzip
 import hashlib
 import io
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
+from http.server import HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,22 +33,37 @@ def empty() -> Any:
 
 
 @contextlib.contextmanager
-def serve(storage: Any = None) -> Iterator[str]:
+def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterator[str]:
     """Serve the buckets of a storage, or none yet, on a free loopback port; yields the URL.
 
     A thread, not a process: nothing is left behind, however the demo ends.
+
+    Args:
+        storage: As `empty` gives it.
+        filled: Who asks before this is set waits for it.
     """
-    from gcp_storage_emulator.server import APIThread
+    from gcp_storage_emulator import server
+
+    class Thread(server.APIThread):  # type: ignore[misc]
+        def run(self) -> None:
+            handler = partial(server.RequestHandler, storage or empty())
+            self._httpd = HTTPServer(("127.0.0.1", 0), handler)
+            self.is_running.set()
+            if filled:
+                filled.wait()
+            self._httpd.serve_forever()
 
     # It tells of each name that is asked for and not there, which is an answer and no error.
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
-    server = APIThread("127.0.0.1", 0, storage or empty(), daemon=True)
-    server.start()
-    server.is_running.wait()
+    thread = Thread("127.0.0.1", 0, storage, daemon=True)
+    thread.start()
+    thread.is_running.wait()
     try:
-        yield f"http://127.0.0.1:{server._httpd.server_port}"
+        yield f"http://127.0.0.1:{thread._httpd.server_port}"
     finally:
-        server.join()
+        if filled:
+            filled.set()
+        thread.join()
 
 
 def fill(storage: Any) -> int:

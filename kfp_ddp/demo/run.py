@@ -1,5 +1,6 @@
 """Run the demo: bucket up and filled, the pipeline on it, results gathered."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,16 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     """
     started = time.monotonic()
     engine.prepare(output)
-    with Phase("bucket") as phase:
-        storage = bucket.empty()
-        phase.show(f"filling gs://{bucket.BUCKET}")
-        images = bucket.fill(storage)
-        phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
-    with bucket.serve(storage) as url:
+    storage, filled = bucket.empty(), threading.Event()
+
+    def fill() -> None:
+        with Phase("bucket") as phase:
+            phase.show(f"filling gs://{bucket.BUCKET}")
+            images = bucket.fill(storage)
+            phase.show(f"{images:,} images in gs://{bucket.BUCKET}, served by gcp-storage-emulator")
+        filled.set()
+
+    with bucket.serve(storage, filled) as url:
         given = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
         environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
-        return engine.run(output, given, environment, started)
+        return engine.run(output, given, environment, started, meanwhile=fill)

@@ -54,7 +54,11 @@ def prepare(output: Path) -> None:
 
 
 def run(
-    output: Path, arguments: Mapping[str, Any], environment: Mapping[str, str], started: float
+    output: Path,
+    arguments: Mapping[str, Any],
+    environment: Mapping[str, str],
+    started: float,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Train in a folder that `prepare` made ready, and return the summary.
 
@@ -66,6 +70,7 @@ def run(
         arguments: Those of the pipeline train_resnet.
         environment: Variables of its steps, beside those of this process.
         started: `time.monotonic` when the whole began.
+        meanwhile: What to do while the pipeline starts.
 
     Raises:
         JobError: if the pipeline failed; the line names the step, its error and the log.
@@ -73,7 +78,8 @@ def run(
     cache = output / "cache"
     training = {"cache_dir": str(cache), **arguments.get("training", {})}
     try:
-        execute(output, COMPILED, {**arguments, "training": training}, environment, results.detail)
+        given = {**arguments, "training": training}
+        execute(output, COMPILED, given, environment, results.detail, meanwhile)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
     return results.gather(output, seconds=time.monotonic() - started)
@@ -85,6 +91,7 @@ def execute(
     arguments: Mapping[str, Any],
     environment: Mapping[str, str],
     detail: Detail,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a compiled pipeline in a folder that `prepare` made ready, and show its steps.
 
@@ -94,6 +101,7 @@ def execute(
         arguments: Those of the pipeline.
         environment: Variables of its steps, beside those of this process.
         detail: Tells of a step that ended well what it made, by the folder and its name.
+        meanwhile: What to do while the pipeline starts.
 
     Raises:
         JobError: if the pipeline failed; the line names the step, its error and the log.
@@ -109,6 +117,7 @@ def execute(
             env={**os.environ, **folders, **environment},
         )
     ) as child:
+        meanwhile()
         failed = _follow(child, output, detail)
     if failed or child.returncode != 0:
         reason = results.last_error(output / LOG) or f"exit code {child.returncode}"

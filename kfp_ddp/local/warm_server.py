@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from kfp_ddp.training.__main__ import leave
 from kfp_ddp.training.watch import PARENT
 
 DEAF_TO = (signal.SIGTERM, signal.SIGUSR1)
@@ -152,13 +151,16 @@ def become(order: Order) -> None:
     if "torch" in sys.modules and threads.isdecimal():
         sys.modules["torch"].set_num_threads(int(threads))
     module, *sys.argv[1:] = asked["words"]
+    code: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as left:
-        if left.code is None or isinstance(left.code, int):
-            leave((left.code or 0) & 0xFF)
-        raise
-    leave(0)
+        code = left.code or 0
+        if not isinstance(code, int):
+            raise
+    from kfp_ddp.training.__main__ import leave  # not before: it is a program that may be run
+
+    leave(code & 0xFF)
 
 
 def main(folder: str, alive: str, stages: str) -> None:

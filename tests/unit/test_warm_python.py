@@ -31,9 +31,10 @@ sys.exit(5)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forked on Linux alone")
 
 
-@pytest.fixture
-def probe(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a module `probe`, which a server takes; others it does not."""
+    tmp_path = tmp_path_factory.mktemp("probe")
     for name in ("probe", "other"):
         (tmp_path / f"{name}.py").write_text(PROBE)
     with warm.python((warm.Stage(("waiting",), ()), warm.Stage(("probe",), ("decimal",)))):
