@@ -10,8 +10,8 @@ machine: how long a hop and a byte take and how much of a core that needs. More 
 take turns, so their step is mostly the sum of what all must compute and copy, by the cores.
 
 - `scale_error_1`, `_2`, `_4`, `_8`: of the predicted step, relative to the measured one; nearer to
-  0 is better. Constants and steps are measured in turns, as a machine that is shared is not as
-  fast in one minute as in the next; medians of both.
+  0 is better. Constants and steps are measured in turns, and the fastest round of each counts:
+  what else a machine does only adds. A step is the median of a turn's, at the mean of the ranks.
 - `goodput_formula_error`: of the closed form that the tables use against failures drawn at random.
 
 Then published figures beside the model's of the same machines (`scale_model.published`), and the
@@ -31,7 +31,7 @@ from benchmarks.scale_model import failures
 from benchmarks.scale_model.collective import Gradient
 from benchmarks.scale_model.expected import Expected, Feed, Saved, expect, nodes_of_one_claim
 from benchmarks.scale_model.kinds import KINDS, Kind
-from benchmarks.scale_model.sharing import typical
+from benchmarks.scale_model.sharing import undisturbed
 from benchmarks.scale_model.starting import Start
 from benchmarks.scale_model.syncing import IMAGENET
 
@@ -63,12 +63,13 @@ def _check_here(folder: Path) -> dict[str, float]:
 
     job = Job(str(photographs(folder / "data", 128)))
     rounds = measured.rounds_here(job, RANKS)
-    machine = typical([each.machine for each in rounds])
+    machine = undisturbed([each.machine for each in rounds])
     alone, travels = machine.alone, machine.loopback
+    slower = max(machine.busy.values(), default=alone.seconds) / alone.seconds
     print(
         f"one rank: {1e3 * alone.before:.0f} ms to the backward pass, {1e3 * alone.backward:.0f} "
         f"in it, {1e3 * alone.after:.0f} after it; varies by {machine.jitter:.0%}\n"
-        f"all cores busy: {max(machine.slowed.values(), default=1):.2f} times as long\n"
+        f"all cores busy: {slower:.2f} times as long\n"
         f"all-reduce: {1e6 * travels.hop:.0f} us a hop, {1e-9 / travels.byte:.2f} GB/s, "
         f"{travels.cores:.2f} cores a rank"
     )
@@ -77,10 +78,10 @@ def _check_here(folder: Path) -> dict[str, float]:
     for count in RANKS:
         real = [each.steps[count] for each in rounds]
         predicted = machine.step_seconds(count)
-        figures[f"scale_error_{count}"] = error = predicted / statistics.median(real) - 1
+        figures[f"scale_error_{count}"] = error = predicted / min(real) - 1
         print(
-            f"{count:7d} {1e3 * statistics.median(real):7.0f} ms {1e3 * predicted:7.0f} ms "
-            f"{error:+7.1%}   measured [{1e3 * min(real):.0f} .. {1e3 * max(real):.0f}]"
+            f"{count:7d} {1e3 * min(real):7.0f} ms {1e3 * predicted:7.0f} ms {error:+7.1%}   "
+            f"median {1e3 * statistics.median(real):.0f} ms of {len(real)} rounds"
         )
     return figures
 

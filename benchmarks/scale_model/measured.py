@@ -54,13 +54,13 @@ def rounds_here(job: ranks.Job, counts: Sequence[int], rounds: int = 6) -> list[
             [(compute, gradients)] = alone.turn()
             small, large = pair.turn()[0]
             steps = {count: each.turn() for count, each in silent.items()}
-            slowed = {count: _median(each) / compute.seconds for count, each in steps.items()}
+            busy = {count: _median(each) for count, each in steps.items()}
             machine = Machine(
                 cores,
                 compute,
                 gradients,
                 Loopback.of(small, large),
-                slowed,
+                busy,
                 statistics.mean(spread(each) for each in steps.values()),
             )
             return Round(machine, {count: _median(each.turn()) for count, each in joined.items()})

@@ -1,14 +1,14 @@
 """Ranks on one machine, which share its cores: what the model is held against here.
 
 A rank's own work and gloo's copies and sums all run on the same cores. Alone, a rank has one; as
-many ranks as cores slow each other down by what the processor shares (`slowed`, measured on ranks
+many ranks as cores slow each other down by what the processor shares (`busy`, measured on ranks
 that do not talk); more ranks than cores take turns (`step.play`).
 """
 
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.scale_model.collective import Gradient, buckets_of, ring_bytes
@@ -62,8 +62,8 @@ class Machine:
     alone: Compute
     gradients: Sequence[Gradient]
     loopback: Loopback
-    slowed: dict[int, float]
-    """By the number of ranks that compute at once, how much longer each takes."""
+    busy: dict[int, float]
+    """Seconds of a rank's step alone, by the number of ranks that compute at once."""
     jitter: float
     """The relative standard deviation of a step of a rank that has a core of its own."""
 
@@ -73,7 +73,7 @@ class Machine:
             return self.alone.seconds
         transfers = [self.loopback.transfer(each, ranks) for each in buckets_of(self.gradients)]
         copied = self.loopback.copied * sum(each.size for each in self.gradients)
-        compute = self.alone.slowed(self.slowed[min(ranks, self.cores)])
+        compute = self.alone.slowed(self.busy[min(ranks, self.cores)] / self.alone.seconds)
         compute = dataclasses.replace(compute, backward=compute.backward + copied)
         step = play(compute, transfers, ranks, self.cores)
         turns = max(1.0, ranks / self.cores)
@@ -86,30 +86,18 @@ def spread(steps: Sequence[Sequence[float]]) -> float:
     return statistics.mean(statistics.stdev(each) / statistics.mean(each) for each in steps)
 
 
-def typical(machines: Sequence[Machine]) -> Machine:
-    """The median of each constant, of a machine that was measured several times."""
-
-    def middle(read: Callable[[Machine], float]) -> float:
-        return statistics.median(map(read, machines))
-
-    first = machines[0]
+def undisturbed(machines: Sequence[Machine]) -> Machine:
+    """The least of each constant: what else a machine does while it is measured only adds."""
+    travels = min((each.loopback for each in machines), key=lambda each: each.byte)
     return Machine(
-        first.cores,
-        Compute(
-            middle(lambda each: each.alone.before),
-            middle(lambda each: each.alone.backward),
-            middle(lambda each: each.alone.after),
+        machines[0].cores,
+        min((each.alone for each in machines), key=lambda each: each.seconds),
+        machines[0].gradients,
+        dataclasses.replace(
+            travels,
+            hop=min(each.loopback.hop for each in machines),
+            copied=min(each.loopback.copied for each in machines),
         ),
-        first.gradients,
-        Loopback(
-            middle(lambda each: each.loopback.hop),
-            middle(lambda each: each.loopback.byte),
-            middle(lambda each: each.loopback.cores),
-            middle(lambda each: each.loopback.copied),
-        ),
-        {
-            count: statistics.median(each.slowed[count] for each in machines)
-            for count in first.slowed
-        },
-        middle(lambda each: each.jitter),
+        {count: min(each.busy[count] for each in machines) for count in machines[0].busy},
+        min(each.jitter for each in machines),
     )
