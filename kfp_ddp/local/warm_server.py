@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -45,6 +46,8 @@ class Server:
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self.wake = wake
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in DEAF_TO:
+            signal.signal(number, signal.SIG_IGN)
         self.selector = selectors.DefaultSelector()
         for file in (listener, alive, self.heard):
             self.selector.register(file, selectors.EVENT_READ)
@@ -165,8 +168,7 @@ def become(order: Order) -> None:
 
 def main(folder: str, alive: str, stages: str) -> None:
     """Serve the stages, `[[names], [modules]]` each, as long as the pipe `alive` has a writer."""
-    for number in (signal.SIGINT, *DEAF_TO):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.executable = f"{folder}/python"
     os.environ["_KFP_RUNTIME"] = "true"  # as where KFP runs a step
     planned = json.loads(stages)
@@ -175,10 +177,12 @@ def main(folder: str, alive: str, stages: str) -> None:
         for module in modules:
             importlib.import_module(module)
         gc.freeze()
-        here = listeners[at]
-        if at + 1 < len(planned) and os.fork() == 0:
-            here.close()
-            continue
+        here, following = listeners[at], 0
+        if at + 1 < len(planned):
+            following = os.fork()
+            if following == 0:
+                here.close()
+                continue
         for later in listeners[at + 1 :]:
             later.close()
         order = Server(here, int(alive)).serve()
@@ -186,9 +190,13 @@ def main(folder: str, alive: str, stages: str) -> None:
             become(order)
             return
         signal.set_wakeup_fd(-1)
-        with suppress(ChildProcessError):  # the next stage ends as well
+        with suppress(ProcessLookupError, ChildProcessError):
+            if following:
+                os.kill(following, signal.SIGTERM)  # unheard, where it serves and so ends by itself
             while True:
                 os.wait()
+        if at == 0:  # who started this may have been killed
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)  # an end in order takes long with so much imported, and is for nothing
 
 

@@ -131,6 +131,38 @@ def test_nothing_is_left_when_it_is_over(tmp_path: Path) -> None:
     assert process.returncode == 7
 
 
+def test_nobody_waits_for_what_is_still_imported(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    program = (
+        "from kfp_ddp.local import warm\n"
+        "with warm.python((warm.Stage(('fast',), ()), warm.Stage(('probe',), ('slow',)))): pass"
+    )
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, cwd=tmp_path, timeout=60, check=True).returncode == 0
+
+
+def test_nothing_is_left_of_one_who_was_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom kfp_ddp.local import warm\n"
+        "with warm.python((warm.Stage(('probe',), ()),)): print(sys.executable); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline()).parent
+        servers = psutil.Process(owner.pid).children()
+        assert folder.is_dir()
+        assert len(servers) == 1
+        owner.kill()
+    psutil.wait_procs(servers, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_what_a_pipeline_needs_stands_by(tmp_path: Path) -> None:
     compiled = tmp_path / "pipeline.yaml"
     compiled.write_text("components:\n  comp-data-sync:\n    executorLabel: exec-data-sync\n")
