@@ -1,13 +1,15 @@
 """What all steps of one sync share."""
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp.components.data_sync.meter import Meter
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sources import Source
-from kfp_ddp.training.layout import Rule
+
+if TYPE_CHECKING:
+    from kfp_ddp.training.layout import Rule
 
 Watch = Callable[[str, Meter | None, int, int], None]
 """Called as (phase, meter, files, bytes) when a phase starts."""
@@ -22,7 +24,7 @@ class Context(NamedTuple):
     watch: Watch
     run_id: str = ""
     """Id of the pipeline run that gets the version; '' for none."""
-    rule: Rule | None = None
+    rule: "Rule | None" = None
     """How its images are laid out; None where nothing is asked of it."""
     only: Collection[str] = ()
     """The names to take, where what the source gained since is to be left out; none for all."""

@@ -100,7 +100,7 @@ class _Plan:
 
     def __init__(self, root: Path, result: Result, options: Options) -> None:
         self.root, self._listing, self._options = root, result.names.listing, options
-        self._folders = Folders(root)
+        self._folders, self._absent = Folders(root), set[str]()
         path = root / ".kfsync" / "manifest.jsonl"
         self.digest = manifest.header(path).get("digest", "")
         known = manifest.compare(self._listing, manifest.rows(path))
@@ -118,6 +118,7 @@ class _Plan:
             (result.changes.added if state == "absent" else result.changes.changed).append(index)
             if not name.endswith("/"):
                 self.missing.append(index)
+        self._changed = result.changes.changed
         self.extras: list[str] = []
         self.present = 0
         if options.delete:
@@ -132,7 +133,7 @@ class _Plan:
             return "same"
         within, _, name = self._listing.names[index].rpartition("/")
         try:
-            with self._folders.at(within) as folder:
+            with self._folder(within) as folder:
                 if not name:
                     return "same"
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -147,6 +148,16 @@ class _Plan:
             return "absent"
         except OSError as error:
             raise unreadable(self.root / self._listing.names[index], error) from error
+
+    def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
+        """The folder of the target, which is looked for once if it is not there."""
+        if name in self._absent:
+            raise FileNotFoundError
+        try:
+            return self._folders.at(name)
+        except (FileNotFoundError, NotADirectoryError):
+            self._absent.add(name)
+            raise
 
     def _walk(self, wanted: Filter) -> None:
         """Count what is in the target of what is synced, and note what the listing lacks of it."""
@@ -195,7 +206,7 @@ class _Plan:
             in_the_way = path.exists() and not path.is_dir() and folder not in extras
             if path.is_symlink() or in_the_way:
                 raise no_folder(path)
-        for index in self.missing:
+        for index in self._changed:
             path = self.root / self._listing.names[index]
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder where a file must be; remove it")

@@ -1,9 +1,13 @@
 """What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
 
-from kfp_ddp.components.data_sync.images import Images
+from typing import TYPE_CHECKING
+
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.text import human
 from kfp_ddp.components.shared.markdown import cell, code, printable
+
+if TYPE_CHECKING:
+    from kfp_ddp.components.data_sync.images import Images
 
 _SHOWN = 20
 _CLASSES = 200
@@ -83,7 +87,7 @@ def markdown(result: Result) -> str:
     return "\n".join(text) + "\n"
 
 
-def _images(images: Images) -> list[str]:
+def _images(images: "Images") -> list[str]:
     """What a training would find, with the counts of each class."""
     found, number = images.layout, len(images.layout.classes)
     total = sum(len(part) for part in found.parts.values())

@@ -12,6 +12,7 @@ import google_crc32c
 
 from kfp_ddp.components.data_sync import event_loop
 from kfp_ddp.components.data_sync.disk import write_all
+from kfp_ddp.components.data_sync.growth import FIRST, STREAMS, Growth
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.meter import Meter, Throttle
 from kfp_ddp.components.data_sync.retry import Retry
@@ -24,10 +25,6 @@ SLOW_WRITE = 1e-3
 """Seconds for a small file above which writes overlap: a network disk takes 1 to 10 ms."""
 PROGRESS = 1 << 16
 """Bytes of a body that must come before a break counts as the first again."""
-FIRST = 16
-"""Connections to begin with."""
-_STEP = 0.005
-_BUSY = 0.8
 
 T = TypeVar("T")
 Job = tuple[int, Entry]
@@ -79,18 +76,21 @@ class Transfer:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _employ(self, group: asyncio.TaskGroup) -> None:
-        """Add connections while they leave the processor idle; more would only wait for it."""
-        workers = 0
+        """Add connections while they bring more."""
+        workers, growth = 0, Growth(lambda: self.meter.bytes)
         while self._feed and workers < self._connections:
-            more = min(max(workers, FIRST), self._connections - workers, len(self._feed))
+            large = self._large_next
+            first = STREAMS if large else FIRST
+            more = min(max(workers, first), self._connections - workers, len(self._feed))
             for _ in range(more):
                 group.create_task(self._work())
             workers += more
-            busy = 1.0
-            while busy > _BUSY and self._feed:
-                began, used = time.perf_counter(), time.thread_time()
-                await asyncio.sleep(_STEP)
-                busy = (time.thread_time() - used) / (time.perf_counter() - began)
+            while not await growth.period(large) and self._feed and large == self._large_next:
+                pass
+
+    @property
+    def _large_next(self) -> bool:
+        return bool(self._feed) and self._listing.sizes[self._feed[0]] > SMALL
 
     async def _work(self) -> None:
         reader = self._source.reader(self._threads)

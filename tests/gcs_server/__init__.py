@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -298,8 +299,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serve(bucket: Bucket) -> Iterator[str]:
+def serve(bucket: Bucket, secure: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve the bucket, under the name `bucket`, on a loopback port; yields the URL."""
     handler = type("BoundHandler", (Handler,), {"bucket": bucket})
-    with serving(_Server(("127.0.0.1", 0), handler)) as url:
-        yield url
+    server = _Server(("127.0.0.1", 0), handler)
+    if secure is not None:
+        server.socket = secure.wrap_socket(server.socket, server_side=True)
+    with serving(server) as url:
+        yield url if secure is None else url.replace("http:", "https:")

@@ -1,7 +1,5 @@
 """Peers that send a byte now and then, so that no silence is ever too long."""
 
-import datetime
-import ipaddress
 import json
 import socketserver
 import ssl
@@ -19,6 +17,7 @@ from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.retry import Retry
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.data_sync.transfer import PROGRESS, SMALL
+from tests import tls
 from tests.serving import serving
 from tests.sync_runs import content
 
@@ -83,25 +82,8 @@ def secure_peer(
     peer: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Dripping]:
     """The same over TLS, with a certificate that we trust."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 7, now - day, now + day)
-    signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    certificate = tmp_path / "peer.pem"
-    certificate.write_bytes(pem + signed.public_bytes(serialization.Encoding.PEM))
-    peer.secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    peer.secure.load_cert_chain(certificate)
+    certificate = tls.loopback_certificate(tmp_path)
+    peer.secure = tls.server_context(certificate)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     origin.tls.cache_clear()
     yield peer

@@ -24,6 +24,9 @@ _RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
 _GATHER = 1 << 20
 _RECORDS = 1 << 16
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_MAX_SESSIONS = 64
+_sessions: dict[tuple[ssl.SSLContext, Origin], ssl.SSLSession] = {}
+"""Of servers that we have spoken TLS with: to go on from one takes a third of the processor."""
 
 
 class HttpConnection:
@@ -44,6 +47,7 @@ class HttpConnection:
         self._error: OSError | None = None
         self._silence, self._pace = 0, Pace(timeout)
         self._timer: asyncio.TimerHandle | None = None
+        self._server: tuple[ssl.SSLContext, Origin] | None = None  # whose session is to be kept
 
     @classmethod
     async def open(cls, origin: Origin, timeout: float) -> Self:
@@ -84,7 +88,7 @@ class HttpConnection:
         self._pace.restart()
         self._write()
         if self._unsent and self._socket is not None:
-            self._loop.add_writer(self._socket, self._write_rest)
+            self._loop.add_writer(self._socket.fileno(), self._write_rest)
 
     async def answer(self) -> Answer:
         """The answer, complete if it is not `big`: then `rest` brings what it lacks.
@@ -104,6 +108,8 @@ class HttpConnection:
                 self._waiter = None
         if self._error is not None and not answer.complete:
             raise self._error
+        if self._server is not None:
+            self._keep_session(self._server)
         return answer
 
     async def rest(self, take: Callable[[bytes], None], threads: Executor | None) -> None:
@@ -121,7 +127,7 @@ class HttpConnection:
 
         await event_loop.in_thread(threads, self._receive, sock, answer, take, interrupt=interrupt)
         if answer.keeps:
-            self._loop.add_reader(sock, self._read)
+            self._loop.add_reader(sock.fileno(), self._read)
         else:
             self.close()
 
@@ -133,7 +139,7 @@ class HttpConnection:
         host, port, request = origin.tunnel() if origin.proxy else (origin.host, origin.port, b"")
         await self._dial(host, port)
         assert self._socket is not None
-        self._loop.add_reader(self._socket, self._read)
+        self._loop.add_reader(self._socket.fileno(), self._read)
         if request:
             self.send(request, 0, bodiless=True)
             status = (await self.answer()).status
@@ -145,7 +151,7 @@ class HttpConnection:
             if status // 100 != 2:
                 raise HttpError(f"proxy {host}:{port} answers HTTP {status}")
         if origin.secure:
-            await self._secure(origin.host)
+            await self._secure(origin)
 
     async def _dial(self, host: str, port: int) -> None:
         """Connect to the first of the host's addresses that can be reached."""
@@ -166,14 +172,19 @@ class HttpConnection:
                 return
         raise problem
 
-    async def _secure(self, host: str) -> None:
+    async def _secure(self, origin: Origin) -> None:
         """Speak TLS from here on."""
         assert self._socket is not None
-        self._loop.remove_reader(self._socket)
-        sock = tls().wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
+        server = tls(), origin
+        sock = server[0].wrap_socket(
+            self._socket,
+            server_hostname=origin.host,
+            do_handshake_on_connect=False,
+            session=_sessions.get(server),
+        )
         self._socket = sock
         ready = asyncio.Event()
-        self._loop.add_reader(sock, ready.set)
+        self._loop.add_reader(sock.fileno(), ready.set)
         while True:
             try:
                 sock.do_handshake()
@@ -181,7 +192,16 @@ class HttpConnection:
             except ssl.SSLWantReadError:  # a hello of ours always fits into the socket
                 ready.clear()
                 await ready.wait()
-        self._loop.add_reader(sock, self._read)
+        self._loop.add_reader(sock.fileno(), self._read)
+        self._server = None if sock.session_reused else server
+
+    def _keep_session(self, server: tuple[ssl.SSLContext, Origin]) -> None:
+        """Keep what the next connection goes on from; TLS 1.3 has it once an answer is there."""
+        sock, self._server = self._socket, None
+        if isinstance(sock, ssl.SSLSocket) and sock.session is not None:
+            if len(_sessions) >= _MAX_SESSIONS:
+                _sessions.clear()
+            _sessions[server] = sock.session
 
     def _write(self) -> None:
         assert self._socket is not None
@@ -195,7 +215,7 @@ class HttpConnection:
     def _write_rest(self) -> None:
         self._write()
         if not self._unsent and self._socket is not None:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> None:
         """Take what has arrived."""
@@ -223,7 +243,7 @@ class HttpConnection:
             self._fail(error)
             return
         if answer.big:
-            self._loop.remove_reader(sock)
+            self._loop.remove_reader(sock.fileno())
         elif not data or not answer.keeps:
             self.close()
         self._wake()
@@ -270,8 +290,8 @@ class HttpConnection:
             self._timer = None
         if self._socket is not None:
             sock, self._socket = self._socket, None
-            self._loop.remove_reader(sock)
-            self._loop.remove_writer(sock)
+            self._loop.remove_reader(sock.fileno())
+            self._loop.remove_writer(sock.fileno())
             sock.close()
         self._wake()
 
@@ -298,22 +318,37 @@ def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[
 def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
     """The same, put together from records of 16 KiB without another copy."""
     sock.settimeout(timeout)
-    file = io.BufferedReader(_Records(sock, pace), _RECORDS)
-    return lambda wanted: file.read(wanted) if wanted > 0 else file.read1(_GATHER)
+    records = _Records(sock, timeout / _CHECKS, pace)
+    file = io.BufferedReader(records, _RECORDS)
+
+    def more(wanted: int) -> bytes:
+        records.began = time.perf_counter()
+        data = file.read(wanted) if wanted > 0 else file.read1(_GATHER)
+        records.waited()
+        return data
+
+    return more
 
 
 class _Records(io.RawIOBase):
-    """What arrives over TLS, as a file."""
+    """What arrives over TLS, as a file; the pace is looked at every `period` seconds."""
 
-    def __init__(self, sock: socket.socket, pace: Pace) -> None:
-        self._sock, self._pace = sock, pace
+    def __init__(self, sock: socket.socket, period: float, pace: Pace) -> None:
+        self._sock, self._period, self._pace = sock, period, pace
+        self.began = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        began = time.perf_counter()
         count = self._sock.recv_into(buffer)
         self._pace.bytes += count
-        self._pace.waited(time.perf_counter() - began)
+        if time.perf_counter() - self.began > self._period:
+            self.waited()
         return count
+
+    def waited(self) -> None:
+        """Tell the pace how long was waited since `began`."""
+        now = time.perf_counter()
+        self._pace.waited(now - self.began)
+        self.began = now
