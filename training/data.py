@@ -1,6 +1,7 @@
 """Image folders: what is in them, and their images in batches."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
-from kfp_ddp.training.images import read
+from kfp_ddp.training.fractions import Decoded
+from kfp_ddp.training.images import read, read_small
 from kfp_ddp.training.read_ahead import ReadAhead, in_store_order, pieces
 from kfp_ddp.training.sampler import Key, Keys
 from kfp_ddp.training.shards import Slices, Where
@@ -146,7 +148,7 @@ class Images(Dataset[Batch]):
         kept: list[int] = []
         for row, (epoch, position) in enumerate(keys):
             try:
-                image, at = self._usable(position)
+                found, at = self._usable(epoch, position)
             except InputError as error:
                 if self.for_training or config.on_bad_image == "fail":
                     return Batch(images, indices, indices, 0, str(error))
@@ -155,33 +157,40 @@ class Images(Dataset[Batch]):
                 kept.append(row)
             indices[row] = at
             prepared = self.cache is not None
-            images[row] = transforms.finish(image, config, self.for_training, epoch, at, prepared)
+            images[row] = transforms.finish(
+                found.image, config, self.for_training, epoch, at, prepared, found[1:]
+            )
         skipped = len(keys) - len(kept)
         if skipped and not self.for_training:
             images, indices = images[kept], [indices[row] for row in kept]
         targets = [self.index.targets[at] for at in indices]
         return Batch(images, targets, indices, skipped, "")
 
-    def _usable(self, position: int) -> tuple[Tensor, int]:
+    def _usable(self, epoch: int, position: int) -> tuple[Decoded, int]:
         """The image at `position`; training under on_bad_image=skip, else the next readable one."""
         try:
-            return self._read(position), position
+            return self._read(epoch, position), position
         except InputError:
             if self.config.on_bad_image == "fail" or not self.for_training:
                 raise
         for offset in range(1, min(len(self.index), 100)):
             at = (position + offset) % len(self.index)
             try:
-                return self._read(at), at
+                return self._read(epoch, at), at
             except InputError:
                 continue
         raise InputError(f"100 images in a row cannot be read from {self.index.where(position)}")
 
-    def _read(self, position: int) -> Tensor:
+    def _read(self, epoch: int, position: int) -> Decoded:
+        config, where = self.config, self.index.where(position)
+        if self.for_training and self.cache is None and config.images != "strict":
+            allowed = functools.partial(transforms.divisor, config, epoch, position)
+            return read_small(where, config.max_pixels, allowed)
         if self.cache is not None:
-            return self.cache.read(position, self.index.where(position))
-        config = self.config
-        return read(self.index.where(position), config.images == "strict", config.max_pixels)
+            image = self.cache.read(position, where)
+        else:
+            image = read(where, config.images == "strict", config.max_pixels)
+        return Decoded(image, *image.shape[-2:])
 
 
 def channels_last(count: int, size: int) -> Tensor:

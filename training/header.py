@@ -1,7 +1,11 @@
-"""How many pixels an image file holds, from its headers, before a pixel is decoded."""
+"""What an image file holds, from its headers, before a pixel is decoded."""
 
 import struct
+from typing import NamedTuple
 
+_JPEG = b"\xff\xd8\xff"
+_EXIF = 0xE1
+_ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -15,7 +19,7 @@ def pixels_of(data: bytes) -> int:
         ValueError: another format, or headers that do not tell.
     """
     try:
-        if data[:3] == b"\xff\xd8\xff":
+        if data[:3] == _JPEG:
             return _jpeg(data)
         if data[:8] == _PNG:
             width, height = struct.unpack_from(">II", data, 16)
@@ -29,9 +33,33 @@ def pixels_of(data: bytes) -> int:
     raise ValueError("no JPEG or PNG or WebP or GIF")
 
 
+class Frame(NamedTuple):
+    """What a JPEG's frame header says, and how its EXIF data turn it."""
+
+    height: int
+    width: int
+    components: int
+    orientation: int
+    """1 to 8 as in EXIF (JEITA CP-3451C, 4.6.4.A); others turn nothing."""
+
+
+def frame_of(data: bytes) -> Frame | None:
+    """The frame header of a JPEG; None if this is another format, or its headers are damaged."""
+    try:
+        return _frame(data) if data[:3] == _JPEG else None
+    except (IndexError, struct.error, ValueError):
+        return None
+
+
 def _jpeg(data: bytes) -> int:
-    """The frame header: markers are looked for as libjpeg does, which passes over what is none."""
+    frame = _frame(data)
+    return frame.height * frame.width
+
+
+def _frame(data: bytes) -> Frame:
+    """Markers are looked for as libjpeg does, which passes over what is none."""
     at = 2
+    orientation: int | None = None
     while True:
         while data[at] != 0xFF:
             at += 1
@@ -40,12 +68,29 @@ def _jpeg(data: bytes) -> int:
         marker = data[at]
         at += 1
         if marker in _JPEG_SIZE:
-            height, width = struct.unpack_from(">HH", data, at + 3)
-            return int(width * height)
+            height, width, components = struct.unpack_from(">HHB", data, at + 3)
+            return Frame(height, width, components, orientation or 1)
         if marker in _JPEG_END:
             raise ValueError("no size before its pixels")
         if marker and marker not in _JPEG_ALONE:
-            at += struct.unpack_from(">H", data, at)[0]
+            length = struct.unpack_from(">H", data, at)[0]
+            if marker == _EXIF and orientation is None:
+                orientation = _orientation(data[at + 8 : at + length])
+            at += length
+
+
+def _orientation(tiff: bytes) -> int:
+    """The orientation in EXIF data, found as torchcodec finds it; 1 if there is none."""
+    order = "<" if tiff[:2] == b"II" else ">"
+    try:
+        mark, at = struct.unpack_from(f"{order}HI", tiff, 2)
+        entries = struct.unpack_from(f"{order}H", tiff, at)[0] if mark == 42 else 0
+        for entry in range(at + 2, at + 2 + 12 * entries, 12):
+            if struct.unpack_from(f"{order}H", tiff, entry)[0] == _ORIENTATION:
+                return int(struct.unpack_from(f"{order}H", tiff, entry + 8)[0])
+    except struct.error:
+        pass
+    return 1
 
 
 def _gif(data: bytes) -> int:

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.training import fractions
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
+from kfp_ddp.training.fractions import Decoded, Divisor
 from kfp_ddp.training.header import pixels_of
 from kfp_ddp.training.shards import Where, content
 
 Keep = Callable[[int, Tensor | None], None]
+Mode = Literal["RGB", "UNCHANGED"]
 
 _MOST_BYTES_A_PIXEL = 8
 _MOST_EXTRA = 2**26
@@ -24,21 +28,39 @@ def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) 
         InputError: the file cannot be read or decoded, or holds more than `max_pixels`; or, if
             `strict`, is not RGB and square.
     """
-    try:
-        image = _decode(path, "UNCHANGED" if strict else "RGB", max_pixels)
-    except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).splitlines()[0].rpartition(", ")[2]
-        raise InputError(
-            f"cannot decode {path} ({why}): replace or remove the file, or set on_bad_image=skip"
-        ) from None
-    if image.ndim != 3:
-        raise InputError(f"{path} is an animation: replace it by one image")
+    image = _read(path, "UNCHANGED" if strict else "RGB", max_pixels).image
     if strict:
         _refuse_unusual(path, image)
     return image
 
 
-def _decode(path: str | Where, mode: Literal["RGB", "UNCHANGED"], max_pixels: int) -> Tensor:
+def read_small(path: str | Where, max_pixels: int, divisor: Divisor) -> Decoded:
+    """As `read`, but a JPEG of three channels with its sides divided as `divisor` allows.
+
+    Raises:
+        InputError: as `read`.
+    """
+    return _read(path, "RGB", max_pixels, divisor)
+
+
+def _read(
+    path: str | Where, mode: Mode, max_pixels: int, divisor: Divisor | None = None
+) -> Decoded:
+    try:
+        decoded = _decode(path, mode, max_pixels, divisor)
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error).splitlines()[0].rpartition(", ")[2]
+        raise InputError(
+            f"cannot decode {path} ({why}): replace or remove the file, or set on_bad_image=skip"
+        ) from None
+    if decoded.image.ndim != 3:
+        raise InputError(f"{path} is an animation: replace it by one image")
+    return decoded
+
+
+def _decode(
+    path: str | Where, mode: Mode, max_pixels: int, divisor: Divisor | None = None
+) -> Decoded:
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
     where = Where(path) if isinstance(path, str) else path
@@ -46,8 +68,12 @@ def _decode(path: str | Where, mode: Literal["RGB", "UNCHANGED"], max_pixels: in
     pixels = pixels_of(data)
     if pixels > max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
-    image: Tensor = decode_image(data, mode=mode)
-    return image
+    small = fractions.decoded(data, divisor) if divisor else None
+    if small:
+        return small
+    # A tensor of its own: torchcodec's way from bytes changes the filters of warnings each time.
+    image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=mode)
+    return Decoded(image, *image.shape[-2:])
 
 
 def _refuse_unusual(path: str | Where, image: Tensor) -> None:
@@ -109,6 +135,6 @@ def examine(
 def _unchanged(path: str | Where, max_pixels: int) -> Tensor:
     """The image as stored; what only RGB decoding can read counts as one channel."""
     try:
-        return _decode(path, "UNCHANGED", max_pixels)
+        return _decode(path, "UNCHANGED", max_pixels).image
     except (RuntimeError, ValueError, OSError):
         return read(path, max_pixels=max_pixels)[:1]

@@ -4,6 +4,7 @@ import functools
 import math
 import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from kfp_ddp.training import own_model
 from kfp_ddp.training.config import TrainConfig
+
+_SPARE = 1.5
+"""So that a fraction of an image, once resized, differs from all of it by less than its JPEG's own
+errors: at 1.0 it is visibly sharper."""
 
 
 def augmentation(config: TrainConfig) -> str:
@@ -79,8 +84,12 @@ def finish(
     epoch: int,
     position: int,
     prepared: bool,
+    sides: tuple[int, int] | None = None,
 ) -> Tensor:
-    """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size]."""
+    """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
+
+    `sides` are those of all of an image that was decoded at a fraction as `divisor` allows.
+    """
     if not for_training:
         return image if prepared else evaluate(image, config.image_size)
     size = size_of_epoch(config, epoch)
@@ -90,7 +99,9 @@ def finish(
     if own and own.transforms:
         return own.transformed(image, size, draw)
     if augment.startswith("crop"):
-        image = _resized_crop(image, size, config.crop_min_area, draw)
+        height, width = sides or image.shape[-2:]
+        crop = _crop(height, width, config.crop_min_area, draw)
+        image = _resized(image, _divided(crop, image, height), size)
     elif not (prepared and _whole(config, for_training)):
         image = evaluate(image, size)
     if augment.startswith("shift"):
@@ -131,9 +142,17 @@ def resize(image: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(packed, size=(height, width), mode="bilinear", antialias=True)[0]
 
 
-def _resized_crop(image: Tensor, size: int, min_area: float, draw: random.Random) -> Tensor:
-    """A random part of the image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
-    height, width = image.shape[-2:]
+class Crop(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop:
+    """A random part of an image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
     for _ in range(10):
         area = height * width * draw.uniform(min_area, 1.0)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -142,8 +161,36 @@ def _resized_crop(image: Tensor, size: int, min_area: float, draw: random.Random
             break
     else:
         w = h = min(height, width)
-    top, left = draw.randint(0, height - h), draw.randint(0, width - w)
-    return resize(image[:, top : top + h, left : left + w], size, size)
+    return Crop(draw.randint(0, height - h), draw.randint(0, width - w), h, w)
+
+
+def _resized(image: Tensor, crop: Crop, size: int) -> Tensor:
+    top, left, height, width = crop
+    return resize(image[:, top : top + height, left : left + width], size, size)
+
+
+def divisor(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> int:
+    """By how much the sides of a training image may be divided when it is decoded: 1, 2, 4 or 8.
+
+    As far as the random crop keeps `_SPARE` times the pixels of each side of the network's input;
+    other transforms begin with all of the image.
+    """
+    own = own_model.of(config)
+    least = _SPARE * size_of_epoch(config, epoch)
+    if not augmentation(config).startswith("crop") or (own and own.transforms):
+        return 1
+    if min(height, width) < 2 * least:
+        return 1
+    crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
+    return next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
+
+
+def _divided(crop: Crop, image: Tensor, height: int) -> Crop:
+    """The crop of an image of that height in the pixels of the fraction of it that there is."""
+    rows, columns = image.shape[-2:]
+    by = next((by for by in (2, 4, 8) if rows < height and -(-height // by) == rows), 1)
+    top, left, high, wide = (round(side / by) for side in crop)
+    return Crop(min(top, rows - high), min(left, columns - wide), high, wide)
 
 
 def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:

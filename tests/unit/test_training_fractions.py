@@ -1,0 +1,188 @@
+"""Large JPEGs are decoded at a fraction of their sides where the network's input allows it."""
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
+
+from kfp_ddp.training import data, transforms
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Images, scan
+from kfp_ddp.training.fractions import decoded
+from kfp_ddp.training.header import Frame, frame_of
+
+SIZE = 32
+_MIRRORED = (2, 3, 4, 6, 7, 8)
+
+
+def run(root: Path, **fields: Any) -> TrainConfig:
+    settings = {"data": str(root), "output_dir": str(root / "out"), "model": "resnet18"}
+    return TrainConfig.create(**{**settings, "image_size": SIZE, "workers": 0, **fields})
+
+
+def photograph(seed: int, width: int, height: int, **options: Any) -> bytes:
+    """A JPEG with edges, fine grain and large areas."""
+    draw = np.random.default_rng(seed)
+    coarse = Image.fromarray(draw.integers(0, 256, (9, 12, 3), dtype=np.uint8))
+    pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    pixels = pixels + draw.normal(0, 4, pixels.shape).astype(np.int16)
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = draw.integers(0, 256, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """Two classes of two large photographs each."""
+    for number in range(4):
+        folder = tmp_path / "train" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(photograph(number, 480, 360, quality=90))
+    return tmp_path / "train"
+
+
+def test_training_sees_what_it_would_of_the_whole_image(
+    split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = transforms._crop
+
+    def on_a_grid(*arguments: Any) -> transforms.Crop:
+        return transforms.Crop(*(side // 8 * 8 for side in drawn(*arguments)))
+
+    # Elsewhere the crop of a fraction begins and ends up to half of its pixels away.
+    monkeypatch.setattr(transforms, "_crop", on_a_grid)
+    index, config = scan(split), run(split)
+    keys = [(epoch, position) for epoch in range(4) for position in range(4)]
+    small = Images(index, config, for_training=True).__getitems__(keys).images.float()
+    assert torch.equal(small, Images(index, config, True).__getitems__(keys).images.float())
+    by = {transforms.divisor(config, *key, 360, 480) for key in keys}
+    assert by == {2, 4}
+    monkeypatch.setattr(transforms, "divisor", lambda *_: 1)
+    whole = Images(index, config, for_training=True).__getitems__(keys).images.float()
+    errors = (small - whole).flatten(1)
+    assert errors.abs().mean(1).max() < 1.5, "of 255, on average"
+    assert errors.square().mean(1).sqrt().max() < 3
+    assert errors.mean(1).abs().max() < 0.3, "as bright"
+    assert not torch.equal(small, whole)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "fields", "expected"),
+    [
+        (95, 200, {}, 1),
+        (96, 96, {}, 2),
+        (191, 300, {}, 2),
+        (192, 192, {}, 4),
+        (384, 384, {}, 8),
+        (4000, 3000, {}, 8),
+        (384, 384, {"image_size": 128}, 2),
+        (384, 384, {"augment": "shift"}, 1),
+        (384, 384, {"augment": "none"}, 1),
+    ],
+)
+def test_a_fraction_keeps_half_as_many_pixels_again_as_the_network_takes(
+    tmp_path: Path, height: int, width: int, fields: dict[str, Any], expected: int
+) -> None:
+    config = run(tmp_path, crop_min_area=1, **fields)
+    found = {transforms.divisor(config, epoch, 0, height, width) for epoch in range(9)}
+    if height == width:
+        assert max(found) == expected, "a crop of another aspect is narrower"
+    else:
+        assert found <= {expected, expected // 2}
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("by", [2, 4, 8])
+def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: int) -> None:
+    draw = random.Random(f"{orientation} {by}")
+    width, height = draw.randint(150, 260), draw.randint(150, 260)
+    if orientation in _MIRRORED:
+        width, height = width // by * by, height // by * by
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "camera", orientation
+    options = {"exif": exif.tobytes(), "progressive": draw.random() < 0.5, "quality": 95}
+    content = photograph(orientation, width, height, **options)
+    assert frame_of(content) == Frame(height, width, 3, orientation or 1)
+    whole = decode_image(content, mode="RGB")
+    asked: list[tuple[int, int]] = []
+    small = decoded(content, lambda *sides: asked.append(sides) or by)  # type: ignore[func-returns-value]
+    assert small is not None
+    assert asked == [tuple(whole.shape[1:])] == [small[1:]]
+    assert small.image.shape[1:] == tuple(-(-side // by) for side in whole.shape[1:])
+    crop = transforms.Crop(4 * by, 2 * by, 96, 96)
+    size = 64 // by
+    one = transforms._resized(whole, crop, size).float()
+    two = transforms._resized(
+        small.image, transforms._divided(crop, small.image, small.height), size
+    )
+    assert (one - two).abs().mean() < 4, "where it is turned otherwise, 20"
+
+
+def test_a_mirrored_image_is_divided_only_where_nothing_is_left_over() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for height, width, by in ((160, 240, 8), (164, 240, 4), (160, 242, 2), (161, 240, 1)):
+        small = decoded(photograph(0, width, height, exif=exif.tobytes()), lambda *_: 8)
+        sides = small and tuple(small.image.shape[1:])
+        assert sides == (None if by == 1 else (width // by, height // by))
+
+
+def test_what_is_no_jpeg_of_three_channels_is_decoded_as_before(tmp_path: Path) -> None:
+    image = Image.effect_noise((200, 200), 50)
+    for kind, mode in (("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK")):
+        file = io.BytesIO()
+        image.convert(mode).save(file, kind)
+        assert decoded(file.getvalue(), lambda *_: 8) is None, (kind, mode)
+    assert decoded(photograph(0, 64, 64), lambda *_: 1) is None
+
+
+def test_a_damaged_image_is_named_as_before(split: Path) -> None:
+    index, config = scan(split), run(split)
+    path = Path(index.paths[1])
+    path.write_bytes(path.read_bytes()[:9000])
+    images = Images(index, config, for_training=True)
+    keys = [(epoch, 1) for epoch in range(5)]
+    assert min(transforms.divisor(config, *key, 360, 480) for key in keys) > 1
+    for key in keys:
+        assert images.__getitems__([key]).error.startswith(f"cannot decode {path} (Image is inc")
+
+
+def test_evaluation_the_cache_and_strict_images_decode_all_of_an_image(
+    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("decoded at a fraction")
+
+    monkeypatch.setattr(data, "read_small", never)
+    index = scan(split)
+    Images(index, run(split), for_training=False).__getitems__([(0, 0)])
+    strict = Images(index, run(split, images="strict"), for_training=True)
+    assert "not square" in strict.__getitems__([(0, 0)]).error
+    cache = data.Cache(tmp_path / "cache", "train", 4, parts=1)
+    cache.build(index.where, run(split), True, 0)
+    Images(index, run(split), True, cache).__getitems__([(0, 0)])
+
+
+def test_no_damage_to_exif_data_makes_the_header_unreadable() -> None:
+    draw = random.Random(0)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    whole = photograph(0, 64, 48, exif=exif.tobytes())
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(12, 60)] = draw.choice((0, 1, 0x49, 0x7F, 0xFF))
+        frame = frame_of(bytes(damaged))
+        try:
+            image = decode_image(bytes(damaged))
+        except RuntimeError:
+            continue
+        assert frame is not None
+        turned = frame.orientation in (5, 6, 7, 8)
+        assert image.shape[1:] == ((64, 48) if turned else (48, 64))
