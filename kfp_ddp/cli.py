@@ -12,6 +12,7 @@ SECTIONS = {
     "Train": {
         "run": "Train on a folder or a bucket of photographs, or run any pipeline: here or on KFP.",
         "predict": "Tell what pictures show, with the model of a bundle.",
+        "trace": "Trace the next steps of one rank of a training that runs.",
         "serve": "Answer requests with the model of a bundle, over HTTP and gRPC.",
         "report": "Make the report of a run anew: verdict, figures, curves, mistakes.",
         "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",

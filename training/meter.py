@@ -1,13 +1,10 @@
 """Speed of a run between two lines of metrics: images, waiting for data, FLOPs, memory, ranks."""
 
-import contextlib
 import re
 import time
-from typing import Any
 
 import torch
 
-from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training import model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
@@ -81,20 +78,6 @@ class Meter:
     def mfu(self, rate: float) -> float:
         """The share of its devices' peak that a run of `rate` images a second needs."""
         return self.flops * rate / self.world.size / (self.peak * 1e12)
-
-
-def profiler_of(config: TrainConfig) -> contextlib.AbstractContextManager[Any]:
-    """A trace of `profile_steps` steps after ten, where it is asked for; else None."""
-    if not config.profile_steps:
-        return contextlib.nullcontext()
-    from torch import profiler
-
-    return profiler.profile(
-        schedule=profiler.schedule(wait=8, warmup=2, active=config.profile_steps, repeat=1),
-        on_trace_ready=profiler.tensorboard_trace_handler(
-            str(RunFolder(config.output_dir).profile)
-        ),
-    )
 
 
 def peak_of(name: str) -> float:

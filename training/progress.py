@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -26,6 +27,8 @@ class Progress:
     EVERY_S: ClassVar[float] = 10.0
 
     def __init__(self, folder: Path, rank: int) -> None:
+        self.look: Callable[[], None] = lambda: None
+        """Called each time, from the thread."""
         self.began = time.perf_counter()
         self.step = 0
         self.phase: Phase = "start"
@@ -52,6 +55,8 @@ class Progress:
                     file.write(json.dumps(self._now()).encode())
             if over:
                 return
+            with contextlib.suppress(OSError):
+                self.look()
             self._over.wait(self.EVERY_S)
 
     def _now(self) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """The loop: steps, what falls due after each, and how they begin and end."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 
@@ -17,7 +16,6 @@ from kfp_ddp.training.divergence import Divergence
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.loss import Loss
 from kfp_ddp.training.memory import no_garbage_collection
-from kfp_ddp.training.meter import profiler_of
 from kfp_ddp.training.mixing import mixed
 from kfp_ddp.training.prefetch import DeviceBatch, to_device
 from kfp_ddp.training.prepared import Split
@@ -26,6 +24,7 @@ from kfp_ddp.training.report import Report
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
 from kfp_ddp.training.saving import Saving
 from kfp_ddp.training.timeline import when_own_gradients_are_there
+from kfp_ddp.training.traces import Traces
 from kfp_ddp.training.validation import Validation
 from kfp_ddp.training.windows import windows_of
 
@@ -69,15 +68,14 @@ class Trainer:
         self.step = self.progress.step = self.saving.resume()
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
         meter, batches = self.report.meter, self.batches()
-        profiling = profiler_of(self.config) if self.world.first else contextlib.nullcontext()
-        with no_garbage_collection(), profiling as profiler:
+        with no_garbage_collection(), Traces(self.config, self.world) as traces:
+            self.progress.look = traces.look
             self.saving.restart_clock()
             meter.begin(self.step, self.progress.began)
             while self.step < self.steps_total and not self.saving.exhausted:
                 if self.advance(batches):
                     return self._finish("preempted")
-                if profiler is not None:
-                    profiler.step()
+                traces.step(self.step)
         return self._finish("done")
 
     def advance(self, batches: Iterator[DeviceBatch]) -> bool:

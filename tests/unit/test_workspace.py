@@ -192,7 +192,7 @@ def test_a_checkpoint_is_on_its_way_before_the_training_ends(address: str, there
 
 
 def test_the_step_sees_what_the_ranks_tell_and_the_ranks_that_it_lives(
-    address: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, there: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-step")
     step = Followed(address, every=0.1)
@@ -209,6 +209,8 @@ def test_the_step_sees_what_the_ranks_tell_and_the_ranks_that_it_lives(
         until(lambda: (step.path / "metrics.jsonl").read_text() == "1\n2\n")
         (step.path / "launcher.heartbeat").write_text("42")
         until(lambda: (ranks.path / "launcher.heartbeat").read_text() == "42")
+        (there / "launcher.trace.json").write_text("of a person")
+        wait_for(ranks.path / "launcher.trace.json")
 
 
 def test_a_bucket_that_is_away_for_a_while_costs_nothing_but_the_wait(

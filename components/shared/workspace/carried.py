@@ -26,7 +26,8 @@ LAST_OF_FAILED_SECONDS = 30.0
 _PLACES = RunFolder("")
 CHECKPOINTS = _PLACES.checkpoints.name
 LOGS = _PLACES.logs.name
-HEARTBEAT = _PLACES.heartbeat.name
+FETCHED = (_PLACES.heartbeat.name, _PLACES.trace_request.name)
+"""What others write there for the ranks."""
 
 
 class UnreachableError(StorageError):
@@ -63,7 +64,7 @@ class Carried:
         self._rounds = (
             Turns(self.address, self._put_checkpoints, every / 10),
             Turns(self.address, self._put_files, every),
-            Turns(self.address, self._fetch_heartbeat, every),
+            Turns(self.address, self._fetch_from_others, every),
         )
 
     def __enter__(self) -> Self:
@@ -166,8 +167,8 @@ class Carried:
     def _put_files(self, where: Destination) -> None:
         self._changes.put(where)
 
-    def _fetch_heartbeat(self, where: Destination) -> None:
-        files.fetch(where, (HEARTBEAT,), self.path)
+    def _fetch_from_others(self, where: Destination) -> None:
+        files.fetch(where, FETCHED, self.path)
 
 
 def _whole(checkpoint: Path) -> bool:

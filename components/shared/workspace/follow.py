@@ -28,7 +28,7 @@ class Followed:
     def __init__(self, address: str, every: float = EVERY_SECONDS) -> None:
         self.address = address.rstrip("/")
         self.path = local_folder(address)
-        self._changes = Changes(self.path, lambda name: name.startswith("launcher."))
+        self._changes = Changes(self.path, _is_the_steps)
         self._metrics_bytes = 0
         self._rounds = (
             Turns(self.address, self._fetch, every),
@@ -69,6 +69,10 @@ class Followed:
         files.fetch(where, ranks, self.path)
         manifests = [f"{n}/{MANIFEST}" for n in checkpoints.complete(where, CHECKPOINTS)]
         files.fetch(where, (n for n in manifests if not (self.path / n).exists()), self.path)
+
+
+def _is_the_steps(name: str) -> bool:
+    return name.startswith("launcher.") and name != _PLACES.trace_request.name
 
 
 @contextlib.contextmanager

@@ -1,0 +1,99 @@
+"""A trace of one rank of a training that runs: asked for in its folder, and waited for."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.base.errors import InputError, JobError
+from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.trace_request import Request
+from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.components.shared.workspace import is_address
+from kfp_ddp.components.shared.workspace.files import fetch
+
+_PLACES = RunFolder("")
+_METRICS = _PLACES.metrics.name
+_WHERE = (_METRICS, f"work/*/*/{_METRICS}")
+"""Where a run's folder is: itself, or below the output of a run on this machine."""
+_LARGEST = 64 << 20
+_LOOK_SECONDS = 1.0
+
+
+def trace(
+    place: str, rank: int, steps: int, into: Path, minutes: float, say: Callable[[str], None]
+) -> Path:
+    """Let a rank trace its next steps; the file with the trace.
+
+    Args:
+        place: The run's folder, or its address, or the output of a run on this machine.
+        rank: Who traces.
+        steps: How many steps.
+        into: Folder that the trace is brought to where the run lies at an address.
+        minutes: How long it is waited for.
+        say: Told what is waited for.
+
+    Raises:
+        InputError: no such run, or rank, or one that has ended.
+        JobError: the rank wrote none in time.
+    """
+    place = place.rstrip("/") if is_address(place) else str(_run_folder(Path(place)))
+    where = open_destination(place)
+    _check(where, place, rank)
+    asked = Request.new(rank, steps)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(asked.written())
+        file.flush()
+        where.put(Path(file.name), _PLACES.trace_request.name)
+    say(f"asked rank {rank} for a trace of {steps} steps; it looks each 10 seconds")
+    deadline = time.monotonic() + minutes * 60
+    while not (name := _made(where, asked)):
+        if time.monotonic() > deadline:
+            raise JobError(
+                f"rank {rank} of {place} wrote no trace within {minutes:g} minutes: see its log, "
+                "and whether its steps go on; give more --minutes where they take long"
+            )
+        time.sleep(_LOOK_SECONDS)
+    if not is_address(place):
+        return Path(place, name)
+    fetch(where, [name], into)
+    return into / name
+
+
+def _run_folder(path: Path) -> Path:
+    """The folder of the run that wrote metrics last."""
+    found = [file for pattern in _WHERE for file in path.glob(pattern)]
+    if not found:
+        raise InputError(
+            f"{path} holds no training: name the folder with its metrics.jsonl, an address of it "
+            "such as gs://bucket/runs/RUN/train, or the output of run --local"
+        )
+    return max(found, key=lambda file: file.stat().st_mtime).parent
+
+
+def _check(where: Destination, place: str, rank: int) -> None:
+    """Refuse what nobody would answer."""
+    ranks = {name for name, _ in where.list(f"{_PLACES.ranks}/")}
+    last = _last_event(where.read(_METRICS, _LARGEST) or b"")
+    if not ranks:
+        raise InputError(f"no rank of {place} has begun: name the folder of a training that runs")
+    if last.get("event") == "end":
+        raise InputError(f"the training in {place} has ended: nothing is left to trace")
+    if f"{_PLACES.ranks}/{rank}.json" not in ranks:
+        raise InputError(f"{place} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
+
+
+def _last_event(metrics: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(metrics[: metrics.rfind(b"\n") + 1].splitlines()[-1])
+    except (ValueError, IndexError):
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _made(where: Destination, asked: Request) -> str:
+    """The name of the trace; '' while it is not there."""
+    names = (name for name, _ in where.list(f"{_PLACES.traces}/"))
+    return next(filter(asked.made, names), "")
