@@ -12,6 +12,7 @@ from PIL import Image
 from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
 from kfp_ddp.training import data, transforms
+from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, scan
 from kfp_ddp.training.fractions import decoded
@@ -118,9 +119,10 @@ def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: 
     assert small.image.shape[1:] == tuple(-(-side // by) for side in whole.shape[1:])
     crop = transforms.Crop(4 * by, 2 * by, 96, 96)
     size = 64 // by
-    one = transforms._resized(whole, crop, size).float()
-    two = transforms._resized(
-        small.image, transforms._divided(crop, small.image, small.height), size
+    parts = (whole, crop), (small.image, transforms._divided(crop, small.image, small.height))
+    one, two = (
+        transforms.resize(image[:, top : top + high, left : left + wide], size, size).float()
+        for image, (top, left, high, wide) in parts
     )
     assert (one - two).abs().mean() < 4, "where it is turned otherwise, 20"
 
@@ -165,7 +167,7 @@ def test_evaluation_the_cache_and_strict_images_decode_all_of_an_image(
     Images(index, run(split), for_training=False).__getitems__([(0, 0)])
     strict = Images(index, run(split, images="strict"), for_training=True)
     assert "not square" in strict.__getitems__([(0, 0)]).error
-    cache = data.Cache(tmp_path / "cache", "train", 4, parts=1)
+    cache = Cache(tmp_path / "cache", "train", 4, parts=1)
     cache.build(index.where, run(split), True, 0)
     Images(index, run(split), True, cache).__getitems__([(0, 0)])
 
