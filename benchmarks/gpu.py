@@ -1,4 +1,8 @@
-"""ResNet-50 at 224 px in bf16 on one GPU, wall time, on generated photographs; needs a GPU.
+"""ResNet-50 at 224 px in bf16 on GPUs, wall time, on generated photographs; needs a GPU.
+
+Ten minutes at most: a part for which no time is left is named and left out, as is one that fails.
+Loops run one after the other in processes of their own, in one order and then in the other, so
+that a GPU that gets warm counts for all. `batch` is 256 or what there is memory for.
 
 - `images_per_s`, `mfu`: our whole step from JPEG files, with a loader process for each core.
 - `images_per_s_cached`: the same from the decoded cache.
@@ -7,24 +11,34 @@
 - `vs_torchvision`: against the loop of torchvision's references/classification/train.py in its
   published form with --amp, rewritten here: its presets, sampler and workers, NCHW, float16 with
   a scaler, accuracy and meters in each step.
-
-Peers have processes of their own, and take turns.
+- `compile_vs_eager`: with `compile` against without, on the batch that is there already.
+- `graph_vs_eager_small_batch`: forward and backward of a batch of 16 as CUDA graphs against
+  launched one by one: what a loop that records its step could gain where launches are slow.
+- `jpeg_gpu_images_per_s`, `jpeg_gpu_vs_core`: JPEG decoded by nvJPEG against one core.
+- `nccl2_efficiency`, `nccl2_hidden`, `nccl2_bus_gb_per_s`: with two GPUs, images a second of two
+  ranks against twice those of one; the share of an all-reduce of the gradients, timed alone, that
+  the backward pass hides; and the bus bandwidth of that one, 2 (n - 1) / n times its bytes.
+- `fsdp_memory_vs_ddp`: peak memory of a rank with fsdp, of wide_resnet101_2, against ddp: a share,
+  less is better.
 """
 
-import itertools
+import concurrent.futures
+import multiprocessing
 import os
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_parts import loops, ranks, single
 from benchmarks.input import photographs
-from benchmarks.rounds import add_to_meters, apart, ratio, table, take_turns
 from benchmarks.training import steps_of_ours
 
-IMAGES, BATCH, STEPS, ROUNDS = 4096, 256, 20, 5
+IMAGES, BATCH = 2048, 256
+LIMIT_S, TURN_S = 600.0, 12.0
+JPEG, CACHED, SAME, THEIRS = "JPEG", "decoded cache", "the same batch again", "torchvision"
+COMPILED = "compiled, the same batch again"
 
 
 def run() -> dict[str, float]:
@@ -34,106 +48,137 @@ def run() -> dict[str, float]:
     if not torch.cuda.is_available():
         print("no GPU here: nothing to measure")
         return {}
-    return compare("resnet50", 224, BATCH, STEPS, IMAGES)
+    return Measurement("resnet50", 224, TURN_S, time.perf_counter() + LIMIT_S).all(BATCH, IMAGES)
 
 
-def compare(name: str, size: int, batch: int, steps: int, images: int) -> dict[str, float]:
-    """All sides on the device there is: on a CPU it only tries that they run."""
-    fields: dict[str, Any] = {"batch_size": batch, "device": "auto", "precision": "bf16"}
-    fields["cache_gb"] = 0
-    cores = os.cpu_count() or 1
-    wall = time.perf_counter
-    with tempfile.TemporaryDirectory() as folder:
-        root = photographs(Path(folder) / "data", images)
-        where, loaded = (root, name, size, steps), fields | {"workers": cores}
-        with (
-            apart(steps_of_ours, *where, loaded, clock=wall) as jpeg,
-            apart(steps_of_ours, *where, loaded | {"cache_gb": 64}, clock=wall) as kept,
-            apart(steps_of_ours, *where, fields, True, clock=wall) as synthetic,
-            apart(_torchvision, root, name, size, batch, cores, steps, clock=wall) as reference,
-        ):
-            calls = {
-                "kfp-ddp, JPEG": jpeg,
-                "kfp-ddp, decoded cache": kept,
-                "kfp-ddp, the same batch again": synthetic,
-                "torchvision references": reference,
-            }
-            seconds = take_turns(calls, ROUNDS)
-    table(f"{name} at {size} px, batch {batch}", seconds, batch * steps, "image")
-    rates = {side: batch * steps / statistics.median(took) for side, took in seconds.items()}
-    best = max(("kfp-ddp, JPEG", "kfp-ddp, decoded cache"), key=rates.__getitem__)
-    figures = {
-        "images_per_s": rates["kfp-ddp, JPEG"],
-        "images_per_s_cached": rates["kfp-ddp, decoded cache"],
-        "real_vs_synthetic": ratio(seconds, best, "kfp-ddp, the same batch again"),
-        "vs_torchvision": ratio(seconds, "kfp-ddp, JPEG", "torchvision references"),
-    }
-    return figures | _mfu(name, size, rates["kfp-ddp, JPEG"])
+class Measurement:
+    """One run of all parts; on a CPU it only tries that they run."""
+
+    def __init__(self, name: str, size: int, turn: float, until: float) -> None:
+        self.name, self.size, self.turn, self.until = name, size, turn, until
+        self.fields: dict[str, Any] = {"device": "auto", "precision": "bf16", "cache_gb": 0}
+
+    def all(self, batch: int, images: int) -> dict[str, float]:
+        """The figures of the parts that there were time and GPUs for."""
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        there = torch.cuda.device_count()
+        with tempfile.TemporaryDirectory() as folder:
+            root = photographs(Path(folder) / "data", images)
+            asked = self.fields | {"batch_size": batch}
+            fits = in_a_process(loops.fitting, str(root), self.name, self.size, asked)
+            self.fields |= {"batch_size": fits}
+            figures, rates = {"batch": float(fits)}, self.loops(root)
+            figures |= compared(rates) | self.mfu(rates.get(JPEG, 0.0))
+            if there < ranks.WORLD:
+                print(f"{there} GPUs: nccl and fsdp over two ranks are not measured")
+            elif SAME in rates:
+                figures |= self.part("two ranks", 120, self.two_ranks, root, rates[SAME])
+            small = (single.recording, self.name, self.size, device)
+            figures |= self.part("CUDA graphs", 40, in_a_process, *small)
+            jpeg = (single.decoding, str(root), device)
+            figures |= self.part("JPEG decoding", 30, in_a_process, *jpeg)
+            if SAME in rates:
+                figures |= self.part("compile", 120, self.compiled, root, rates[SAME])
+        return figures
+
+    def part(
+        self, what: str, seconds: float, measure: Callable[..., Mapping[str, float]], *of: Any
+    ) -> dict[str, float]:
+        """The figures of a part that takes about so long; none, in words, where it cannot be."""
+        if time.perf_counter() + seconds > self.until:
+            print(f"{what}: left out, no time is left")
+            return {}
+        try:
+            return dict(measure(*of))
+        except Exception as error:  # noqa: BLE001  the other parts are worth having
+            print(f"{what}: left out, {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            return {}
+
+    def loops(self, root: Path) -> dict[str, float]:
+        """Images a second of each loop: the mean of both turns."""
+        batch, cores = self.fields["batch_size"], os.cpu_count() or 1
+        where, loaded = (root, self.name, self.size, loops.STEPS), self.fields | {"workers": cores}
+        sides: dict[str, tuple[Any, ...]] = {
+            JPEG: (steps_of_ours, *where, loaded),
+            CACHED: (steps_of_ours, *where, loaded | {"cache_gb": 64}),
+            SAME: (steps_of_ours, *where, self.fields, True),
+            THEIRS: (loops.torchvision_reference, root, self.name, self.size, batch, cores),
+        }
+        found: dict[str, list[float]] = {}
+        for side in [*sides, *reversed(sides)]:
+            for name, rate in self.part(
+                side, 3 * self.turn, self.turn_of, side, sides[side]
+            ).items():
+                found.setdefault(name, []).append(rate)
+        print(f"\n{self.name} at {self.size} px, batch {batch}")
+        for side, rates in found.items():
+            print(f"  {side:44} {', '.join(f'{rate:,.0f}' for rate in rates)} images/s")
+        return {side: sum(rates) / len(rates) for side, rates in found.items()}
+
+    def turn_of(self, side: str, made_of: tuple[Any, ...]) -> dict[str, float]:
+        """Images a second of one loop."""
+        images = self.fields["batch_size"] * loops.STEPS
+        return {side: loops.rate(images, self.turn, *made_of)}
+
+    def compiled(self, root: Path, eager: float) -> dict[str, float]:
+        """What `compile` gains where no data is waited for."""
+        fields = self.fields | {"compile": True}
+        made_of = (steps_of_ours, root, self.name, self.size, loops.STEPS, fields, True)
+        return {"compile_vs_eager": self.turn_of(COMPILED, made_of)[COMPILED] / eager}
+
+    def two_ranks(self, root: Path, one: float) -> dict[str, float]:
+        """What a second rank adds, and what shards save."""
+        batch = self.fields["batch_size"]
+        fields = self.fields | {"batch_size": ranks.WORLD * batch}
+        two = ranks.together(str(root), self.name, self.size, fields)
+        wide = self.fields | {"batch_size": ranks.WORLD * min(16, batch)}
+        memory = {
+            strategy: ranks.together(
+                str(root), "wide_resnet101_2", self.size, wide | {"strategy": strategy}
+            )["memory"]
+            for strategy in ("ddp", "fsdp")
+        }
+        shown = max(0.0, two["step"] - batch / one)
+        n = ranks.WORLD
+        return {
+            "nccl2_efficiency": batch / two["step"] / one,
+            "nccl2_hidden": 1 - min(1.0, shown / two["all_reduce"]),
+            "nccl2_bus_gb_per_s": 2 * (n - 1) / n * two["bytes"] / two["all_reduce"] / 1e9,
+            "fsdp_memory_vs_ddp": memory["fsdp"] / memory["ddp"],
+        }
+
+    def mfu(self, images_per_s: float) -> dict[str, float]:
+        """The share of the GPU's peak; none where that is not known."""
+        import torch
+
+        from kfp_ddp.training.config import TrainConfig
+        from kfp_ddp.training.meter import peak_of, training_flops
+
+        peak = peak_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else 0.0
+        if not peak or not images_per_s:
+            return {}
+        of = TrainConfig.create(data="", output_dir="", model=self.name, image_size=self.size)
+        return {"mfu": training_flops(of, 2) * images_per_s / (peak * 1e12)}
 
 
-def _mfu(name: str, size: int, images_per_s: float) -> dict[str, float]:
-    import torch
+def compared(rates: Mapping[str, float]) -> dict[str, float]:
+    """The figures of the loops that were measured."""
+    figures = {}
+    if JPEG in rates:
+        figures["images_per_s"] = rates[JPEG]
+    if CACHED in rates:
+        figures["images_per_s_cached"] = rates[CACHED]
+    if SAME in rates and figures:
+        figures["real_vs_synthetic"] = max(figures.values()) / rates[SAME]
+    if JPEG in rates and THEIRS in rates:
+        figures["vs_torchvision"] = rates[JPEG] / rates[THEIRS]
+    return figures
 
-    from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.meter import peak_of, training_flops
 
-    peak = peak_of(torch.cuda.get_device_name()) if torch.cuda.is_available() else 0.0
-    if not peak:
-        return {}
-    config = TrainConfig.create(data="", output_dir="", model=name, image_size=size)
-    return {"mfu": training_flops(config, 2) * images_per_s / (peak * 1e12)}
-
-
-def _torchvision(
-    root: Path, name: str, size: int, batch: int, workers: int, steps: int
-) -> Callable[[], None]:
-    """`train_one_epoch()` of torchvision's references, `steps` batches at a time."""
-    import torch
-    from torch.utils.data import DataLoader, RandomSampler
-    from torchvision import datasets, models, transforms
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = True
-    network = models.get_model(name, weights=None, num_classes=1000).to(device)
-    criterion = torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    half = torch.float16 if device.type == "cuda" else torch.bfloat16
-    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
-    preset = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(size),
-            transforms.RandomHorizontalFlip(0.5),
-            transforms.PILToTensor(),
-            transforms.ConvertImageDtype(torch.float),
-            transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
-        ]
-    )
-    dataset = datasets.ImageFolder(str(root / "train"), preset)
-    loader = DataLoader(
-        dataset,
-        batch_size=batch,
-        sampler=RandomSampler(dataset),
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-    )
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    seen = [0.0, 0.0, 0.0]
-    network.train()
-
-    def some() -> None:
-        for pixels, truth in itertools.islice(batches, steps):
-            image, target = pixels.to(device), truth.to(device)
-            with torch.autocast(device.type, half):
-                output = network(image)
-                loss = criterion(output, target)
-            optimizer.zero_grad()
-            scaled: torch.Tensor = scaler.scale(loss)
-            torch.autograd.backward(scaled)
-            scaler.step(optimizer)
-            scaler.update()
-            with torch.inference_mode():
-                add_to_meters(seen, loss, output, target)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    return some
+def in_a_process(work: Callable[..., Any], *of: Any) -> Any:
+    """What `work(*of)` returns in a new process, whose memory on the GPU is free afterwards."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *of).result()

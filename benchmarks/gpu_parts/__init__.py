@@ -1,0 +1,1 @@
+"""What `benchmarks gpu` measures, each part in processes of its own."""

@@ -1,0 +1,109 @@
+"""`benchmarks gpu` where there is no GPU: its parts run on the CPU, in small."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu_parts import loops, ranks, single
+from tests.photographs import write
+from tests.serving import free_port
+from tests.training_ranks import forked
+
+SMALL: dict[str, Any] = {"device": "auto", "precision": "bf16", "batch_size": 4, "cache_gb": 0}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    write(folder / "train", 4)
+    return folder
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.run() == {}
+    assert capsys.readouterr().out == "no GPU here: nothing to measure\n"
+
+
+def test_the_reference_goes_on_and_on(root: Path) -> None:
+    some = loops.torchvision_reference(root, "resnet18", 32, batch=4, workers=0, steps=2)
+    for _ in range(3):  # 12 images are 3 batches
+        some()
+
+
+def test_a_gpu_s_other_talents_are_tried_on_the_cpu(root: Path) -> None:
+    decoded = single.decoding(str(root), "cpu")
+    assert decoded["jpeg_gpu_images_per_s"] > 0
+    assert single.recording("cifar_resnet8", 16, "cpu")["graph_vs_eager_small_batch"] > 0
+
+
+def test_two_ranks_time_their_exchange(root: Path, tmp_path: Path) -> None:
+    fields = SMALL | {"strategy": "fsdp"}
+    given = (str(tmp_path / "answer"), free_port(), str(root), "cifar_resnet8", 16, fields)
+    processes = [forked(ranks._rank, number, *given) for number in (0, 1)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    figures = ranks._read(tmp_path / "answer")
+    assert figures["step"] > figures["all_reduce"] > 0
+    assert figures["bytes"] == pytest.approx(4 * 78_000, rel=0.05), "those of all shards"
+
+
+def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(root: Path, name: str, size: int, steps: int, fields: Any, same: bool) -> Any:
+        def out_of_memory() -> None:
+            if fields["batch_size"] > 64:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return out_of_memory
+
+    monkeypatch.setattr(loops, "steps_of_ours", steps)
+    assert loops.fitting("", "resnet50", 224, {"batch_size": 256}) == 64
+
+
+def _fails() -> dict[str, float]:
+    raise OSError("no nvJPEG\nhere")
+
+
+@pytest.mark.parametrize(
+    ("left", "work", "figures", "said"),
+    [
+        (100.0, lambda: {"a": 1.0}, {"a": 1.0}, ""),
+        (10.0, lambda: {"a": 1.0}, {}, "decoding: left out, no time is left\n"),
+        (100.0, _fails, {}, "decoding: left out, OSError: no nvJPEG\n"),
+    ],
+)
+def test_a_part_that_cannot_be_measured_leaves_the_others(
+    left: float,
+    work: Callable[[], dict[str, float]],
+    figures: dict[str, float],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measurement = gpu.Measurement("resnet18", 32, 1.0, time.perf_counter() + left)
+    assert measurement.part("decoding", 30.0, work) == figures
+    assert capsys.readouterr().out == said
+
+
+def test_figures_come_of_the_loops_that_were_measured() -> None:
+    rates = {gpu.JPEG: 900.0, gpu.CACHED: 1200.0, gpu.SAME: 1600.0, gpu.THEIRS: 450.0}
+    assert gpu.compared(rates) == {
+        "images_per_s": 900.0,
+        "images_per_s_cached": 1200.0,
+        "real_vs_synthetic": 0.75,
+        "vs_torchvision": 2.0,
+    }
+    assert gpu.compared({gpu.JPEG: 900.0}) == {"images_per_s": 900.0}
+
+
+@pytest.mark.soak
+def test_all_parts_run_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+    measurement = gpu.Measurement("resnet18", 32, 1.0, time.perf_counter() + 600)
+    figures = measurement.all(8, 32)
+    assert {"batch", "real_vs_synthetic", "vs_torchvision", "compile_vs_eager"} <= set(figures)
+    assert {"graph_vs_eager_small_batch", "jpeg_gpu_vs_core"} <= set(figures)
+    assert "left out" not in capfd.readouterr().out
