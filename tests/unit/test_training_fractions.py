@@ -172,6 +172,25 @@ def test_evaluation_the_cache_and_strict_images_decode_all_of_an_image(
     Images(index, run(split), True, cache).__getitems__([(0, 0)])
 
 
+def test_damage_is_left_to_the_decoder_of_all_of_the_image() -> None:
+    draw = random.Random(1)
+    exif = Image.Exif()
+    exif[0x0112], exif[0x011A], exif[0x0128] = 3, 72.0, 2
+    whole = photograph(0, 64, 48, exif=exif.tobytes(), progressive=True)
+    came = 0
+    for case in range(400):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 5)):
+            damaged[draw.randrange(2, draw.choice((150, len(whole))))] = draw.choice((0, 4, 255))
+        frame = frame_of(bytes(damaged))
+        small = decoded(bytes(damaged), lambda *_: 2)
+        came += small is not None
+        if small is not None:
+            assert frame is not None
+            assert small.image.numel() * 4 == frame.height * frame.width * 3, case
+    assert 20 < came < 380
+
+
 def test_no_damage_to_exif_data_makes_the_header_unreadable() -> None:
     draw = random.Random(0)
     exif = Image.Exif()
