@@ -191,7 +191,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
 
 
 class Writer:
-    """Saves in the background: the caller waits for a copy into buffers that are kept, no more.
+    """Saves in the background: the caller waits for a copy into buffers that are kept, at most.
 
     An error of a save is raised by the next `save` or `wait`, as a KfpDdpError.
     """
@@ -201,6 +201,9 @@ class Writer:
         self.keep = keep
         self._buffers: dict[str, Tensor] = {}
         self._from_gpu = False
+        self._later: list[tuple[Tensor, Tensor]] = []
+        self._copied = threading.Event()
+        self._copied.set()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -210,24 +213,33 @@ class Writer:
         state: Mapping[str, Any],
         manifest: Mapping[str, Any],
         spared: Collection[int] = (),
+        volatile: Collection[Tensor] | None = None,
     ) -> None:
         """Begin to save `state` as `step-<step>`; `manifest` gets its step and files added.
 
-        Of older checkpoints the newest stay, and those of the steps `spared`.
+        Of older checkpoints the newest stay, and those of the steps `spared`. Where `volatile` is
+        given, what else is on the CPU is copied in the background, and must not change before
+        `copied` returns.
 
         Raises:
             StorageError: the save before this one failed.
             JobError: it held weights that are no numbers.
         """
         self.wait()
-        copy = self._snapshot(state, "")
+        soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
+        copy = self._snapshot(state, "", soon)
         if self._from_gpu:
             torch.cuda.synchronize()  # the copies were only queued
+        self._copied.clear()
         # Not a daemon: the interpreter does not end before a begun save is durable.
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, dict(manifest), spared), name="checkpoint"
         )
         self._thread.start()
+
+    def copied(self) -> None:
+        """Until all of the state that is being saved is copied: from here on it may change."""
+        self._copied.wait()
 
     def wait(self) -> None:
         """Until the save that was begun last is durable; raises its error."""
@@ -248,19 +260,22 @@ class Writer:
                 "make room or repair the volume and start again to resume"
             ) from error
 
-    def _snapshot(self, value: Any, name: str) -> Any:
-        """A copy whose tensors lie in buffers that the next save uses again."""
+    def _snapshot(self, value: Any, name: str, soon: Collection[int] | None) -> Any:
+        """A copy in buffers that are kept; on the CPU those not at `soon` are filled later."""
         if isinstance(value, Tensor):
             self._from_gpu |= value.is_cuda
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 self._buffers[name] = buffer
+            if soon is not None and value.device.type == "cpu" and value.data_ptr() not in soon:
+                self._later.append((buffer, value.detach()))
+                return buffer
             return buffer.copy_(value.detach(), non_blocking=value.is_cuda)
         if isinstance(value, Mapping):
-            return {key: self._snapshot(item, f"{name}/{key}") for key, item in value.items()}
+            return {key: self._snapshot(item, f"{name}/{key}", soon) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._snapshot(item, f"{name}/{i}") for i, item in enumerate(value)]
+            return [self._snapshot(item, f"{name}/{i}", soon) for i, item in enumerate(value)]
         return value
 
     def _write(
@@ -271,6 +286,7 @@ class Writer:
         spared: Collection[int],
     ) -> None:
         try:
+            self._fill_later()
             _refuse_not_finite(step, state)
             write(self.directory, step, state, manifest)
             for old in steps(self.directory)[self.keep :]:
@@ -278,6 +294,14 @@ class Writer:
                     shutil.rmtree(old)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
+
+    def _fill_later(self) -> None:
+        try:
+            for buffer, source in self._later:
+                buffer.copy_(source)
+        finally:
+            self._later.clear()
+            self._copied.set()
 
 
 def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:

@@ -122,6 +122,16 @@ class Learner:
             state["scaler"] = self.scaler.state_dict()
         return state
 
+    def volatile(self) -> list[Tensor] | None:
+        """What of the state may change before the next `update`; None if any of it may.
+
+        A forward pass changes buffers alone; nobody knows what a network of one's own does.
+        """
+        if self.config.model_code:
+            return None
+        averaged = self.ema.model.buffers() if self.ema else ()
+        return [*self.network.buffers(), *averaged]
+
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned, with the optimizer's settings of the configuration."""
         settings = optim.settings(self.optimizer)

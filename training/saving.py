@@ -105,7 +105,7 @@ class Saving:
             best=dataclasses.asdict(self.best) if self.best else None,
         )
         spared = {self.best.step} if self.best and self.config.keep_best else set()
-        self.writer.save(step, state, manifest, spared)
+        self.writer.save(step, state, manifest, spared, self.learner.volatile())
         metrics.write(
             "checkpoint",
             step=step,

@@ -142,6 +142,7 @@ class Trainer:
                 learner.backward(weighed)
             total += loss.detach()
         enter("optimizer")
+        self.saving.writer.copied()
         learner.update(self.step)
         enter("other")
         total /= mine

@@ -179,6 +179,34 @@ def test_the_writer_keeps_k_and_the_state_of_the_moment(tmp_path: Path) -> None:
     assert newest.state()["model"]["w"].tolist() == [3.0] * 1000
 
 
+def test_what_stays_until_the_update_is_copied_while_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may change before is copied at once; for the rest `copied` waits."""
+    begin, fill = threading.Event(), Writer._fill_later
+
+    def late(writer: Writer) -> None:
+        begin.wait(10)
+        fill(writer)
+
+    monkeypatch.setattr(Writer, "_fill_later", late)
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    weight, statistics = torch.ones(4), torch.ones(4)
+    state = {"model": {"w": weight, "s": statistics}}
+    writer.save(1, state, manifest(run(tmp_path)), volatile=[statistics])
+    statistics += 1
+    threading.Timer(0.2, begin.set).start()
+    writer.copied()
+    weight += 1
+    writer.wait()
+    newest = newest_valid(tmp_path / "checkpoints")
+    assert newest is not None
+    assert {k: v.tolist() for k, v in newest.state()["model"].items()} == {
+        "w": [1.0] * 4,
+        "s": [1.0] * 4,
+    }
+
+
 def test_saving_waits_for_the_copy_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     original = torch.save

@@ -1,6 +1,7 @@
 """What a run that goes on takes from its checkpoint, and what from its configuration."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import torch
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.training import checkpoint, resume
-from kfp_ddp.training.checkpoint import newest_valid
+from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.manifest import MANIFEST
+from kfp_ddp.training.manifest import MANIFEST, step_dir
 from kfp_ddp.training.prepare import prepare, resolve
 from kfp_ddp.training.trainer import Trainer
 from tests.training_ranks import config, dataset
@@ -68,6 +69,25 @@ def test_decay_and_momentum_that_nobody_set_stay(data: Path, tmp_path: Path) -> 
     assert (resolved.weight_decay, resolved.momentum) == (0.5, 0.8)
     written = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (written["weight_decay"], written["momentum"]) == (0.5, 0.8)
+
+
+def test_a_checkpoint_is_of_its_step_however_late_it_is_copied(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step's forward pass goes on meanwhile, and its update waits."""
+    fill, states = Writer._fill_later, []
+    for seconds in (0.0, 0.3):
+
+        def slow(writer: Writer, seconds: float = seconds) -> None:
+            assert writer._later
+            time.sleep(seconds)
+            fill(writer)
+
+        monkeypatch.setattr(Writer, "_fill_later", slow)
+        output = tmp_path / f"after {seconds}"
+        trained(data, output, checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
+        states.append(verify(step_dir(output / "checkpoints", 1)).state())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def _same_number(data: Path) -> None:
