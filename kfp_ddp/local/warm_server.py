@@ -5,6 +5,7 @@ waits for orders of `warm_client` at a socket, and forks a process for each. Not
 happens before a fork, so no thread and no lock is lost by it.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -131,8 +132,13 @@ class Server:
                 os.kill(worker, number)
 
 
-def become(order: Order) -> None:
-    """Run the module of an order in this process, as a Python that was started for it would."""
+def become(order: Order, code: list[int]) -> None:
+    """Run the module of an order in this process, as a Python that was started for it would.
+
+    Args:
+        order: What to run.
+        code: Gets its exit code, which is 1 for an exception.
+    """
     asked = order.asked
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
@@ -154,21 +160,28 @@ def become(order: Order) -> None:
     if "torch" in sys.modules and threads.isdecimal():
         sys.modules["torch"].set_num_threads(int(threads))
     module, *sys.argv[1:] = asked["words"]
-    code: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code[0] = 0
     except SystemExit as left:
-        code = left.code or 0
-        if not isinstance(code, int):
-            raise
-    from kfp_ddp.training.__main__ import leave  # not before: it is a program that may be run
+        if left.code is None or isinstance(left.code, int):
+            code[0] = (left.code or 0) & 0xFF
+        raise
 
-    leave(code & 0xFF)
+
+def end_at_once(code: list[int]) -> None:
+    """End after everything else that is done at an end, but before all modules are taken down."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code[0])
 
 
 def main(folder: str, alive: str, stages: str) -> None:
     """Serve the stages, `[[names], [modules]]` each, as long as the pipe `alive` has a writer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = [1]
+    atexit.register(end_at_once, code)  # the first to be registered is the last to be called
     sys.executable = f"{folder}/python"
     os.environ["_KFP_RUNTIME"] = "true"  # as where KFP runs a step
     planned = json.loads(stages)
@@ -187,7 +200,7 @@ def main(folder: str, alive: str, stages: str) -> None:
             later.close()
         order = Server(here, int(alive)).serve()
         if order is not None:
-            become(order)
+            become(order, code)
             return
         signal.set_wakeup_fd(-1)
         with suppress(ProcessLookupError, ChildProcessError):

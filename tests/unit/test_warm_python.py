@@ -14,7 +14,7 @@ import pytest
 from kfp_ddp.local import warm
 
 PROBE = """
-import os, signal, sys, time
+import atexit, os, signal, sys, time
 print(sys.argv[1:], os.getcwd(), os.environ.get("TOLD"), "decimal" in sys.modules, flush=True)
 if "wait" in sys.argv:
     print(os.getpid(), flush=True)
@@ -24,7 +24,13 @@ if "wait" in sys.argv:
     time.sleep(600)
 if "dies" in sys.argv:
     os.kill(os.getpid(), int(sys.argv[2]))
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)  # its thread waits for more until Python ends
+pool.submit(time.sleep, 0)
+atexit.register(print, "at the end")
 print("to stderr", file=sys.stderr)
+if "raises" in sys.argv:
+    raise ValueError("as told")
 sys.exit(5)
 """
 
@@ -62,9 +68,16 @@ def start(
 def test_it_runs_as_if_started_for_itself(probe: Path, module: str, forked: bool) -> None:
     process = start(probe, module, "one", "two three")
     said, erred = process.communicate()
-    assert said == f"['one', 'two three'] {probe} so {forked}\n"
+    assert said == f"['one', 'two three'] {probe} so {forked}\nat the end\n"
     assert erred == "to stderr\n"
     assert process.returncode == 5
+
+
+def test_an_exception_is_told(probe: Path) -> None:
+    process = start(probe, "probe", "raises")
+    _, erred = process.communicate()
+    assert erred.splitlines()[-1] == "ValueError: as told"
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGKILL])
