@@ -281,7 +281,7 @@ def pretended() -> Iterator[Gpu]:
         "device_count": lambda: 1,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "get_device_name": lambda device=None: "NVIDIA A100-SXM4-80GB",
+        "get_device_name": lambda device=None: "a pretended GPU",
         "set_device": lambda device: None,
         "manual_seed": lambda seed: None,
         "max_memory_allocated": lambda device=None: 10**9,

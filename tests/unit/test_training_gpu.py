@@ -82,13 +82,27 @@ def test_what_a_gpu_refuses_is_refused() -> None:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "bf16": {"precision": "bf16"},
-    "fp16, clipped": {"precision": "fp16", "clip_norm": 1.0},
-    "mixed, averaged, blurred": {"mixup": 0.2, "cutmix": 1.0, "blur_pool": True},
-    "in micro-batches": {"micro_batch_size": 2, "clip_norm": 1.0},
-    "AdamW, weighted": {"optimizer": "adamw", "class_weights": "balanced", "ema_decay": 0},
-    "from the cache": {"cache_gb": 0.1, "augment": "crop-flip", "start_image_size": 6},
-    "the body rests": {"freeze_epochs": 1, "body_lr_factor": 0.5, "ema_decay": 0},
+    "bf16 from the cache, mixed, blurred": {
+        "precision": "bf16",
+        "cache_gb": 0.1,
+        "augment": "crop-flip",
+        "start_image_size": 6,
+        "mixup": 0.2,
+        "cutmix": 1.0,
+        "blur_pool": True,
+    },
+    "fp16 in micro-batches, clipped": {
+        "precision": "fp16",
+        "micro_batch_size": 4,
+        "clip_norm": 1.0,
+    },
+    "AdamW, weighted, the body rests first": {
+        "optimizer": "adamw",
+        "class_weights": "balanced",
+        "freeze_epochs": 1,
+        "body_lr_factor": 0.5,
+        "ema_decay": 0,
+    },
 }
 
 
