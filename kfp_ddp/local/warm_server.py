@@ -137,7 +137,7 @@ def become(order: Order, code: list[int]) -> None:
 
     Args:
         order: What to run.
-        code: Gets its exit code, which is 1 for an exception.
+        code: Gets its exit code, when it has one.
     """
     asked = order.asked
     for number, stream in enumerate(order.streams):
@@ -162,15 +162,20 @@ def become(order: Order, code: list[int]) -> None:
     module, *sys.argv[1:] = asked["words"]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code[0] = 0
-    except SystemExit as left:
-        if left.code is None or isinstance(left.code, int):
-            code[0] = (left.code or 0) & 0xFF
+        code.append(0)
+    except BaseException as error:
+        left = error.code if isinstance(error, SystemExit) else 1
+        code.append((left or 0) & 0xFF if left is None or isinstance(left, int) else 1)
         raise
 
 
 def end_at_once(code: list[int]) -> None:
-    """End after everything else that is done at an end, but before all modules are taken down."""
+    """End after everything else that is done at an end, but before all modules are taken down.
+
+    Without a code the program ends itself.
+    """
+    if not code:
+        return
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -180,7 +185,7 @@ def end_at_once(code: list[int]) -> None:
 def main(folder: str, alive: str, stages: str) -> None:
     """Serve the stages, `[[names], [modules]]` each, as long as the pipe `alive` has a writer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    code = [1]
+    code: list[int] = []
     atexit.register(end_at_once, code)  # the first to be registered is the last to be called
     sys.executable = f"{folder}/python"
     os.environ["_KFP_RUNTIME"] = "true"  # as where KFP runs a step

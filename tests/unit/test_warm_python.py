@@ -29,6 +29,10 @@ pool = ThreadPoolExecutor(1)  # its thread waits for more until Python ends
 pool.submit(time.sleep, 0)
 atexit.register(print, "at the end")
 print("to stderr", file=sys.stderr)
+if "leaves" in sys.argv:
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
 if "raises" in sys.argv:
     raise ValueError("as told")
 sys.exit(5)
@@ -71,6 +75,14 @@ def test_it_runs_as_if_started_for_itself(probe: Path, module: str, forked: bool
     assert said == f"['one', 'two three'] {probe} so {forked}\nat the end\n"
     assert erred == "to stderr\n"
     assert process.returncode == 5
+
+
+def test_it_may_leave_by_itself(probe: Path) -> None:
+    """As ranks do."""
+    process = start(probe, "probe", "leaves")
+    said, _ = process.communicate()
+    assert said.endswith("at the end\n")
+    assert process.returncode == 0
 
 
 def test_an_exception_is_told(probe: Path) -> None:
