@@ -202,8 +202,9 @@ class Writer:
         self._buffers: dict[str, Tensor] = {}
         self._from_gpu = False
         self._later: list[tuple[Tensor, Tensor]] = []
-        self._copied = threading.Event()
-        self._copied.set()
+        self.copied = threading.Event()
+        """Whether all of the state that is being saved is copied, and may change."""
+        self.copied.set()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -219,7 +220,7 @@ class Writer:
 
         Of older checkpoints the newest stay, and those of the steps `spared`. Where `volatile` is
         given, what else is on the CPU is copied in the background, and must not change before
-        `copied` returns.
+        `copied` is set.
 
         Raises:
             StorageError: the save before this one failed.
@@ -230,16 +231,12 @@ class Writer:
         copy = self._snapshot(state, "", soon)
         if self._from_gpu:
             torch.cuda.synchronize()  # the copies were only queued
-        self._copied.clear()
+        self.copied.clear()
         # Not a daemon: the interpreter does not end before a begun save is durable.
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, dict(manifest), spared), name="checkpoint"
         )
         self._thread.start()
-
-    def copied(self) -> None:
-        """Until all of the state that is being saved is copied: from here on it may change."""
-        self._copied.wait()
 
     def wait(self) -> None:
         """Until the save that was begun last is durable; raises its error."""
@@ -301,7 +298,7 @@ class Writer:
                 buffer.copy_(source)
         finally:
             self._later.clear()
-            self._copied.set()
+            self.copied.set()
 
 
 def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:

@@ -141,8 +141,10 @@ class Trainer:
                 enter("backward")
                 learner.backward(weighed)
             total += loss.detach()
+        if not self.saving.writer.copied.is_set():
+            enter("checkpoint")
+            self.saving.writer.copied.wait()
         enter("optimizer")
-        self.saving.writer.copied()
         learner.update(self.step)
         enter("other")
         total /= mine

@@ -196,7 +196,7 @@ def test_what_stays_until_the_update_is_copied_while_the_loop_goes_on(
     writer.save(1, state, manifest(run(tmp_path)), volatile=[statistics])
     statistics += 1
     threading.Timer(0.2, begin.set).start()
-    writer.copied()
+    writer.copied.wait()
     weight += 1
     writer.wait()
     newest = newest_valid(tmp_path / "checkpoints")

@@ -1,6 +1,7 @@
 """What a run that goes on takes from its checkpoint, and what from its configuration."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import MANIFEST, step_dir
 from kfp_ddp.training.prepare import prepare, resolve
 from kfp_ddp.training.trainer import Trainer
@@ -75,16 +77,24 @@ def test_a_checkpoint_is_of_its_step_however_late_it_is_copied(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step's forward pass goes on meanwhile, and its update waits."""
-    fill, states = Writer._fill_later, []
-    for seconds in (0.0, 0.3):
+    fill, backward, states = Writer._fill_later, Learner.backward, []
+    passed = threading.Event()
 
-        def slow(writer: Writer, seconds: float = seconds) -> None:
-            assert writer._later
-            time.sleep(seconds)
-            fill(writer)
+    def noted(learner: Learner, loss: torch.Tensor) -> None:
+        backward(learner, loss)
+        passed.set()
 
-        monkeypatch.setattr(Writer, "_fill_later", slow)
-        output = tmp_path / f"after {seconds}"
+    def late(writer: Writer) -> None:
+        assert writer._later
+        passed.clear()
+        passed.wait(1)  # there is no other pass after the last save
+        time.sleep(0.3)
+        fill(writer)
+
+    monkeypatch.setattr(Learner, "backward", noted)
+    for name, how in (("at once", fill), ("late", late)):
+        monkeypatch.setattr(Writer, "_fill_later", how)
+        output = tmp_path / name
         trained(data, output, checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
         states.append(verify(step_dir(output / "checkpoints", 1)).state())
     torch.testing.assert_close(*states, rtol=0, atol=0)
