@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter
 
 from kfp_ddp.training import config
 
@@ -124,7 +124,9 @@ class Calls(TorchFunctionMode):
         if name in ("to", "cpu", "cuda"):
             return self._moved(function, name, target, args, kwargs)
         pinning = kwargs.pop("pin_memory", False) or name == "pin_memory"
-        args, kwargs = tree_map(_on_cpu, (args, kwargs))
+        if target is not None:
+            args = tuple(_on_cpu(one) for one in args)
+            kwargs = {key: _on_cpu(one) for key, one in kwargs.items()}
         on_gpu = target is not None and torch.device(target).type == "cuda"
         if name == "__deepcopy__" and memory.holds(args[0]):
             on_gpu = True
@@ -142,7 +144,8 @@ class Calls(TorchFunctionMode):
         target = {"cpu": "cpu", "cuda": "cuda"}.get(name, target)
         there = self.memory.holds(args[0])
         goes = there if target is None else torch.device(target).type == "cuda"
-        args, kwargs = tree_map(_on_cpu, (args, kwargs))
+        args = tuple(_on_cpu(one) for one in args)
+        kwargs = {key: _on_cpu(one) for key, one in kwargs.items()}
         if name != "to":
             function, args = torch.Tensor.to, (args[0], torch.device("cpu"))
         if goes == there:
