@@ -20,7 +20,10 @@ def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
     return tracing.trace(str(place), rank, 3, Path("unused"), minutes, lambda line: None)
 
 
-def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "_LOOK_SECONDS", 0.05)
     run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=5000, warmup_epochs=0)
     ranks = Ranks(run, 2, env={"PROGRESS_SECONDS": "0.05"})
     ranks.wait_for("epoch 1/5000")
