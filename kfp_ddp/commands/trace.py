@@ -18,8 +18,8 @@ from kfp_ddp.base.trace_request import MOST_STEPS
     help="How many; the file grows with them.",
 )
 @click.option(
-    "-o",
     "--output",
+    "-o",
     type=click.Path(path_type=Path),
     default=Path(),
     help="Folder for the trace of a run in a bucket. [here]",
