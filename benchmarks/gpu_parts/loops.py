@@ -1,6 +1,8 @@
 """Whole training loops on one GPU, one after the other: their memory would not fit at once."""
 
+import contextlib
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -35,7 +37,8 @@ def fitting(root: str, name: str, size: int, fields: dict[str, Any]) -> int:
     batch = int(fields["batch_size"])
     while True:
         try:
-            steps_of_ours(Path(root), name, size, 2, {**fields, "batch_size": batch}, True)()
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                steps_of_ours(Path(root), name, size, 2, {**fields, "batch_size": batch}, True)()
             return batch
         except torch.OutOfMemoryError:
             batch //= 2

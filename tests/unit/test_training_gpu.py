@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kfp_ddp.components.evaluate.predict import predict
 from kfp_ddp.training import learner, prefetch, rank, strategies
-from kfp_ddp.training.checkpoint import newest_valid
+from kfp_ddp.training.checkpoint import Checkpoint, load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import scan
 from kfp_ddp.training.trainer import Trainer
 from tests.pretended_gpu import GPU, pretended
 from tests.training_ranks import config, dataset
@@ -155,11 +157,10 @@ def test_a_step_of_ddp_waits_for_no_gpu(
             dist.destroy_process_group()
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    found = newest_valid(folder / "checkpoints")
+def saved(run: TrainConfig) -> Checkpoint:
+    found = newest_valid(Path(run.output_dir) / "checkpoints")
     assert found is not None
-    state: dict[str, Tensor] = found.state()["model"]
-    return state
+    return found
 
 
 def test_a_run_on_a_gpu_comes_to_what_it_comes_to_on_a_cpu(data: Path, tmp_path: Path) -> None:
@@ -171,5 +172,12 @@ def test_a_run_on_a_gpu_comes_to_what_it_comes_to_on_a_cpu(data: Path, tmp_path:
         assert rank.run(on["cuda"])
     assert gpu.kernels > 500
     assert rank.run(on["cpu"])
-    there, here = (weights(Path(run.output_dir)) for run in on.values())
+    there, here = (saved(run).state()["model"] for run in on.values())
     torch.testing.assert_close(there, here, rtol=0.02, atol=0.002)
+    network, info = load_model(saved(on["cpu"]).path)
+    index = scan(data / "val", info.classes)
+    here = predict(network, info, index, 4, torch.device("cpu"))
+    with pretended() as gpu:
+        there = predict(network, info, index, 4, GPU)
+    assert gpu.kernels > 20
+    torch.testing.assert_close(there.confidence, here.confidence, rtol=1e-3, atol=1e-4)
