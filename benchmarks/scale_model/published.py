@@ -1,8 +1,8 @@
 """What others measured and published, beside what the model says of the same machines.
 
-Nothing of the model was fitted to them but the constants of `kinds`, which name their sources. What
-no source below states is a value that is common for such a machine: the bandwidth inside a node, and
-what one P100 does of ResNet-101 and VGG-16.
+Nothing of the model was fitted to them but the constants of `kinds`, which name their sources.
+What no source below states is a value that is common for such a machine: the bandwidth inside a
+node, and what one P100 does of ResNet-101 and VGG-16.
 
 - Goyal et al., "Accurate, Large Minibatch SGD" (2017): ResNet-50, 8 P100 a node with NVLink,
   one 50 Gb/s Ethernet card, 32 images a GPU, a backward pass of 120 ms: 90 % from 8 to 256 GPUs.
