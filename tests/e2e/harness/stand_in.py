@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,7 @@ class Kubelets:
         while not self.over.wait(LEASE_SECONDS):
             for node in self.nodes:
                 renewed = {"spec": {"renewTime": _now(6)}}
-                self.api.patient(
-                    lambda node=node, body=renewed: self.api.call("PATCH", f"{LEASES}/{node}", body)
-                )
+                self.api.patient(partial(self.api.call, "PATCH", f"{LEASES}/{node}", renewed))
 
 
 @contextmanager
