@@ -62,7 +62,7 @@ class Options:
     dry_run: bool = _option(
         False, "Only report what a run would do, or be refused for; write nothing."
     )
-    concurrency: int = _option(64, "Connections at once.", ge=1, le=1024)
+    concurrency: int = _option(64, "Most connections at once.", ge=1, le=1024)
     bandwidth_mb: float = _option(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
     keep_versions: int = _option(
         3, "Versions of this dataset to keep, the new one included; 0 for all.", ge=0
