@@ -196,7 +196,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path
     code, output = run(tmp_path, arguments(dataset, tmp_path / "work", epochs=3))
     assert code == 0, output
     events = (tmp_path / "work/run-1/train/metrics.jsonl").read_text().splitlines()
-    starts = [json.loads(line) for line in events if '"start"' in line]
+    starts = [event for event in map(json.loads, events) if event["event"] == "start"]
     assert [event["resumed_from_step"] for event in starts] == [0, 6]
 
 
@@ -214,11 +214,8 @@ def test_two_tasks_and_two_iterations_of_one_run_never_meet(tmp_path: Path, data
     assert {path.name for path in (work / "run-1").iterdir()} == {"train.7", "train.8", "train-2"}
     digests = set()
     for task in (work / "run-1").iterdir():
-        (start_event,) = (
-            json.loads(line)
-            for line in (task / "metrics.jsonl").read_text().splitlines()
-            if '"start"' in line
-        )
+        events = map(json.loads, (task / "metrics.jsonl").read_text().splitlines())
+        (start_event,) = (event for event in events if event["event"] == "start")
         assert start_event["resumed_from_step"] == 0
         manifest = json.loads((task / "checkpoints/step-00000006/manifest.json").read_text())
         digests.add(manifest["files"]["state.pt"]["sha256"])

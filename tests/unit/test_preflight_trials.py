@@ -29,7 +29,7 @@ def test_each_trial_has_its_settings_over_those_that_all_have(tmp_path: Path) ->
     )
     first, second = found.trials
     assert (first["learning_rate"], first["epochs"], first["momentum"]) == (0.3, 2, 0.8)
-    assert (second["learning_rate"], second["epochs"], second["momentum"]) == (0.1, 9, 0.7)
+    assert (second["learning_rate"], second["epochs"], second["momentum"]) == (0.2, 9, 0.7)
     assert {each["model"] for each in found.trials} == {"cifar_resnet8"}
     assert {each["stop_behind_epochs"] for each in found.trials} == {1}
     assert not {"data", "output_dir"} & set(first)

@@ -15,8 +15,8 @@ def test_names_stay_as_earlier_versions_wrote_them() -> None:
     names = [path.name for path in vars(folder).values()]
     assert names == [
         *("r", "config.json", "metrics.jsonl", "dataset.jsonl", "checkpoints", "begun-by", "logs"),
-        *("tensorboard", "profile", "launcher.heartbeat", "process.json", "ranks", ".leases"),
-        *("launcher.initial-weights", "bundle"),
+        *("tensorboard", "profile", "launcher.trace.json", "traces", "launcher.heartbeat"),
+        *("process.json", "ranks", ".leases", "launcher.initial-weights", "bundle"),
     ]
     assert folder.evaluation("val") == Path("/w/r/evaluation")
     assert folder.evaluation("test") == Path("/w/r/evaluation-test")

@@ -73,4 +73,4 @@ def test_a_training_that_is_behind_ends_after_that_epoch_and_says_why(
     assert sum(event["event"] == "eval" for event in events) == epochs
     reason = events[-1]["reason"]
     assert ("the median of 2 others" in reason) == bool(first)
-    assert [event["event"] for event in events][-2:] == ["checkpoint", "end"]
+    assert [event["event"] for event in events][-3:] == ["checkpoint", "ranks", "end"]
