@@ -47,7 +47,7 @@ def test_the_first_of_many_failures_is_named_and_little_is_used(
     assert f"[worker-0] {played.pods[0]} is at step 0" in lines
     assert f"[worker-{first}] ValueError: no layer 5" in lines
     assert logs.most_open <= sample.STREAMS
-    assert len(logs.asked) <= nodes + sample.FAILED + replaced
+    assert len(logs.asked) <= nodes + failing + replaced
     used = played.launch.used
     assert used.sockets <= SOCKETS, used
     assert used.requests <= REQUESTS + used.seconds, used

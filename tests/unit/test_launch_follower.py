@@ -239,3 +239,39 @@ def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(
     gone = StepFiles(RunFolder(tmp_path / "gone"), "x", printer)
     gone.keep(time.monotonic())
     assert "warning: cannot touch" in capsys.readouterr().out
+
+
+def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, printer = RunFolder(tmp_path), Printer()
+    files, over, printed = (
+        StepFiles(folder, "x", printer),
+        threading.Event(),
+        threading.Semaphore(0),
+    )
+
+    def lines() -> None:
+        number = 0
+        while not over.is_set():
+            printer.line("a/pytorch", LogCursor(0, Stamp(1, 0), number), str(number))
+            number += 1
+            printed.release()
+
+    pod = threading.Thread(target=lines)
+    pod.start()
+    assert printed.acquire(timeout=10)
+    files.leave()
+    for _ in range(1000):
+        assert printed.acquire(timeout=10)
+    over.set()
+    pod.join()
+    last = int(capfd.readouterr().out.splitlines()[-1])
+    assert folder.log_positions("x").read_text() == f'{{"a/pytorch": [0, 1, 0, {last}]}}'
+
+
+def test_a_step_leaves_in_the_midst_of_a_line_of_its_own() -> None:
+    printer = Printer()
+    with printer.lock:  # as where a signal interrupts `say`
+        printer.stop()
+    assert printer.over

@@ -182,7 +182,7 @@ class Follower:
             InputError: it may not be watched.
         """
         if self.files is not None:
-            self.ending.before_exit = self.files.save_cursors
+            self.ending.before_exit = self.files.leave
             if self.progress is not None:
                 self.ending.newest_step = self.files.newest_step
         self.wanted = limits.pods
@@ -190,7 +190,8 @@ class Follower:
         worked = 0.0
         try:
             while True:
-                time.sleep(min(TURN_SECONDS, REST * (time.thread_time() - worked)))
+                if self.many:  # a few are looked at when they change: the step may end in a moment
+                    time.sleep(min(TURN_SECONDS, REST * (time.thread_time() - worked)))
                 self.changed.wait(timeout=TURN_SECONDS)
                 self.changed.clear()
                 worked = time.thread_time()

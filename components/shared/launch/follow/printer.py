@@ -13,6 +13,7 @@ from typing import NamedTuple
 RECENT_LINES = 400
 # And of so many pods: one that is replaced again and again is another one each time.
 RECENT_PODS = 256
+STOP_SECONDS = 0.02
 RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
 
 
@@ -54,10 +55,13 @@ class Printer:
         self.printed_at = 0.0
         """When a pod's line was printed last, on the monotonic clock."""
         self.lock = threading.Lock()
+        self.over = False
 
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
-        """Print a line and note that it is printed."""
+        """Print a line and note that it is printed; neither once this is to stop."""
         with self.lock:
+            if self.over:
+                return
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             self.cursors[key] = cursor
@@ -66,6 +70,16 @@ class Printer:
             recent.append(text.partition("] ")[2])
             if len(self.recent) > RECENT_PODS:
                 self.recent.pop(next(iter(self.recent)))
+
+    def stop(self) -> None:
+        """Print no more lines of pods, so that the cursors stay what was printed.
+
+        Waits for a line that is being printed, but not long: the thread that a signal interrupts
+        may hold the lock itself.
+        """
+        self.over = True
+        if self.lock.acquire(timeout=STOP_SECONDS):
+            self.lock.release()
 
     def say(self, text: str) -> None:
         """Print a line of our own."""

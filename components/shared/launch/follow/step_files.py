@@ -49,6 +49,11 @@ class StepFiles:
         names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
+    def leave(self) -> None:
+        """Note how far the logs were printed, and print no more; for a signal handler."""
+        self.printer.stop()
+        self.save_cursors()
+
     def save_cursors(self) -> None:
         """Write the cursors if they changed."""
         text = self.printer.dump()
