@@ -56,7 +56,9 @@ def _changes(
     """The classes in which the two differ."""
     counts = {name: [0, 0, 0, 0] for name in names}
     for path, one in challenger.items():
-        own = counts.get(one.target, [0, 0, 0, 0])
+        own = counts.get(one.target)
+        if own is None:  # the evaluation does not name it
+            continue
         ours, theirs = one.right, champion[path].right
         for at, is_so in enumerate((True, ours, theirs, ours and not theirs)):
             own[at] += is_so

@@ -1,5 +1,6 @@
 """What is said of two models on the same samples."""
 
+import math
 import random
 from itertools import product
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.comparison import compare, mcnemar, newcombe
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, Told
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, Told, wilson
 from tests.exports import evaluated
 
 Side = dict[str, Told]
@@ -69,6 +70,23 @@ def test_the_interval_holds_the_true_gain_19_times_of_20() -> None:
     assert 0.935 <= held / 1500 <= 0.975
 
 
+def test_newcombe_where_one_share_leaves_no_correlation() -> None:
+    (_, high), (low, _) = wilson(0, 20), wilson(5, 20)
+    found = newcombe(0, 5, 0, 20)
+    assert found[1] == pytest.approx(-0.25 + math.hypot(high, 0.25 - low))
+    low, high = wilson(1, 2)  # and where the correction for continuity takes all of it
+    half = math.hypot(0.5 - low, high - 0.5)
+    assert newcombe(1, 1, 0, 2) == pytest.approx((-half, half))
+
+
+def test_mcnemar_against_the_binomial_test() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for won, lost in [(0, 0), (0, 4), (4, 0), (30, 12), (500, 430), (3000, 2900)]:
+        n = won + lost
+        expected = stats.binomtest(won, n, 0.5, alternative="greater").pvalue if n else 1.0
+        assert mcnemar(won, lost) == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None:
     rows = [("cat", True, False)] * 6 + [("cat", True, True)] * 20 + [("dog", False, True)] * 2
     ours, theirs = sides(rows + [("dog", True, True)] * 22)
@@ -81,6 +99,14 @@ def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None
     assert by_class == {"cat": (26, 6, 0, 6 / 26), "dog": (24, 0, 2, -2 / 24)}
     assert (found.classes[0].low, found.classes[0].high) == newcombe(26, 20, 6, 26)
     assert found.champion_accuracy == before.accuracy
+
+
+def test_a_class_that_the_evaluation_does_not_name_is_not_told(tmp_path: Path) -> None:
+    ours, theirs = sides([("bird", True, False), ("cat", True, False), ("dog", True, True)])
+    mine, before = record(tmp_path / "a", ours), record(tmp_path / "b", theirs)
+    named = mine.model_copy(update={"classes": mine.classes[1:]})
+    found = compare(named, before, (ours, theirs), where="m", version="")
+    assert [(one.name, one.samples) for one in found.classes] == [("cat", 1)]
 
 
 def test_without_predictions_only_the_gain_is_told(tmp_path: Path) -> None:

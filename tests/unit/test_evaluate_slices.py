@@ -51,6 +51,18 @@ def test_each_value_of_each_tag_is_a_slice(tmp_path: Path) -> None:
     assert made(tmp_path, saved) == expected
 
 
+def test_slices_come_in_the_order_of_the_columns(tmp_path: Path) -> None:
+    found = made(tmp_path, "path,site,light\ncat/1.png,b,day\ndog/1.png,a,day\n")
+    assert [each[:2] for each in found] == [("site", "a"), ("site", "b"), ("light", "day")]
+
+
+def test_as_many_tags_and_as_long_ones_as_may_be_are_read(tmp_path: Path) -> None:
+    names = [f"{number:0100}" for number in range(50)]
+    tags = read(tmp_path, f"path,{','.join(names)}\ncat/1.png,{'x' * 100}{',' * 49}\n")
+    assert tags.names == tuple(names)
+    assert tags.values == {str(tmp_path / "val/cat/1.png"): ("x" * 100, *[""] * 49)}
+
+
 def test_images_without_a_row_are_in_no_slice(tmp_path: Path) -> None:
     assert made(tmp_path, "path,light\ncat/2.png, night  sky \n") == [("light", "night sky", 1, 0)]
 

@@ -9,7 +9,6 @@ import pytest
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.champion import CHAMPION
-from kfp_ddp.components.shared.comparison import mcnemar
 from kfp_ddp.components.shared.destination import sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
 from tests.gating import CLASSES, evaluation, exported, hits, judged
@@ -355,11 +354,3 @@ def test_a_percentage_is_told_how_shares_are_written(tmp_path: Path) -> None:
 def test_an_accuracy_that_is_none(tmp_path: Path, accuracy: float) -> None:
     with pytest.raises(SystemExit, match="it is a share of the samples"):
         judged(tmp_path, accuracy)
-
-
-def test_mcnemar_against_the_binomial_test() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for won, lost in [(0, 0), (0, 4), (4, 0), (30, 12), (500, 430), (3000, 2900)]:
-        n = won + lost
-        expected = stats.binomtest(won, n, 0.5, alternative="greater").pvalue if n else 1.0
-        assert mcnemar(won, lost) == pytest.approx(expected, rel=1e-9)
