@@ -38,9 +38,6 @@ class RunFolder:
         """A folder for the output of the ranks and the record of why they failed."""
         self.tensorboard = self.path / "tensorboard"
         self.profile = self.path / "profile"
-        self.trace_request = self.path / "launcher.trace.json"
-        """Which rank is to trace its next steps."""
-        self.traces = self.path / "traces"
         self.heartbeat = self.path / "launcher.heartbeat"
         """Touched while the step that follows the job lives."""
         self.process = self.path / "process.json"
@@ -52,6 +49,16 @@ class RunFolder:
         self.initial_weights = self.path / "launcher.initial-weights"
         """A folder for what a training begins with, where that was brought from an address."""
         self.bundle = self.path / "bundle"
+
+    @property
+    def trace_request(self) -> Path:
+        """Which rank is to trace its next steps."""
+        return self.path / "launcher.trace.json"
+
+    @property
+    def traces(self) -> Path:
+        """Folder of the traces that were asked for."""
+        return self.path / "traces"
 
     def log_positions(self, job: str) -> Path:
         """How far the logs of a job's pods were printed."""

@@ -15,11 +15,12 @@ def test_names_stay_as_earlier_versions_wrote_them() -> None:
     names = [path.name for path in vars(folder).values()]
     assert names == [
         *("r", "config.json", "metrics.jsonl", "dataset.jsonl", "checkpoints", "begun-by", "logs"),
-        *("tensorboard", "profile", "launcher.trace.json", "traces", "launcher.heartbeat"),
-        *("process.json", "ranks", ".leases", "launcher.initial-weights", "bundle"),
+        *("tensorboard", "profile", "launcher.heartbeat", "process.json", "ranks", ".leases"),
+        *("launcher.initial-weights", "bundle"),
     ]
     assert folder.evaluation("val") == Path("/w/r/evaluation")
     assert folder.evaluation("test") == Path("/w/r/evaluation-test")
+    assert (folder.trace_request.name, folder.traces.name) == ("launcher.trace.json", "traces")
     assert folder.log_positions("job-1") == Path("/w/r/launcher.job-1.places.json")
 
 
