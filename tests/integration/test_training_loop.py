@@ -289,9 +289,7 @@ def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
     assert 0 < step["mfu"] < 1
     assert 0 <= step["data_wait_fraction"] <= 1
     assert math.isclose(step["images_per_s"], 8 / step["step_seconds"], rel_tol=1e-6)
-    (end,) = events(tmp_path / "run", "end")
-    assert 0 < end["mfu"] < 1
-    assert f"MFU {end['mfu'] * 100:.1f} %" in ranks.output()
+    assert f"MFU {events(tmp_path / 'run', 'end')[0]['mfu'] * 100:.1f} %" in ranks.output()
 
 
 def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:

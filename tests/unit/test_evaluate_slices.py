@@ -87,8 +87,12 @@ def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
         ("path,light\ncat/1.png,day,1\n", "line 2: 3 fields under 2 columns"),
         ("path,light\n\ncat/1.png\n", "line 3: 1 fields under 2 columns"),
         ("path,light\ncat/1.png,day\ncat/1.png,night\n", "line 3: 'cat/1.png' is tagged again"),
-        ("path,light\nbird/1.png,day\n", "tags no image of this split: name images in its column"),
+        (
+            "path,light\nbird/1.png,day\n",
+            "tags no image of this split: name images in its column path as in cat/1.png",
+        ),
         ("path,light\ncat/1.png,\n", "tags no image of this split"),
+        ("path,li\x1bght\ncat/1.png,day\n", "tags.csv, line 1: 'li"),
         (b"path,light\ncat/1.png,\xff\n", "which is no text in UTF-8"),
         ('path,light\ncat/1.png,"day\n', "line 2: unexpected end of data"),
         (f"path,light\ncat/1.png,{'x' * 101}\n", "give at most 100 printable characters"),
@@ -112,8 +116,10 @@ def test_a_tag_that_tells_every_image_apart_is_refused(tmp_path: Path) -> None:
     names = [f"cat/{at}.png" for at in range(201)]
     paths = tuple(str(tmp_path / "val" / name) for name in names)
     many = Index(tmp_path / "val", ("cat",), paths, (0,) * 201)
-    rows = "".join(f"{name},{at}\n" for at, name in enumerate(names))
-    (tmp_path / "tags.csv").write_text("path,id\n" + rows)
+    rows = [f"{name},{at}\n" for at, name in enumerate(names)]
+    (tmp_path / "tags.csv").write_text("path,id\n" + "".join(rows[:200]))
+    assert len(slices.read("tags.csv", tmp_path, many).values) == 200
+    (tmp_path / "tags.csv").write_text("path,id\n" + "".join(rows))
     with pytest.raises(InputError, match="the tag 'id' has more than 200 values in this split"):
         slices.read("tags.csv", tmp_path, many)
 
