@@ -42,20 +42,18 @@ class Images:
         return printable("; warning: ".join([text, *self.warnings]))
 
 
-def check(context: Context, result: Result) -> None:
-    """Judge the images that are to come, if that was asked for, and keep what was found.
+def check(context: Context, rule: Rule, result: Result) -> None:
+    """Judge the images that are to come, and keep what was found.
 
     Raises:
         InputError: what cannot train, in one line.
         Changed: the table of labels is no longer as listed.
         StorageError: it cannot be read.
     """
-    if context.rule is None:
-        return
     listing = result.names.listing
     try:
-        table = _table(context, listing) if context.rule.labels else None
-        result.images = look_at(listing, context.rule, table)
+        table = _table(context, rule.labels, listing) if rule.labels else None
+        result.images = look_at(listing, rule, table)
     except InputError as error:
         raise InputError(f"{context.source.url}: {error}") from None
     context.phase(result.images.line)
@@ -72,11 +70,10 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
     return Images(found, warnings)
 
 
-def _table(context: Context, listing: Listing) -> Labels:
+def _table(context: Context, name: str, listing: Listing) -> Labels:
     """The table of labels, which is brought first."""
     import tempfile  # only such a table needs it
 
-    name = context.rule.labels if context.rule else ""
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
         tables = [each for each in listing.names if each.lower().endswith((".csv", ".jsonl"))]

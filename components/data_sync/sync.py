@@ -190,7 +190,7 @@ def _check_images(context: Context, result: Result) -> None:
     if context.rule is not None:
         from kfp_ddp.components.data_sync import images  # a sync without starts 14 ms sooner
 
-        images.check(context, result)
+        images.check(context, context.rule, result)
 
 
 def _check_deletion(store: Store, result: Result, options: Options) -> None:
