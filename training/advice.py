@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.time_spent import TimeSpent
+from kfp_ddp.training.time_spent import TimeSpent, percent
 
 WAITS, SAVES, EVALUATES, STARTS = 0.05, 0.05, 0.2, 0.2
 """Shares of the time that are worth a word."""
@@ -41,7 +41,7 @@ def advice(spent: TimeSpent, config: TrainConfig, here: Setting) -> list[str]:
     def tell(seconds: float, least: float, line: str) -> None:
         share = spent.share(seconds)
         if share >= least:
-            found.append((share, f"{share:.0%} of the time ".replace("%", " %") + line))
+            found.append((share, f"{percent(share)} of the time {line}"))
 
     tell(spent.mean["data"], WAITS, f"waited for data: {_against_waiting(config, here)}")
     late = _slow_rank(spent, here)
@@ -86,7 +86,7 @@ def _slow_rank(spent: TimeSpent, here: Setting) -> str:
     pace = spent.pace
     if not pace.late:
         return ""
-    waits = f"{spent.share(spent.for_the_slowest):.0%}".replace("%", " %")
+    waits = percent(spent.share(spent.for_the_slowest))
     data = pace.phase == "data"
     where = "its loaders and disk" if data else "its node (temperature, another tenant)"
     return (

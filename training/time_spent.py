@@ -30,6 +30,11 @@ _LEAST = 0.005
 """The smallest share that is told."""
 
 
+def percent(share: float) -> str:
+    """A share in words, such as 12 %."""
+    return f"{share:.0%}".replace("%", " %")
+
+
 class Pace:
     """The ranks' own times of a step, and the slowest of them, which the others wait for."""
 
@@ -108,5 +113,5 @@ class TimeSpent:
         """The shares of the phases, the largest first."""
         ranks = f" on {len(self.rows)} ranks" if len(self.rows) > 1 else ""
         shares = sorted(((self.share(s), p) for p, s in self.mean.items()), reverse=True)
-        told = ", ".join(f"{phase} {share:.0%}" for share, phase in shares if share >= _LEAST)
-        return f"the time went: {self.total:,.0f} s{ranks}: {told}".replace("%", " %")
+        told = ", ".join(f"{phase} {percent(share)}" for share, phase in shares if share >= _LEAST)
+        return f"the time went: {self.total:,.0f} s{ranks}: {told}"
