@@ -10,6 +10,7 @@ import pytest
 
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared.cluster.api import ApiError, Object
+from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow.printer import Printer
 from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
@@ -78,7 +79,7 @@ def ended(
 def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     seen: list[Object],
     step: int | None,
     error: str,
@@ -92,12 +93,12 @@ def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
     cluster = Cluster()
     ended(monkeypatch, cluster, seen, step)
     assert told.read_text() == error
-    assert capsys.readouterr().out.splitlines()[-1] == error + says
+    assert capfd.readouterr().out.splitlines()[-1] == error + says
     assert cluster.asked == asks
 
 
 def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told = tmp_path / "termination-log"
     told.touch()
@@ -112,7 +113,28 @@ def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
     ending.tell_of_eviction()
     ending.tell_of_eviction()
     assert told.read_text() == "launcher was evicted; Retry goes on from step 7 or later"
-    assert capsys.readouterr().out == told.read_text() + "\n"
+    assert capfd.readouterr().out == told.read_text() + "\n"
+
+
+def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sync of the claim may take longer than the step has."""
+    told = tmp_path / "termination-log"
+    told.touch()
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
+    api: Any = Cluster()
+    changed = threading.Event()
+    ending = Ending(api, None, threading.Event())
+    ending.wake(changed)
+    pods = WatchCache(api, POD, {}, ending.stirred)
+    pods.objects = {"p": EVICTED}
+    with ending.watching():
+        ending.watches.append(pods)
+        pods.changed.set()
+        assert changed.wait(60)
+    assert told.read_text() == "launcher was evicted; Retry takes its job up, or makes it anew"
+    assert capfd.readouterr().out == told.read_text() + "\n"
 
 
 def test_no_file_is_made_where_nobody_looks_for_one(
@@ -124,7 +146,7 @@ def test_no_file_is_made_where_nobody_looks_for_one(
 
 
 def test_a_step_that_was_told_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error of the step would otherwise name another one than its log."""
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
@@ -137,7 +159,7 @@ def test_a_step_that_was_told_stays(
     ending.tell_of_eviction()
     ending._on_signal(signal.SIGTERM, None)
     said = "launcher was evicted; Retry goes on from step 7 or later"
-    assert capsys.readouterr().out.split("\n") == [said, "", said + GOES_ON, ""]
+    assert capfd.readouterr().out.split("\n") == [said, "", said + GOES_ON, ""]
 
 
 def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(

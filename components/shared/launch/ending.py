@@ -9,7 +9,6 @@ the pod's end and its going it sees first; nothing in the step can choose.
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,19 +43,22 @@ class Ending:
         """What it found last."""
         self.told = False
         """Whether an eviction was told."""
+        self.telling = threading.Lock()
+        self.changed, self.stirred, self.over = changed, threading.Event(), threading.Event()
         self.watches: list[WatchCache] = []
         if owner is not None:
             one = {"fieldSelector": f"metadata.name={owner.workflow}"}
             workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self.watches.append(WatchCache(api, workflows, one, changed))
+            self.watches.append(WatchCache(api, workflows, one, self.stirred))
             one = {"fieldSelector": f"metadata.name={owner.pod}"}
-            self.watches.append(WatchCache(api, core(api.namespace, "pods"), one, changed))
+            self.watches.append(WatchCache(api, core(api.namespace, "pods"), one, self.stirred))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch, and handle SIGTERM and SIGINT, for the length of a `with` block."""
         for watch in self.watches:
             watch.start()
+        threading.Thread(target=self._stand_by, daemon=True, name="eviction").start()
         self.warm()
         numbers = (signal.SIGTERM, signal.SIGINT)
         previous = [signal.signal(number, self._on_signal) for number in numbers]
@@ -67,6 +69,8 @@ class Ending:
                 signal.signal(number, handler)
             for watch in self.watches:
                 watch.stop()
+            self.over.set()
+            self.stirred.set()
 
     def cancelled(self) -> bool:
         """Whether the run was terminated: nobody wants the job any more."""
@@ -78,8 +82,7 @@ class Ending:
 
     def wake(self, changed: threading.Event) -> None:
         """Set this event when something changes."""
-        for watch in self.watches:
-            watch.changed = changed
+        self.changed = changed
 
     def leave_if_cancelled(self, job: str) -> None:
         """Delete the job and leave where nobody wants it any more; `job` is what it is called.
@@ -109,7 +112,8 @@ class Ending:
         """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
         name = self.job_path.rpartition("/")[2]
         evicted = not self.cancelled() and self.evicted()
-        if not self.cancelled():
+        # The thread that tells may be at it.
+        if not self.cancelled() and self.telling.acquire(timeout=LOOK_SECONDS):
             self._look_for_newest_step()
         if not evicted and not self.cancelled():
             _tell_kubernetes(self._words())  # first: asking may take longer than there is
@@ -127,20 +131,32 @@ class Ending:
             except ApiError as error:
                 if error.status != 404:
                     said = f"stopped; job {name} could not be deleted ({error.message})"
-        self.before_exit()
         try:
-            sys.stdout.write(f"\n{said}\n")
-            sys.stdout.flush()
+            _print(f"\n{said}\n")
+            self.before_exit()
         finally:
             os._exit(143)
 
+    def _stand_by(self) -> None:
+        """Tell of an eviction from a thread of its own, and pass on what changes.
+
+        The main thread may wait for the claim, for longer than there is.
+        """
+        while not self.over.is_set():
+            self.stirred.wait()
+            self.stirred.clear()
+            self.tell_of_eviction()
+            self.changed.set()
+
     def tell_of_eviction(self) -> None:
         """Say it as soon as it is seen, for after the signal there may be no time to."""
-        if not self.told and self.evicted() and not self.cancelled():
+        if self.told or not self.evicted() or self.cancelled():
+            return
+        with self.telling:
             self._look_for_newest_step()
             self.told = True
             _tell_kubernetes(self._words())
-            print(self._words(), flush=True)
+            _print(f"{self._words()}\n")
 
     def _look_for_newest_step(self) -> None:
         """Look once, and no longer than there is time: a claim that hangs may not keep this step.
@@ -181,6 +197,12 @@ class Ending:
             return error.status == 404
         uid = found["metadata"]["uid"]
         return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
+
+
+def _print(text: str) -> None:
+    """Print at once: the print of another thread, or one that a signal interrupts, locks stdout."""
+    with suppress(OSError):
+        os.write(1, text.encode())
 
 
 def _tell_kubernetes(said: str) -> None:

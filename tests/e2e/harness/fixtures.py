@@ -64,9 +64,12 @@ def begin(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Begin:
     synced = scene.run(sync_only.compiled(folder), data_claim=DATA, **named).play()
     assert synced.succeeded, synced.explain()
 
-    def start(backend: str = "pytorchjob", *, nodes: int = 2, **training: Any) -> Run:
+    def start(
+        backend: str = "pytorchjob", *, nodes: int = 2, grace: float = 0.2, **training: Any
+    ) -> Run:
         return scene.run(
             document,
+            grace=grace,
             dataset_path=synced.steps["data-sync"].outputs["path"],
             data_claim=DATA,
             work_claim=WORK,

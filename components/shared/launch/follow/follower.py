@@ -217,7 +217,6 @@ class Follower:
         """Take in what changed; None while the job was not seen yet."""
         title = f"{self.kind.title} {self.job['metadata']['name']}"
         self.ending.leave_if_cancelled(title)
-        self.ending.tell_of_eviction()
         if not self.watches.jobs.synced.is_set():
             return None
         if self.watches.jobs.forbidden:
