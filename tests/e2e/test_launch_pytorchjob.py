@@ -74,7 +74,7 @@ def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
 
 def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=300, pause=0.1))
-    step = LaunchStep(grounds, spec, work_claim="work").start()
+    step = LaunchStep(grounds, spec, work_claim="work", grace=0.72).start()
     step.saw("line 20")
     (before,) = step.jobs()
     step.evict()

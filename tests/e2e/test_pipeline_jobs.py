@@ -18,7 +18,15 @@ LABEL = {
 
 
 @pytest.mark.parametrize(
-    ("backend", "publish"), [("pytorchjob", "clone"), ("trainjob", "snapshot")]
+    ("backend", "publish", "evaluation"),
+    [
+        ("pytorchjob", "clone", {}),
+        (
+            "trainjob",
+            "snapshot",
+            {"evaluate_backend": "trainjob", "evaluate_nodes": 2, "evaluate_cpu": "1"},
+        ),
+    ],
 )
 def test_two_workers_over_the_pod_network(
     scene: Scene,
@@ -26,6 +34,7 @@ def test_two_workers_over_the_pod_network(
     local_run: Run,
     backend: str,
     publish: str,
+    evaluation: dict[str, Any],
 ) -> None:
     before = claims(scene.grounds)
     destination = f"gs://{bucket.MODELS}/{backend}"
@@ -33,7 +42,7 @@ def test_two_workers_over_the_pod_network(
         **TRAINING | {"destination": destination, "sync": {"dataset": publish, "publish": publish}},
         backend=backend,
         nodes=2,
-        job={**WORKERS, "nproc_per_node": 1},
+        job={**WORKERS, **evaluation, "nproc_per_node": 1},
     ).start()
     pods = until(lambda: _workers(scene, backend) or run.succeeded is not None, "two workers", 300)
     assert isinstance(pods, list), run.explain()
@@ -47,6 +56,8 @@ def test_two_workers_over_the_pod_network(
     log = run.steps["train"].log
     for rank in (0, 1):
         assert f"rank {rank} of 2 on" in log, log
+    if evaluation:
+        assert "created TrainJob" in run.steps["evaluate"].log, run.steps["evaluate"].log
     assert _last_evaluation(scene, run) == pytest.approx(_last_evaluation(scene, local_run))
     assert any(n.startswith(f"{backend}/") for n in bucket.names(bucket_url, bucket.MODELS))
     assert claims(scene.grounds) == before | {published}
