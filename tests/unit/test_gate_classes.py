@@ -122,3 +122,4 @@ def test_a_champion_that_knows_all_classes_compares_and_what_differs_is_said(
     assert "improvement on the champion 0.0600 >= 0" in reason
     assert said in reason
     assert ("class" in reason) == bool(said)
+    assert not said or f"{said}; " in f"{reason}; "

@@ -1,15 +1,19 @@
 """Each rule at its bound, and what is said of it."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.components.gate.against import champion_checks
 from kfp_ddp.components.gate.checks import at_least, at_most, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.gate.verdict import verdict_of
 from kfp_ddp.components.shared.comparison import compare
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, slice_of
+from tests import gating
 
 
 def evaluation(**changed: Any) -> Evaluation:
@@ -79,12 +83,74 @@ def test_calibration_is_asked_where_it_is_bounded_and_known() -> None:
         ((1, 0, 1), "class c1 has no samples in val, so no recall >= 0.1"),
         ((0, 0, 1), "class c0 and 1 more has no samples in val, so no recall >= 0.1"),
         ((0, 0, 0), "class c0 and 2 more has no samples in val, so no recall >= 0.1"),
+        ((), "the evaluation tells of no class, so no recall >= 0.1"),
     ],
 )
 def test_classes_without_samples_are_counted(samples: tuple[int, ...], said: str) -> None:
     rules = Rules(min_class_recall=0.1)
     check = own_checks(rules, 0.9, evaluation(classes=of(*samples)))[1]
-    assert (check.holds, check.words) == (False, said)
+    assert (check.rule, check.holds, check.words) == ("min_class_recall", False, said)
+
+
+def test_of_slices_with_enough_samples_the_worst_is_judged() -> None:
+    fog, rain, sun, snow = (
+        slice_of("weather", name, correct, samples)
+        for name, correct, samples in (
+            ("fog", 9, 10),
+            ("rain", 14, 20),
+            ("sun", 18, 20),
+            ("snow", 0, 9),
+        )
+    )
+    rules = Rules(min_slice_accuracy=0.7, min_slice_samples=10)
+    check = own_checks(rules, 0.9, evaluation(slices=[fog, snow, rain, sun]))[1]
+    words = "(weather=rain, 20 samples; 1 with less than 10 not judged)"
+    assert (check.holds, check.words) == (True, f"lowest slice accuracy {words} 0.7000 >= 0.7")
+    check = own_checks(rules, 0.9, evaluation(slices=[fog, rain]))[1]
+    assert "(weather=rain, 20 samples) 0.7000" in check.words
+    rules = Rules(min_slice_accuracy=0.7, min_slice_samples=21)
+    check = own_checks(rules, 0.9, evaluation(slices=[fog, rain, snow]))[1]
+    assert (check.holds, check.bound) == (False, 0.7)
+    said = "the largest slice (weather=rain) has 20 samples, and 21 are asked for"
+    assert check.words == said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("infra", {"passed": "what"}, "infra.json cannot be judged: passed: "),
+        (
+            "latency",
+            {"runtimes": {"eager": {"batch_1": {}}}},
+            "latency.json cannot be judged: runtimes.eager.batch_1.median_ms: Field required; ",
+        ),
+        ("variants", [], "variants.json cannot be judged: the document: "),
+    ],
+)
+def test_a_record_of_a_bundle_that_says_something_else_is_named_with_its_field(
+    tmp_path: Path, name: str, content: Any, said: str
+) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    bundle = gating.bundled(tmp_path / "bundle", run, **{name: content})
+    with pytest.raises(SystemExit) as caught:
+        gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_of_what_was_not_measured_is_said_what_was(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    unasked = gating.infra(files={}, reason="onnxruntime is not there")
+    latency = {"runtimes": {name: {"batch_1": {"median_ms": 1}} for name in ("onnx", "eager")}}
+    bundle = gating.bundled(tmp_path / "bundle", run, infra=unasked, latency=latency)
+    rules = {"must_serve": True, "max_latency_ms": 5, "budget_of": "other"}
+    _, reason = gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle, **rules)
+    assert reason == (
+        "not blessed: the bundle is not known to serve: onnxruntime is not there; "
+        "no latency of other was measured (known: eager, onnx)"
+    )
+    told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+    assert [each["bound"] for each in told if each["rule"] == "max_latency_ms"] == [5]
 
 
 def test_a_verdict_tells_what_decided_it() -> None:
