@@ -51,9 +51,9 @@ def step_dir(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int:
+def step_of(path: Path | str) -> int:
     """The step that a step directory's name tells."""
-    return int(path.name.removeprefix("step-"))
+    return int(Path(path).name.removeprefix("step-"))
 
 
 def step_dirs(directory: Path) -> list[Path]:

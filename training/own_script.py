@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import nn
 
-from kfp_ddp.base.errors import InputError, JobError, StorageError
+from kfp_ddp.base.errors import PREEMPTED, InputError, JobError, StorageError
 from kfp_ddp.base.failure import Failure, write_record
 from kfp_ddp.base.run_folder import RunFolder, try_to_write
 from kfp_ddp.training import checkpoint, model, model_file, weights_file
@@ -40,7 +40,8 @@ from kfp_ddp.training.watch import Heartbeat
 WEIGHTS = ("model.safetensors", "model.pt")
 RESULT = "result.json"
 IMAGES, CONFIG, OUTPUT = "KFP_DDP_IMAGES", "KFP_DDP_CONFIG", "KFP_DDP_OUTPUT"
-PREEMPTED = (143, 130)
+STOPPED = (PREEMPTED, 130)
+"""Exit codes of a script that stopped as asked: by SIGTERM, or by an interrupt."""
 
 
 def run(config: TrainConfig) -> bool:
@@ -85,8 +86,8 @@ def _begin(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
 
 
 def _stale() -> None:
-    write_record(Failure(PREEMPTED[0], 0, "the heartbeat is stale", retryable=True), final=True)
-    os._exit(PREEMPTED[0])
+    write_record(Failure(PREEMPTED, 0, "the heartbeat is stale", retryable=True), final=True)
+    os._exit(PREEMPTED)
 
 
 def _tell(told: Path, config: TrainConfig, found: Splits) -> None:
@@ -116,7 +117,7 @@ def _call(told: Path, config: TrainConfig) -> bool:
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
-        if ended.code in PREEMPTED:
+        if ended.code in STOPPED:
             return False
         if ended.code:
             raise JobError(f"the script ended with {ended.code}") from None

@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kfp_ddp.base.errors import FULL, JobError, KfpDdpError, PeerLostError, StorageError, full
+from kfp_ddp.base.errors import (
+    FULL,
+    PREEMPTED,
+    JobError,
+    KfpDdpError,
+    PeerLostError,
+    StorageError,
+    full,
+)
 from kfp_ddp.base.failure import Failure, lost_peer, write_record
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig, parse
@@ -17,8 +25,6 @@ from kfp_ddp.training.watch import Heartbeat, Parent, end_for_good
 if TYPE_CHECKING:
     from kfp_ddp.training.distributed import Stop
 
-PREEMPTED = 143
-"""Exit code where the run stopped as asked, with a checkpoint to go on from."""
 STALE = "the heartbeat is stale"
 
 

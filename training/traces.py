@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from kfp_ddp.base.run_folder import RunFolder
@@ -38,12 +37,7 @@ class Traces:
             self._begin(_WAIT, _WARM, self._steps, into)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._profiler is not None:
             self._profiler.stop()
 

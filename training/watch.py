@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kfp_ddp.base.errors import PREEMPTED
+
 PARENT = "KFP_DDP_PARENT_PID"
 LAUNCH = "KFP_DDP_LAUNCH_ID"
 """Names one start of the launcher; the same for ranks that it starts again."""
@@ -48,7 +50,7 @@ class Parent:
         if self.on_gone is not None:
             self.on_gone()
             time.sleep(_GRACE_S)
-        os._exit(143)
+        os._exit(PREEMPTED)
 
 
 class Heartbeat:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.evaluation import Slice, reason, slice_of
+from kfp_ddp.components.shared.workspace import is_address
 
 if TYPE_CHECKING:
     from kfp_ddp.training.data import Index
@@ -86,7 +87,7 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
 
 def _text(where: str, dataset: Path) -> str:
     base, slash, name = where.rpartition("/")
-    if "://" not in where and not where.startswith("/"):
+    if not is_address(where) and not where.startswith("/"):
         base, slash, name = str(dataset), "", where
     try:
         content = open_destination(base or slash).read(name, LARGEST)

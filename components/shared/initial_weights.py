@@ -9,6 +9,7 @@ from pathlib import Path
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.shared import champion
 from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.workspace import is_address
 from kfp_ddp.training.manifest import MANIFEST, STATE
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
@@ -17,12 +18,13 @@ _BLOCK = 1 << 20
 _SECONDS = 60.0
 
 
-def is_address(init_from: str) -> bool:
-    """Whether it has to be brought: gs://, s3://, az://, file:// or https://, or a model's exports.
+def is_brought(init_from: str) -> bool:
+    """Whether it is to be brought first: an address, or the folder of a model's exports.
 
-    Their folder on a claim is none of weights, but names the bundle that is the champion.
+    That folder on a claim is none of weights, but names the bundle that is the champion.
     """
-    return "://" in init_from or bool(init_from and (Path(init_from) / champion.CHAMPION).is_file())
+    named = bool(init_from) and (Path(init_from) / champion.CHAMPION).is_file()
+    return named or is_address(init_from)
 
 
 def check(init_from: str) -> None:
@@ -31,7 +33,7 @@ def check(init_from: str) -> None:
     Raises:
         InputError: one line.
     """
-    if init_from.startswith("https://") or not is_address(init_from):
+    if init_from.startswith("https://") or not is_brought(init_from):
         return
     parent, _, name = init_from.rstrip("/").rpartition("/")
     if name.endswith(SUFFIXES):

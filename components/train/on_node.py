@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from kfp_ddp.base.errors import InputError, KfpDdpError
+from kfp_ddp.base.errors import PREEMPTED, InputError, KfpDdpError
 from kfp_ddp.base.failure import Failure, report
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.shared import initial_weights
@@ -25,7 +25,6 @@ from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
-PREEMPTED = 143
 MEETING_SECONDS = 4 * 3600
 """How long nodes wait for one another where each brings the dataset, one faster than the other."""
 
@@ -112,7 +111,7 @@ def begun(config: TrainConfig, run_dir: Path) -> TrainConfig:
     Raises:
         KfpDdpError: they cannot be brought.
     """
-    if not initial_weights.is_address(config.init_from):
+    if not initial_weights.is_brought(config.init_from):
         return config
     found = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
     return TrainConfig.create(**{**config.given(), "init_from": str(found)})

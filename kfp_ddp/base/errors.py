@@ -18,6 +18,8 @@ from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of an OSError that says a volume has no room."""
+PREEMPTED = 143
+"""Exit code of what stopped as asked, by SIGTERM as a rule, and may go on later."""
 
 
 class KfpDdpError(Exception):
@@ -60,7 +62,7 @@ class JobError(KfpDdpError):
 class RunCancelledError(KfpDdpError):
     """The run was terminated; its job is deleted."""
 
-    exit_code = 143
+    exit_code = PREEMPTED
 
 
 class PeerLostError(KfpDdpError):

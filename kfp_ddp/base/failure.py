@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
+from kfp_ddp.base.errors import PREEMPTED
+
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's last words; at most 4,096 bytes."""
 LONGEST = 700
@@ -157,7 +159,7 @@ def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     message = data.get("message")
     line = str(message.get("message", "")) if isinstance(message, dict) else ""
-    if code == 143:
+    if code == PREEMPTED:
         line = f"{line or 'preempted'}; {kept}"
     elif not line:
         line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
@@ -167,7 +169,7 @@ def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
         error=line,
         retryable=code >= 128 or bool(data.get("retryable")),
         time=float(data.get("time", failure.timestamp)),
-        consequence=bool(data.get("consequence")) or code == 143,
+        consequence=bool(data.get("consequence")) or code == PREEMPTED,
     )
 
 
@@ -184,7 +186,7 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
         except (OSError, ValueError):
             continue
         if final and (failure := Failure.parse(text)):
-            said = f"{failure.error}; {kept}" if failure.exit_code == 143 else failure.error
+            said = f"{failure.error}; {kept}" if failure.exit_code == PREEMPTED else failure.error
             found.append(dataclasses.replace(failure, error=said))
     return first_cause(found)
 

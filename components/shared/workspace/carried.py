@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from kfp_ddp.base.errors import KfpDdpError, StorageError
@@ -17,7 +16,7 @@ from kfp_ddp.components.shared.workspace.address import is_address, local_folder
 from kfp_ddp.components.shared.workspace.files import Changes
 from kfp_ddp.components.shared.workspace.turns import Turns
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import MANIFEST
+from kfp_ddp.training.manifest import MANIFEST, step_of
 
 EVERY_SECONDS = 10.0
 LAST_SECONDS = 600.0
@@ -90,12 +89,7 @@ class Carried:
             each.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in self._rounds:
             each.stop()
 
@@ -124,7 +118,7 @@ class Carried:
     def _put_checkpoints(self, where: Destination) -> None:
         """Put the newest checkpoint unless it is there, and the best where that is to stay."""
         found = [path for path in self.path.glob(f"{CHECKPOINTS}/step-*[0-9]") if _whole(path)]
-        newest = max(found, key=lambda path: checkpoints.step_of(path.name), default=None)
+        newest = max(found, key=step_of, default=None)
         if newest is None:
             return
         best = ""

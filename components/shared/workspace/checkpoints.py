@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import StorageError
 from kfp_ddp.components.shared.destination import Destination, sha256
-from kfp_ddp.training.manifest import MANIFEST, read_manifest, step_dir
+from kfp_ddp.training.manifest import MANIFEST, read_manifest, step_dir, step_of
 
 _PLACE = re.compile(r"(.+)/(step-\d{8,})")
 _LARGEST = 1 << 40
@@ -20,11 +20,6 @@ _LARGEST_MANIFEST = 64 << 20
 def is_of_one(name: str) -> bool:
     """Whether a file, by its name in the run's folder, is part of a checkpoint."""
     return _PLACE.fullmatch(name.rpartition("/")[0]) is not None
-
-
-def step_of(name: str) -> int:
-    """The step of a checkpoint by its name in the run's folder."""
-    return int(name.rpartition("-")[2])
 
 
 def complete(where: Destination, folder: str) -> list[str]:

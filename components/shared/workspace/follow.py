@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from kfp_ddp.base.errors import KfpDdpError
@@ -44,12 +43,7 @@ class Followed:
             each.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in self._rounds:
             each.stop()
         with contextlib.suppress(KfpDdpError):
