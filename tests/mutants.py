@@ -33,7 +33,8 @@ PARTS = {
         ("training/manifest",), ("unit/test_training_checkpoint", "unit/test_training_manifest")
     ),
     "checkpoint": Part(
-        ("training/checkpoint",), ("unit/test_training_checkpoint", "unit/test_training_damage")
+        ("training/checkpoint",),
+        tuple(f"unit/test_training_{name}" for name in ("checkpoint", "damage", "writer")),
     ),
     "resume": Part(
         ("training/resume",), ("unit/test_training_begins", "unit/test_training_checkpoint")
