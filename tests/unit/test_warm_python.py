@@ -14,8 +14,9 @@ import pytest
 from kfp_ddp.local import warm
 
 PROBE = """
-import atexit, os, signal, sys, time
-print(sys.argv[1:], os.getcwd(), os.environ.get("TOLD"), "decimal" in sys.modules, flush=True)
+import atexit, gc, os, signal, sys, time
+told = os.environ.get("TOLD"), "decimal" in sys.modules, gc.isenabled()
+print(sys.argv[1:], os.getcwd(), *told, flush=True)
 if "wait" in sys.argv:
     print(os.getpid(), flush=True)
     if "deaf" not in sys.argv:
@@ -72,7 +73,7 @@ def start(
 def test_it_runs_as_if_started_for_itself(probe: Path, module: str, forked: bool) -> None:
     process = start(probe, module, "one", "two three")
     said, erred = process.communicate()
-    assert said == f"['one', 'two three'] {probe} so {forked}\nat the end\n"
+    assert said == f"['one', 'two three'] {probe} so {forked} True\nat the end\n"
     assert erred == "to stderr\n"
     assert process.returncode == 5
 
