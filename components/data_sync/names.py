@@ -158,7 +158,7 @@ def fitting(kept: Iterable[str], listing: Listing) -> set[str]:
     return {
         name
         for name in kept
-        if not judge(name) and name not in folders and taken.isdisjoint(_parents(name))
+        if not judge(name) and name not in folders and taken.isdisjoint(folders_of([name]))
     }
 
 
@@ -197,7 +197,7 @@ def _folded_folders(listing: Listing, folders: set[str], bad: dict[int, str]) ->
     for index, name in enumerate(listing.names):
         if index in bad:
             continue
-        if not clash.isdisjoint(_parents(name)) or fold(name) in first:
+        if not clash.isdisjoint(folders_of([name])) or fold(name) in first:
             bad[index] = "same folder as another name on this file system"
 
 
@@ -220,19 +220,17 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
             and key.partition("/")[0] not in ours
             and key not in files
             and key not in folders
-            and files.isdisjoint(_parents(key))
+            and files.isdisjoint(folders_of([key]))
             and all(folders.get(k, p) == p for k, p in within(target))
         )
 
     def within(target: str) -> list[tuple[str, str]]:
-        return [(fold(parent) if folds else parent, parent) for parent in _parents(target)]
+        return [(fold(parent) if folds else parent, parent) for parent in folders_of([target])]
 
     def take(target: str) -> None:
         key = fold(target) if folds else target
         folders.update(within(target))
-        if key.endswith("/"):
-            folders[key[:-1]] = target[:-1]
-        else:
+        if not key.endswith("/"):
             files.add(key)
 
     for index, name in enumerate(names):
@@ -252,15 +250,10 @@ def _candidates(name: str) -> Iterator[str]:
     """Names for a bad one, the most telling first, without an end."""
     target, digest = _percent(name), hashlib.sha256(_raw(name)).hexdigest()
     yield target
-    yield f"{target.rstrip('/')[:200]}%{digest[:16]}"
+    yield f"{target[:200]}%{digest[:16]}"
     while True:
         yield f"%{digest}"
         digest = hashlib.sha256(digest.encode()).hexdigest()
-
-
-def _parents(name: str) -> list[str]:
-    """Every folder that the name lies in."""
-    return [name[:at] for at, char in enumerate(name) if char == "/" and at < len(name) - 1]
 
 
 def _percent(name: str) -> str:

@@ -60,15 +60,15 @@ def test_guard_of_a_dataset_holds_for_another_source_of_it(tmp_path: Path) -> No
 def test_kept_file_gives_way_to_what_the_source_has_in_its_place(
     bucket: Bucket, tmp_path: Path
 ) -> None:
-    for name in ("a", "b/c", "d"):
-        bucket.put(f"ds/{name}", b"old")
+    for name in ("a", "b/c", "d", "e/"):
+        bucket.put(f"ds/{name}", b"" if name == "e/" else b"old")
     run(tmp_path)
-    for name in ("a", "b/c"):
+    for name in ("a", "b/c", "e/"):
         del bucket.objects[f"ds/{name}"]
-    for name in ("a/x", "b"):
+    for name in ("a/x", "b", "e"):
         bucket.put(f"ds/{name}", b"new")
     result = run(tmp_path, delete=False, max_delete=1)
-    assert content(result.path) == {"a/x": b"new", "b": b"new", "d": b"old"}
+    assert content(result.path) == {"a/x": b"new", "b": b"new", "d": b"old", "e": b"new"}
 
 
 def test_without_delete_the_new_version_keeps_what_the_source_lost(

@@ -42,6 +42,11 @@ def digest(name: str) -> str:
         (("x" * 300,), "x" * 200 + "%" + digest("x" * 300)[:16]),
         (("x" * 300 + "/y",), "x" * 200 + "%" + digest("x" * 300 + "/y")[:16]),
         (("d/" * 150 + "\n/", "d"), "%" + digest("d/" * 150 + "\n/")),
+        # Beside a folder's marker, and where only its case makes it one of ours.
+        (("b/\n", "b/"), "b/%0A"),
+        (("_success/\n",), "_success/%0A"),
+        (("a\n/",), "a%0A/%"),
+        (("a\n/", "a%0A"), "%" + digest("a\n/")),
     ],
 )
 def test_what_a_hostile_name_becomes(objects: tuple[str, ...], becomes: str) -> None:
@@ -74,6 +79,7 @@ def test_what_is_encoded_keeps_its_columns() -> None:
         (("A", "a"), True, {"a": "same file as another name on this file system"}),
         (("A/x", "a/y"), True, {"a/y": "same folder as another name on this file system"}),
         (("_Success",), True, {"_Success": "reserved on this file system"}),
+        (("B/x", "b/"), True, {"b/": "same folder as another name on this file system"}),
         # Where a folder is bad already, its other names are judged without it.
         (("A/x", "a/y", "a/\n"), True, {
             "a/y": "same folder as another name on this file system",
@@ -105,8 +111,8 @@ def test_markers_of_the_writer_are_no_data() -> None:
 
 def test_what_fits_beside_a_listing() -> None:
     beside = listing("a/b", "c")
-    wanted = ["a/d", "c/d", "a", "e", "../f", "c"]
-    assert names.fitting(wanted, beside) == {"a/d", "e", "c"}
+    wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "e/", "C", "A"]
+    assert names.fitting(wanted, beside) == {"a/d", "e", "c", "e/", "C", "A"}
 
 
 PROBE = ".kfsync-probe-\u00e9a"
@@ -129,6 +135,14 @@ def test_a_file_system_that_folds_shows_a_probe_under_another_name(
     names.leave_probe(tmp_path)
     (work / alike).unlink()
     assert not names.folds_names(tmp_path)
+
+
+def test_a_link_to_nowhere_is_there_as_a_probe_is(tmp_path: Path) -> None:
+    work = tmp_path / ".kfsync"
+    work.mkdir()
+    for name in (PROBE, ".kfsync-probe-\u00e9A"):
+        (work / name).symlink_to("nowhere")
+    assert names.folds_names(tmp_path, probe=False)
 
 
 def test_a_probe_is_there_for_a_moment_only(
