@@ -55,7 +55,7 @@ PARTS = {
     ),
     "versions": Part(
         ("components/data_sync/versions",),
-        ("integration/test_sync_versions", "integration/test_sync_leases"),
+        ("unit/test_sync_store", "integration/test_sync_versions", "integration/test_sync_leases"),
     ),
     "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
     "gate": Part(

@@ -1,0 +1,188 @@
+"""Versions of a target on disk, without a source: published, current, handed out, removed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync.versions import Store, leases_of, success
+
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "target")
+    made.prepare()
+    return made
+
+
+def published(store: Store, digest: str = ONE, content: str = "data") -> Path:
+    tree = store.build_folder(digest) / "tree"
+    tree.mkdir(parents=True)
+    (tree / "file").write_text(content)
+    store.publish(tree.parent, digest)
+    return store.version(digest)
+
+
+def test_a_published_version_is_whole_and_everybody_may_read_that(store: Store) -> None:
+    before = os.umask(0o077)
+    try:
+        version = published(store)
+    finally:
+        os.umask(before)
+    assert sorted(path.name for path in version.iterdir()) == ["_SUCCESS", "file"]
+    assert (version / "_SUCCESS").read_text() == f"{ONE}\n"
+    assert (version / "_SUCCESS").stat().st_mode & 0o777 == 0o644
+    assert store.complete(ONE)
+    assert not store.complete(ONE[:12] + OTHER[12:])
+    assert not store.complete(OTHER)
+    assert list((store.work / "trash").iterdir()) == []
+
+
+def test_a_damaged_version_gives_way_to_the_one_that_is_published(store: Store) -> None:
+    damaged = published(store, content="damaged")
+    (damaged / "_SUCCESS").unlink()
+    assert published(store, content="whole") == damaged
+    assert (damaged / "file").read_text() == "whole"
+    assert list((store.work / "trash").iterdir()) == []
+
+
+def test_a_version_is_marked_as_whole_by_a_file_beside_its_tree(
+    store: Store, tmp_path: Path
+) -> None:
+    """Where that is a link it is replaced, not followed, and a build that is a link is refused."""
+    build, outside = store.build_folder(ONE), tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("theirs")
+    (build / "tree").mkdir(parents=True)
+    (build / "_SUCCESS").symlink_to(outside / "file")
+    store.publish(build, ONE)
+    assert not (build / "_SUCCESS").is_symlink()
+    assert (outside / "file").read_text() == "theirs"
+    build.rmdir()
+    (outside / "tree").mkdir()
+    build.symlink_to(outside)
+    with pytest.raises(OSError, match=r"Too many levels|Not a directory"):
+        store.publish(build, ONE)
+    assert sorted(path.name for path in outside.iterdir()) == ["file", "tree"]
+    assert list((outside / "tree").iterdir()) == []
+
+
+def test_current_points_at_the_version_flipped_to_last(store: Store) -> None:
+    assert store.current() is None
+    for digest in (ONE, OTHER, OTHER, ONE):
+        published(store, digest)
+        store.flip(digest)
+        assert os.readlink(store.root / "current") == f"versions/{digest[:12]}"
+        assert store.current() == store.version(digest)
+    assert sorted(path.name for path in store.root.iterdir()) == [".kfsync", "current", "versions"]
+    (store.version(ONE) / "_SUCCESS").unlink()
+    assert store.current() is None
+
+
+@pytest.mark.parametrize(
+    "target", ["versions/../versions/{}", "other/{}", "{}", "/versions/{}", "versions/{}/x"]
+)
+def test_a_link_to_elsewhere_is_no_current_version(store: Store, target: str) -> None:
+    version = published(store)
+    (store.root / "current").symlink_to(target.format(version.name))
+    assert store.current() is None
+
+
+def test_flipping_keeps_what_stands_in_the_way(store: Store) -> None:
+    (store.root / "current").mkdir()
+    with pytest.raises(StorageError, match="current is a folder where a link must be; move it"):
+        store.flip(ONE)
+    (store.root / "current").rmdir()
+    store.work.rename(store.root / "moved")
+    with pytest.raises(StorageError) as caught:
+        store.flip(ONE)
+    said = f"cannot write {store.root}/current as uid {os.geteuid()}: No such file or directory"
+    assert str(caught.value).startswith(said)
+    assert not (store.root / "current").is_symlink()
+
+
+def test_handing_out_renews_a_version_and_leaves_a_lease_for_a_run(store: Store) -> None:
+    version = published(store)
+    os.utime(version / "_SUCCESS", (1, 1))
+    assert store.hand_out(ONE)
+    assert store.handed_out(version) > 10**18
+    assert not store.leases(ONE).exists()
+    assert store.hand_out(ONE, "run")
+    leases = leases_of(version)
+    assert leases == store.leases(ONE)
+    assert leases is not None
+    assert [path.name.partition(".")[0] for path in leases.iterdir()] == ["run"]
+    assert leases_of(version / "sub") is None
+
+
+def test_a_version_that_is_gone_is_not_handed_out(store: Store) -> None:
+    assert not store.hand_out(ONE, "run")
+    version = published(store)
+    (version / "_SUCCESS").unlink()
+    assert not store.hand_out(ONE, "run")
+    assert not store.leases(ONE).exists()
+
+
+def test_what_is_not_ours_to_write_is_handed_out_without_a_note(
+    store: Store, tmp_path: Path
+) -> None:
+    """A link, through which nothing is written, stands for a volume that is mounted read-only."""
+    elsewhere = published(store).rename(tmp_path / "elsewhere")
+    os.utime(elsewhere / "_SUCCESS", (1, 1))
+    store.version(ONE).symlink_to(elsewhere)
+    assert store.hand_out(ONE, "run")
+    assert (elsewhere / "_SUCCESS").stat().st_mtime == 1
+    assert not store.leases(ONE).exists()
+
+
+def test_of_a_mark_that_is_a_link_only_the_link_is_renewed(store: Store, tmp_path: Path) -> None:
+    version, theirs = published(store), tmp_path / "theirs"
+    theirs.touch()
+    os.utime(theirs, (1, 1))
+    (version / "_SUCCESS").unlink()
+    (version / "_SUCCESS").symlink_to(theirs)
+    assert store.hand_out(ONE)
+    assert theirs.stat().st_mtime == 1
+    assert success(version) == ""
+
+
+def test_no_lease_is_left_through_a_link(store: Store, tmp_path: Path) -> None:
+    published(store)
+    (tmp_path / "outside").mkdir()
+    (store.work / "leases").symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageError, match=f"^cannot write {store.leases(ONE)} as uid "):
+        store.hand_out(ONE, "run")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_what_was_left_of_builds_goes_but_for_the_one_that_goes_on(store: Store) -> None:
+    for digest in (ONE, OTHER):
+        (store.build_folder(digest) / "tree").mkdir(parents=True)
+    (store.work / "trash" / ONE[:12]).mkdir()
+    (store.work / "building" / "file").touch()
+    store.clear_builds(but=ONE)
+    assert [path.name for path in (store.work / "building").iterdir()] == [ONE[:12]]
+    assert list((store.work / "trash").iterdir()) == []
+    store.clear_builds()
+    assert list((store.work / "building").iterdir()) == []
+
+
+def test_what_is_taken_away_is_out_of_sight_at_once_and_then_gone(store: Store) -> None:
+    version = published(store)
+    gone = store.take_away(version)
+    assert not version.exists()
+    assert [path.name for path in (store.work / "trash").iterdir()] == [gone]
+    store.clear([gone, store.take_away(version)])
+    assert list((store.work / "trash").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\xe9", "x" * 200])
+def test_a_mark_that_says_no_digest_makes_nothing_whole(store: Store, content: str) -> None:
+    version = published(store)
+    (version / "_SUCCESS").write_text(content)
+    assert not store.complete(ONE)
+    assert not store.complete("x" * 200)
+    assert success(Path("/")) == ""
