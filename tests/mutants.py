@@ -47,6 +47,7 @@ PARTS = {
             "unit/test_launch_limits",
             "unit/test_launch_lost_pods",
             "unit/test_launch_pending",
+            "unit/test_launch_pod_status",
             "unit/test_launch_standing",
         ),
     ),

@@ -1,6 +1,7 @@
 """How long a job may take and wait, told by its own pods, and what a deadline's end is called."""
 
 import copy
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,10 +10,17 @@ import pytest
 from kfp_ddp.base.errors import JobError
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch import check_job, run
-from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look, out_of_time, verdict
+from kfp_ddp.components.shared.launch.follow.decisions import (
+    Limits,
+    Look,
+    cannot_start,
+    out_of_time,
+    verdict,
+)
 from kfp_ddp.components.shared.launch.follow.follower import Outcome
 from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.follow.standing import Reason, Stands
 from kfp_ddp.components.shared.launch.job_state import State, state
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -108,6 +116,28 @@ def test_a_job_without_pods_counts_once_pods_are_known() -> None:
     seen = look()
     assert late(seen)
     assert not late(Look(seen.job, seen.pods, pods_listed=False, now=NOW, clock=0))
+
+
+def test_of_pods_that_wait_the_oldest_is_named() -> None:
+    seen = look(pod("a", "Pending", 7), pod("b", "Pending", 9), pod("c", "Pending", 8))
+    assert late(seen).startswith("b of PyTorchJob x did not start")
+
+
+def test_a_time_that_is_just_up_is_not_over() -> None:
+    assert late(look(pod("a", "Pending", 6))) == ""
+    assert late(look(pod("a", "Running", 6), age=60), Limits(deadline=60)) == ""
+
+
+def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
+    seen, kind = replace(look(), clock=1000), KINDS["pytorchjob"]
+    stands = [Stands("pod a", Reason("quota", "exceeded quota"), 900)]
+    said = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
+    assert cannot_start(seen, kind, Limits(), stands) == said
+    assert cannot_start(seen, kind, Limits(pending=99), stands) == said
+    assert cannot_start(seen, kind, Limits(pending=101), stands) == ""
+    assert cannot_start(replace(seen, clock=950), kind, Limits(), stands) == ""
+    over = look(job={"status": {"conditions": [{"type": "Failed", "status": "True"}]}})
+    assert cannot_start(replace(over, clock=1000), kind, Limits(), stands) == ""
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
     SETTLE_SECONDS,
     Limits,
     Look,
+    Verdict,
     restarted_in_place,
     split_by_a_replacement,
+    verdict,
 )
 from kfp_ddp.components.shared.launch.follow.pods import Pods
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
+from kfp_ddp.components.shared.launch.job_state import State
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 
 MADE = "2026-01-01T00:00:00Z"
@@ -115,6 +118,21 @@ def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while(
     assert pods.replaced_at == 2
     look = Look(JOB, pods, pods_listed=True, now=0, clock=clock, heard_at=heard_at)
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
+
+
+def test_a_job_that_cannot_go_on_is_given_up_though_its_operator_would_not() -> None:
+    """Neither an answer nor an end would come from its ranks for a quarter of an hour."""
+    again = pod("node-0")
+    again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
+    restarted = Look(JOB, looked([pod("node-0")], [again]), True, now=0, clock=9999)
+    split = Look(JOB, looked(*REPLACED), True, now=0, clock=9999)
+    limits = Limits(silence=60)
+    why = "a container was started again in its pod"
+    assert verdict(restarted, KINDS["trainjob"], limits) == Verdict(State("failed", why), True)
+    assert verdict(restarted, KINDS["pytorchjob"], limits) is None
+    why = "a pod that was lost was replaced, and its peers wait for it"
+    assert verdict(split, KINDS["trainjob"], limits) == Verdict(State("failed", why), True)
+    assert verdict(split, KINDS["trainjob"], Limits()) is None
 
 
 def test_a_job_whose_lost_pod_was_not_replaced_is_waited_for() -> None:
