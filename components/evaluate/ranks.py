@@ -1,8 +1,6 @@
 """An evaluation by the ranks of a world, each of which takes its share; the first one writes."""
 
 import json
-import os
-import platform
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +10,6 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.request import Request
-from kfp_ddp.components.evaluate.settings import Measuring
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import report
 from kfp_ddp.components.shared.comparison import compare
@@ -21,10 +18,7 @@ from kfp_ddp.components.shared.report.ingredients import Ingredients
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
-    from kfp_ddp.components.evaluate.predict import Predictions
     from kfp_ddp.components.evaluate.roc import Roc
-    from kfp_ddp.components.evaluate.slices import Tags
-    from kfp_ddp.training.data import Index
     from kfp_ddp.training.distributed import World
 
 ROC = "roc.json"
@@ -101,77 +95,19 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     Raises:
         InputError: for a checkpoint, split, champion or parameter that cannot be used.
     """
-    request.check()
-    checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
-    if isinstance(checkpoint, Path) and not checkpoint.is_dir():
-        raise InputError(
-            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
-        )
+    checkpoint = _checkpoint(request)
     held = champions.find(request.champion) if request.champion else None
-    run_dir, dataset, target = Path(request.run_dir), Path(request.data), request.target
+    run_dir, target = Path(request.run_dir), request.target
     if world is None or world.first:
         results.prepare(target, run_dir)
     started = time.monotonic()
     # From here on torch is needed, which takes seconds to import.
-    import torch
-
-    from kfp_ddp.components.evaluate import baseline, slices, subject
+    from kfp_ddp.components.evaluate.evaluator import Evaluator
     from kfp_ddp.components.evaluate.ingredients import ingredients
-    from kfp_ddp.components.evaluate.predict import merged, predict_share
-    from kfp_ddp.training.distributed import alone
-    from kfp_ddp.training.splits import sides_of
 
-    here = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    model, info, digest = subject.read(checkpoint)
-    index, test_index = sides_of(dataset, request.split, info.classes, info.config)
-    measuring = Measuring.create(**request.options)
-    tags = slices.read(measuring.tags, dataset, index) if measuring.tags else None
-
-    def measure(
-        index: "Index", split: str, started: float, tags: "Tags | None" = None
-    ) -> "tuple[Predictions, Evaluation] | None":
-        reading = (info.on_bad_image, info.max_pixels)
-        share = predict_share(model, info, index, request.batch_size, here, *reading)
-        shares = here.to_first(share)
-        if shares is None:
-            return None
-        found = merged(index, shares, info.on_bad_image)
-        if found.skipped:
-            print(
-                f"{len(found.skipped)} images that cannot be read are left out, as in training "
-                f"under on_bad_image=skip; the first: {found.skipped[0]}"
-            )
-        result = results.summarise(
-            found,
-            info,
-            dataset=dataset,
-            split=split,
-            checkpoint=str(checkpoint),
-            checkpoint_digest=digest,
-            device=here.device.type,
-            started=started,
-            skipped=len(found.skipped),
-            tags=tags,
-            resamples=measuring.resamples,
-        )
-        return found, result.model_copy(update=_by_whom(here))
-
-    first = measure(index, request.split, started, tags)
-    of_test = measure(test_index, TEST, time.monotonic()) if test_index is not None else None
-    again = None
-    if held is not None:
-        wanted = here.from_first(lambda: first and baseline.samples_for(held, *first))
-        if wanted:
-            again = baseline.evaluate_again(
-                held,
-                wanted,
-                first and first[1],
-                dataset,
-                request.batch_size,
-                info.max_pixels,
-                here,
-                target / AGAIN,
-            )
+    here = Evaluator(request, checkpoint, world)
+    first, of_test = here.split(started), here.test()
+    again = here.champion_again(held, first) if held is not None else None
     if first is None:
         return None
     found, result = first
@@ -181,16 +117,16 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
             print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
         compared = _compared(result, predictions, held, again, target / AGAIN)
         result = result.model_copy(update={"compared": compared})
-    test = None
     if of_test is not None:
-        test, folder = of_test[1], RunFolder(run_dir).evaluation(TEST)
+        folder = RunFolder(run_dir).evaluation(TEST)
         results.prepare(folder, run_dir)
-        results.write(folder, run_dir, test, {PREDICTIONS: of_test[0].to_csv()})
+        results.write(folder, run_dir, of_test.result, {PREDICTIONS: of_test.found.to_csv()})
+    test = of_test and of_test.result
     left = ingredients(
         found,
-        info,
+        here.info,
         run_dir=run_dir,
-        dataset=dataset,
+        dataset=here.dataset,
         split=request.split,
         worst=request.worst,
         test=test,
@@ -203,6 +139,19 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     }
     results.write(target, run_dir, result, texts)
     return Evaluated(result, roc, results.report(target, run_dir), test)
+
+
+def _checkpoint(request: Request) -> Path | str:
+    """What is to be evaluated, as `subject.read` takes it; raises InputError as soon as can be."""
+    request.check()
+    if not request.of_run:
+        return request.checkpoint
+    checkpoint = Path(request.checkpoint)
+    if not checkpoint.is_dir():
+        raise InputError(
+            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
+        )
+    return checkpoint
 
 
 def _compared(
@@ -224,14 +173,3 @@ def _compared(
         its = None
     both = None if its is None else (told, its)
     return compare(result, theirs, both, where=held.uri, version=held.version)
-
-
-def _by_whom(world: "World") -> dict[str, object]:
-    """How many ranks it took, and on what."""
-    if world.device.type == "cuda":
-        import torch
-
-        kind = torch.cuda.get_device_name(world.device)
-    else:
-        kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
-    return {"world_size": world.size, "hardware": f"{world.size} x {kind}"}
