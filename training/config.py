@@ -227,6 +227,7 @@ class TrainConfig(Settings):
         elif self.model_code:
             raise ValueError(f"model_code is set, but model={self.model} is no function of a file")
         _check_mlflow(self.mlflow_uri)
+        _check_shown(self.init_from)
         if not self.is_set("warmup_epochs"):
             yielding = min(self.warmup_epochs, self.epochs / 10)
             object.__setattr__(self, "warmup_epochs", yielding)
@@ -301,6 +302,16 @@ def _check_mlflow(uri: str) -> None:
         )
     if uri and scheme not in ("http", "https", "file", "databricks"):
         raise ValueError(f"mlflow_uri={uri!r} is no address such as https://mlflow.example.com")
+
+
+def _check_shown(init_from: str) -> None:
+    """Refuse a web address with what only its user may know, without telling it."""
+    scheme, _, rest = init_from.partition("://")
+    if scheme in ("http", "https") and ("@" in rest.partition("/")[0] or set("?#") & set(rest)):
+        raise ValueError(
+            "init_from has a login or a query in it, which a run's settings would show: put the "
+            "file into a bucket or on a claim, and give that"
+        )
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:

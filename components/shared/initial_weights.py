@@ -3,7 +3,9 @@
 import hashlib
 import os
 import re
+import shutil
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError
@@ -71,6 +73,8 @@ def brought(init_from: str, folder: Path) -> Path:
             f"cannot bring init_from={init_from} to {folder}: {error.strerror or error}; "
             "make room or repair the volume and start again"
         ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     print(f"brought {init_from} to {target}", flush=True)
     return target
 
@@ -102,7 +106,7 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 def _download(url: str, target: Path) -> None:
     """A file by https; torchvision and others put a digest into its name, which is checked."""
-    whole = hashlib.sha256()
+    whole, size = hashlib.sha256(), 0
     try:
         with (
             urllib.request.urlopen(url, timeout=_SECONDS) as answer,  # noqa: S310  https only
@@ -110,8 +114,10 @@ def _download(url: str, target: Path) -> None:
         ):
             while block := answer.read(_BLOCK):
                 whole.update(block)
-                file.write(block)
-    except OSError as error:
+                size += file.write(block)
+            if size < int(answer.headers.get("Content-Length") or 0):
+                raise HTTPException(f"the connection was cut after {size:,} bytes")
+    except (OSError, HTTPException, ValueError) as error:
         raise StorageError(
             f"cannot fetch init_from={url}: {error}; give an address that the step can reach"
         ) from None

@@ -1,5 +1,9 @@
 """Weights to begin with that lie at an address."""
 
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from kfp_ddp.components.train.on_node import begun
 from kfp_ddp.training import checkpoint, weights_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build
+from tests import tls
 
 
 def config(init_from: str, output: Path) -> TrainConfig:
@@ -94,3 +99,49 @@ def test_an_address_that_cannot_be_reached_or_written_is_one_line(tmp_path: Path
         begun(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
     plain: Any = config("/a/path.pth", tmp_path)
     assert begun(plain, tmp_path) is plain
+
+
+@contextmanager
+def answering(answer: bytes, folder: Path) -> Iterator[str]:
+    """The address of a server by TLS that answers so, whatever it is asked."""
+    certificate = tls.loopback_certificate(folder)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.socket = tls.server_context(certificate).wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSL_CERT_FILE", str(certificate))
+            yield f"https://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n100\r\nhalf",
+        b"no answer at all\r\n\r\n",
+    ],
+)
+def test_weights_of_which_a_part_arrived_are_not_kept_for_the_next_try(
+    answer: bytes, tmp_path: Path
+) -> None:
+    told = pytest.raises(StorageError, match=r"^cannot fetch init_from=https://")
+    with answering(answer, tmp_path) as server, told:
+        begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+    assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
+    state = build("cifar_resnet8", 2).state_dict()
+    torch.save(state, tmp_path / "w.pth")
+    whole = (tmp_path / "w.pth").read_bytes()
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
+    with answering(head + whole, tmp_path) as server:
+        run = begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+    assert agrees(Path(run.init_from), state)

@@ -94,6 +94,26 @@ def test_every_description_is_a_phrase_and_ends_as_one() -> None:
     assert TrainConfig.own < set(TrainConfig.model_fields)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("https://ana:s3cr3t@example.com/w.pth", "https://s3cr3t@example.com/w.pth"),
+        *("https://example.com/w.pth?X-Amz-Signature=s3cr3t", "http://example.com/w.pth#s3cr3t"),
+    ],
+)
+def test_weights_at_an_address_with_a_secret_in_it_are_refused_without_telling_it(
+    address: str,
+) -> None:
+    with pytest.raises(InputError, match=r"^init_from has a login or a query in it") as caught:
+        TrainConfig.create(**REQUIRED, init_from=address)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a?b@c.pth", "/a@b?.pth"])
+def test_weights_of_an_odd_name_are_none(address: str) -> None:
+    assert TrainConfig.create(**REQUIRED, init_from=address).init_from == address
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
 def test_json_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
