@@ -63,6 +63,7 @@ def run(
             beside = task.file(evaluation).parent
             verdict, report = _blessed(beside / VERDICT, folder), beside / "report.html"
         folder = sealed(folder, lineage, verdict, report)
+        task.put()  # first, so that a step that is run again publishes the same
         if key is not None:
             sign(folder, key)
         uri = stays = ""

@@ -11,6 +11,7 @@ from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.lineage import Lineage
 
 REPORT = "report.html"
+_OURS = frozenset({LINEAGE, VERDICT, REPORT})
 
 
 def sealed(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | None) -> Path:
@@ -28,14 +29,19 @@ def sealed(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | 
     Raises:
         InputError: the bundle is not whole, or its folder cannot be written.
     """
-    if not bundle.intact(folder):
+    whole = bundle.intact(folder)
+    if not whole and not bundle.intact(folder, but=_OURS):  # a bucket may have got some of these
         raise InputError(f"{folder} is no whole bundle: run export again")
     more = {VERDICT: verdict, REPORT: report if report is not None and report.is_file() else None}
     there = {name: path for name, path in more.items() if path is not None}
-    if lineage.is_in(folder) and all(_same(path, folder / name) for name, path in there.items()):
+    if (
+        whole
+        and lineage.is_in(folder)
+        and all(_same(path, folder / name) for name, path in there.items())
+    ):
         return folder
     dataset_digest = Evaluation.read(folder / "metrics.json").dataset_digest
-    skipped = {bundle.MANIFEST, bundle.SUCCESS, LINEAGE, *more}
+    skipped = {bundle.MANIFEST, bundle.SUCCESS, *_OURS}
     with bundle.replacing(folder.parent) as made:
         for name in bundle.files(folder):
             if name not in skipped:

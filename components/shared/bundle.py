@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,17 @@ def files(folder: Path) -> list[str]:
     )
 
 
-def intact(folder: Path) -> bool:
-    """Is the bundle complete, and does every file have the digest in the manifest?"""
-    if not digest(folder):
+def intact(folder: Path, but: Collection[str] = ()) -> bool:
+    """Is the bundle complete, and does every file have the digest in the manifest?
+
+    `but` are files that are just being replaced: they are not looked at, and neither is `_SUCCESS`.
+    """
+    if not but and not digest(folder):
         return False
     try:
-        listed = listed_in(read(folder, MANIFEST, _LISTED).decode())
-        there = [name for name in files(folder) if name not in _UNLISTED]
+        manifest = listed_in(read(folder, MANIFEST, _LISTED).decode())
+        listed = {name: wanted for name, wanted in manifest.items() if name not in but}
+        there = [name for name in files(folder) if name not in (*_UNLISTED, *but)]
         return there == sorted(listed) and all(
             _sha256_below(folder, name) == wanted for name, wanted in listed.items()
         )

@@ -1,9 +1,12 @@
 """A blessed bundle on its way out: sealed with its verdict, uploaded, champion."""
 
+import contextlib
+import itertools
 import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from kfp import dsl
 
+from kfp_ddp.base import folders
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.publish.component import publish
-from kfp_ddp.components.shared import bundle, signature
-from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared import bundle, lineage, signature
+from kfp_ddp.components.shared.destination import Folder, open_destination
 from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.sealed import Sealed
 from tests.exports import evaluated
@@ -81,9 +85,9 @@ def test_what_is_published_carries_verdict_report_and_lineage(
     assert bundle.files(there) == bundle.files(run_dir / "bundle")
     assert (there / VERDICT).read_bytes() == (run_dir / "evaluation" / VERDICT).read_bytes()
     assert (there / "report.html").read_text() == "<p>the verdict</p>"
-    lineage = json.loads((there / LINEAGE).read_text())
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lineage.pop("exported_at"))
-    assert lineage == {
+    told = json.loads((there / LINEAGE).read_text())
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", told.pop("exported_at"))
+    assert told == {
         "run_id": "run-1",
         "champion": exports,
         "champion_version": "",
@@ -138,6 +142,49 @@ def test_a_second_run_writes_nothing_again(run_dir: Path, tmp_path: Path) -> Non
     before = state(tmp_path / "models"), state(run_dir / "bundle")
     assert publish.python_func(**given) == first
     assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
+
+
+class Killed(BaseException):
+    """The end of a pod."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6])
+def test_one_that_ends_while_it_keeps_the_bundle_in_a_bucket_is_run_again_to_the_same_end(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
+    exports = tmp_path / "models" / "squares"
+    exports.mkdir(parents=True)
+    (exports / "CHAMPION").write_text(A)
+    given = arguments(
+        run_dir,
+        tmp_path,
+        bundle=f"file://{run_dir}/bundle",
+        evaluation=f"file://{run_dir}/evaluation/evaluation.json",
+        champion=str(exports),
+        champion_version=A,
+    )
+    put, left = Folder.put, [after]
+
+    def until_killed(self: Folder, file: Path, name: str) -> bool:
+        if self.root == run_dir and not name.startswith("."):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+        return put(self, file, name)
+
+    times = itertools.count()
+    clock = SimpleNamespace(gmtime=lambda: None, strftime=lambda *_: f"at {next(times)}")
+    monkeypatch.setattr(lineage, "time", clock)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(Folder, "put", until_killed)
+        publish.python_func(**given)
+    uri, version = publish.python_func(**given)
+    assert bundle.intact(Path(uri))
+    assert (exports / "CHAMPION").read_text() == f"{version}\n"
+    assert given["published_model"].metadata["champion_stays"] == ""
+    assert bundle.intact(run_dir / "bundle")
+    assert bundle.version(run_dir / "bundle") == version
 
 
 def test_without_a_destination_the_sealed_bundle_stays_with_the_run(

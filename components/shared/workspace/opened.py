@@ -63,7 +63,8 @@ class Opened:
     def put(self) -> None:
         """Put what was written; raises KfpDdpError."""
         if self._where is not None:
-            self._changes.put(self._where)
+            with _room(self.path, self._address):
+                self._changes.put(self._where)
 
 
 def own_folder(work: str, run_id: str, task: str) -> str:
@@ -105,8 +106,7 @@ def opened(run_dir: str, holder: str) -> Iterator[Opened]:
             with _room(path, run_dir):
                 found.fetch("", deep=False)
             yield found
-            with _room(path, run_dir):
-                found.put()
+            found.put()
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
