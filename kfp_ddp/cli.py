@@ -55,6 +55,8 @@ EXIT_CODES = {
     "130": "interrupted",
     "143": "the run was terminated",
 }
+ELSEWHERE = {"train": "run"}
+"""What other programs call one of these."""
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 
 
@@ -74,8 +76,9 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             from difflib import get_close_matches  # only an error needs it
 
-            near = get_close_matches(cmd_name, COMMANDS, n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"There are {', '.join(COMMANDS)}."
+            hint = f"There are {', '.join(COMMANDS)}."
+            for near in get_close_matches(cmd_name, [*ELSEWHERE, *COMMANDS], n=1):
+                hint = f"Did you mean '{ELSEWHERE.get(near, near)}'?"
             raise click.UsageError(f"No such command '{cmd_name}'. {hint}", ctx)
         module = importlib.import_module(f"kfp_ddp.commands.{cmd_name.replace('-', '_')}")
         command = module.command

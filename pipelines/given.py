@@ -40,6 +40,7 @@ class Form:
     """The parameters of a pipeline, and the models that stand behind those that are ours."""
 
     def __init__(self, pipeline: Document) -> None:
+        self.pipeline = pipeline
         self.parameters = pipeline.parameters
         # What our components take under these names, they check by these models.
         ours = any("kfp_ddp.components" in each for each in pipeline.programs().values())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import hint
 from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
-from kfp_ddp.components.preflight.settled import settled
 from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.document import Document, of_api, parsed, read
 from kfp_ddp.pipelines.given import COMPILED, Form, named_after
 from kfp_ddp.pipelines.images import Images
@@ -108,7 +108,14 @@ def of_server(client: "kfp.Client", name: str) -> tuple[Document, Version]:
         InputError: there is no such pipeline or version.
     """
     called, _, wanted = name.partition("@")
-    found = find_pipeline(client, called)
+    found, own = find_pipeline(client, called), ours(called)
+    if found is None and own:
+        called = own.name  # that of train_resnet is train-resnet
+        found = find_pipeline(client, called)
+        if found is None:
+            raise InputError(
+                f"the server has no pipeline {called!r} yet: kfp-ddp upload {called} brings it"
+            )
     if found is None:
         near = hint(called, NAMES) or f", which are {', '.join(NAMES)}"
         raise InputError(
@@ -145,40 +152,13 @@ def arguments(
 
 
 def check(pipeline: Document, given: Mapping[str, Any]) -> None:
-    """Check arguments by the code of the steps that would check them in the run.
+    """Check arguments as the run will, and that its pods can read the source.
 
     Raises:
         InputError: what preflight would refuse.
     """
-    defaults = {
-        name: told["defaultValue"]
-        for name, told in pipeline.parameters.items()
-        if "defaultValue" in told
-    }
-    for name, task in pipeline.spec["root"]["dag"].get("tasks", {}).items():
-        component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
-        program = pipeline.programs().get(component.get("executorLabel"), "")
-        if name == "preflight" and "kfp_ddp.components.preflight" in program:
-            inputs = _inputs(task, component, {**defaults, **given})
-            settled(inputs)
-            _check_reach(inputs["source"])
-
-
-def _inputs(
-    task: Mapping[str, Any], component: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What a step of the root gets where its pipeline is given this."""
-    declared = component.get("inputDefinitions", {}).get("parameters", {})
-    inputs = {
-        name: told["defaultValue"] for name, told in declared.items() if "defaultValue" in told
-    }
-    for name, wired in task.get("inputs", {}).get("parameters", {}).items():
-        if "componentInputParameter" in wired:
-            inputs[name] = given[wired["componentInputParameter"]]
-        elif "runtimeValue" in wired:
-            inputs[name] = wired["runtimeValue"]["constant"]
-    whole = [name for name, told in declared.items() if told["parameterType"] == "NUMBER_INTEGER"]
-    return inputs | {name: int(inputs[name]) for name in whole if name in inputs}
+    if inputs := checked(pipeline, given):
+        _check_reach(inputs["source"])
 
 
 def _check_reach(source: str) -> None:

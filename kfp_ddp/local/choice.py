@@ -14,6 +14,8 @@ STEPS = 1500
 """That a network from random weights should have, at a batch of `BATCH`."""
 BATCH = 32
 MOST_EPOCHS = 60
+LEFT = {"model": "auto", "epochs": 0, "batch_size": 0}
+"""Boxes of the form as nobody set them."""
 SHARE = 0.7
 """Of its rate that a core keeps beside the others."""
 
@@ -78,6 +80,7 @@ def choose(
         given: Arguments of the pipeline; none of them is changed.
         ranks: Processes; 0 to choose.
     """
+    given = {name: value for name, value in given.items() if LEFT.get(name) != value}
     asked = ranks or given.get("job", {}).get("nproc_per_node")
     ranks = asked or _ranks(machine, photographs.train)
     always: dict[str, Any] = {"gate": {}, "job": {"nproc_per_node": ranks}}

@@ -9,6 +9,7 @@ import click
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.local import engine, results, survey
+from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.given import Form
 
@@ -40,6 +41,7 @@ def run(
     if twice := [name for name in boxes if name in given]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {boxes[twice[0]]}")
     arguments = form.completed({**given, **boxes})
+    checked(pipeline, arguments)
     engine.prepare(output)
     click.echo(f"{pipeline.name} on this machine\n")
     engine.execute(output, compiled, arguments, {}, _outputs)

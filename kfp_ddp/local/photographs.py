@@ -10,6 +10,7 @@ import click
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.local import engine, machine, survey
 from kfp_ddp.local.choice import Choice, choose
+from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.given import form_of, named_after
 
 _FIXED = {
@@ -36,7 +37,8 @@ def train(
         KfpDdpError: settings, source or output cannot be used, or the pipeline failed.
     """
     started = time.monotonic()
-    arguments = form_of("train_resnet").read(file, words)
+    form = form_of("train_resnet")
+    arguments = form.read(file, words)
     for name, why in _FIXED.items():
         if name in arguments:
             raise InputError(f"{name} cannot be set: it {why}")
@@ -48,11 +50,12 @@ def train(
     found = survey.look(source, arguments)
     computer = machine.here()
     choice = choose(found, computer, arguments, ranks)
+    everything = {"model_name": named_after(source), **choice.arguments}
+    everything |= {"source": source, "backend": "local"}
+    checked(form.pipeline, form.completed(everything))
     engine.prepare(output)
     click.echo(f"{found}; {computer}: {_in_words(choice)}")
     click.echo("".join(f"note: {note}\n" for note in found.notes))
-    everything = {"model_name": named_after(source), **choice.arguments}
-    everything |= {"source": source, "backend": "local"}
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     return engine.run(output, everything, threads, started)
 

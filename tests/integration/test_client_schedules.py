@@ -81,6 +81,7 @@ def test_the_options_arrive(call: Call, kfp_server: KfpServer, own: str) -> None
         (("--set", "rounds=1.5"), "rounds=1.5 cannot be used: it should be a whole number"),
         (("--set", "round=1"), "there is no setting 'round'; did you mean 'rounds'?"),
         (("--pipeline", "owm"), "the server has no pipeline 'owm'"),
+        (("--pipeline", "train_resnet@2"), "has no pipeline 'train-resnet' yet: kfp-ddp upload"),
         (("--pipeline", "own@2"), "has no version '2'"),
         (("--pipeline", "own@own", "--latest"), "do not go together"),
         (("--pipeline", ""), "--pipeline is missing"),
@@ -103,9 +104,8 @@ def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: K
     said = refused(call, "create", "nightly", *words, *source, "--set", "nodes=1.5")
     assert "nodes=1.5 cannot be used" in said
     assert not kfp_server.store.recurring_runs
-    done = call(
-        "schedule", "create", "nightly", *words, *source, "--destination", "gs://photos/models"
-    )
+    as_uploaded = ("--pipeline", "train_resnet", "--destination", "gs://photos/models")
+    done = call("schedule", "create", "nightly", *words, *source, *as_uploaded)
     assert done.exception is None, done.output
     (schedule,) = kfp_server.store.recurring_runs.values()
     given = schedule["runtime_config"]["parameters"]

@@ -144,6 +144,8 @@ def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_
         (("{photos}/bark/img 0.jpg",), "is no folder: give the one"),
         (("{photos}/bark",), "lie in no class folder"),
         (("{photos}", "--set", "epoch=3"), "there is no setting 'epoch'; did you mean 'epochs'?"),
+        (("{photos}", "--set", "model=resnet51"), "is unknown: it is a classifier of torchvision"),
+        (("{photos}", "--ranks", "2", "--set", "batch_size=9"), "cannot be divided evenly"),
         (("{photos}", "--set", "backend=local"), "backend cannot be set: it is local with --local"),
         (("{photos}", "--output", "{photos}/out"), "lie in each other"),
         (("{photos}", "--ranks", "2", "--set", "nproc_per_node=2"), "are one setting"),

@@ -89,10 +89,11 @@ def test_a_registry_is_a_host_and_folders(registry: str) -> None:
     Images(registry).check()
 
 
-def test_a_command_that_is_misspelt_is_suggested() -> None:
-    answer = CliRunner().invoke(app, ["predic"])
+@pytest.mark.parametrize(("word", "meant"), [("predic", "predict"), ("train", "run")])
+def test_a_command_that_is_misspelt_or_called_otherwise_is_suggested(word: str, meant: str) -> None:
+    answer = CliRunner().invoke(app, [word])
     assert answer.exit_code == 2
-    assert "No such command 'predic'. Did you mean 'predict'?" in answer.output
+    assert f"No such command '{word}'. Did you mean '{meant}'?" in answer.output
 
 
 def test_the_package_runs_as_a_module() -> None:

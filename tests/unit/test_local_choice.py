@@ -87,6 +87,11 @@ def test_what_was_given_stays(given: dict[str, Any]) -> None:
             assert arguments[name] == value
 
 
+def test_a_box_that_is_left_as_the_form_has_it_is_chosen() -> None:
+    left = {"model": "auto", "epochs": 0, "batch_size": 0}
+    assert choose(photographs(500), NEW, left) == choose(photographs(500), NEW, {})
+
+
 def test_weights_to_begin_with_are_fine_tuned() -> None:
     given = {"training": {"init_from": "bundle"}}
     arguments = choose(photographs(500), NEW, given).arguments
