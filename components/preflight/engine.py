@@ -10,7 +10,7 @@ from kfp_ddp.base.folders import data_dir, work_dir
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.preflight.claims import check_modes, mounted_at_once
 from kfp_ddp.components.preflight.evaluating import check_evaluation, evaluation
-from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, schedulable, unused
+from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, unused
 from kfp_ddp.components.preflight.parameters import (
     LAUNCHER_ASKS,
     Dataset,
@@ -23,6 +23,7 @@ from kfp_ddp.components.preflight.settled import check_batch, exported_to, settl
 from kfp_ddp.components.shared import champion as champions
 from kfp_ddp.components.shared import initial_weights
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.cluster.nodes import schedulable
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources

@@ -1,32 +1,13 @@
-"""What the cluster's nodes have, and how many GPUs a pod of the job asks for where nobody said."""
+"""How many GPUs a pod of the job asks for where nobody said, and which pod no node has room for."""
 
 from collections.abc import Mapping, Sequence
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.cluster.api import ApiError, Object
+from kfp_ddp.components.shared.cluster.nodes import gpus
 from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
-
-
-def schedulable(api: Api) -> list[Object]:
-    """The nodes that pods may be put on.
-
-    Raises:
-        ApiError: this account may not look.
-    """
-    found: list[Object] = api.patient(lambda: api.call("GET", "/api/v1/nodes"))["items"]
-    return [node for node in found if not node["spec"].get("unschedulable")]
-
-
-def gpus(nodes: Sequence[Object]) -> dict[str, list[int]]:
-    """How many of each GPU resource the nodes have that have any, the most first."""
-    counts: dict[str, list[int]] = {}
-    for node in nodes:
-        for name, count in (node["status"].get("allocatable") or {}).items():
-            if str(count).isdecimal() and int(count):
-                counts.setdefault(name, []).append(int(count))
-    return {name: sorted(counts[name], reverse=True) for name in counts}
 
 
 def gpus_a_node(nodes: Sequence[Object] | ApiError, resource: str, wanted: int) -> int:

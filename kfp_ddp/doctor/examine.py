@@ -1,8 +1,8 @@
 """All checks of `kfp-ddp doctor`, in the order in which they are told."""
 
 from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.components.preflight.nodes import schedulable
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
+from kfp_ddp.components.shared.cluster.nodes import schedulable
 from kfp_ddp.doctor.admission import admitted
 from kfp_ddp.doctor.finding import Asked, Finding
 from kfp_ddp.doctor.kfp_server import kfp_server

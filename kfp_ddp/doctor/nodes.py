@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from kfp_ddp.components.preflight import nodes as cluster
+from kfp_ddp.components.preflight.nodes import no_room
 from kfp_ddp.components.preflight.parameters import StepResources
+from kfp_ddp.components.shared.cluster import nodes as cluster
 from kfp_ddp.components.shared.cluster.api import Object
 from kfp_ddp.components.shared.launch.specification.launch_spec import is_gpu
 from kfp_ddp.doctor.finding import Asked, Finding
@@ -36,7 +37,7 @@ def gpus(asked: Asked, nodes: Sequence[Object] | None) -> Finding:
 def room(asked: Asked, nodes: Sequence[Object] | None) -> list[Finding]:
     """The steps that are larger than every node, as they are unless `job` sets less."""
     found = []
-    for warning in cluster.no_room(nodes or (), StepResources().by_step(asked.gpu_resource)):
+    for warning in no_room(nodes or (), StepResources().by_step(asked.gpu_resource)):
         said, _, remedy = warning.rpartition("; ")
         step, _, what = said.partition(" ")
         found.append(Finding("warn", f"room for {step}", what, remedy))

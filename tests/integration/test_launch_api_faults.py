@@ -15,6 +15,7 @@ from kubernetes import client
 
 from kfp_ddp.components.shared.cluster import watch_cache
 from kfp_ddp.components.shared.cluster.api import PAGE, Api, ApiError
+from kfp_ddp.components.shared.cluster.nodes import schedulable
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
 from kfp_ddp.components.shared.launch.ending import Ending
 from kfp_ddp.components.shared.launch.follow.decisions import Limits, out_of_time
@@ -181,6 +182,23 @@ def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
     assert {each["limit"] for each in asked} == {str(PAGE)}
     assert cache.objects == {"b": {"metadata": item("b", 5)["metadata"]}, "c": item("c", 7)}
     assert set(cache.removed) == {"x", "y"}
+
+
+def test_all_pages_of_nodes_are_read_and_anew_where_the_list_is_too_old() -> None:
+    def page(more: str, *nodes: str) -> Answer:
+        items = [{"metadata": {"name": name}, "spec": {}} for name in nodes]
+        items += [{"metadata": {"name": "drained"}, "spec": {"unschedulable": True}}]
+        found = json.dumps({"metadata": {"continue": more}, "items": items})
+        return lambda server, query: server.send(200, found)
+
+    def script() -> Iterator[Answer]:
+        yield page("b", "gone-meanwhile")
+        yield lambda server, query: server.send(410, '{"message": "too old"}')
+        yield page("b", "first")
+        yield page("", "second")
+
+    with serving(script()) as api:
+        assert [node["metadata"]["name"] for node in schedulable(api)] == ["first", "second"]
 
 
 def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:

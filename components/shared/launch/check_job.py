@@ -2,6 +2,7 @@
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, allowed, core
+from kfp_ddp.components.shared.cluster.nodes import gpus, schedulable
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.gang import gang_scheduling, unsure
 from kfp_ddp.components.shared.launch.manifests.pod import resources
@@ -58,13 +59,12 @@ def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
     if not any(wanted.values()):
         return []
     try:
-        pages = api.pages("/api/v1/nodes")
-        nodes = [n["status"].get("allocatable", {}) for page in pages for n in page["items"]]
+        there = gpus(schedulable(api))
     except ApiError:
         return []
     found = []
     for name, count in wanted.items():
-        most = max((int(each.get(name, 0)) for each in nodes), default=0)
+        most = there.get(name, [0])[0]
         if most < count:
             found.append(
                 f"{count} {name} a node are asked for and no node has more than {most}; "
