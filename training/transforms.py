@@ -136,11 +136,12 @@ def short_side(size: int) -> int:
 def resize(image: Tensor, height: int, width: int) -> Tensor:
     """Bilinear with antialiasing, which torch has for uint8 as it is; the same if it fits.
 
-    Packed with its channels together first: a strided crop takes twice the time.
+    Packed with its channels together, and told to be so: a strided crop takes twice the time, and
+    what a batch of one flipped image is taken for comes out with its channels apart.
     """
     if image.shape[-2:] == (height, width):
         return image
-    packed = image[None].contiguous(memory_format=torch.channels_last)
+    packed = image.permute(1, 2, 0).contiguous()[None].permute(0, 3, 1, 2)
     return F.interpolate(packed, size=(height, width), mode="bilinear", antialias=True)[0]
 
 

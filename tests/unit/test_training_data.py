@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
 from kfp_ddp.base.errors import InputError, StorageError
@@ -253,6 +254,17 @@ def test_evaluation_cuts_the_centre_as_imagenet_does() -> None:
     image = torch.zeros(3, 256, 512, dtype=torch.uint8)
     image[:, 16:240, 144:368] = 255
     assert bool((transforms.evaluate(image, 224) == 255).all())
+
+
+@pytest.mark.parametrize("crop", [slice(None), slice(5, 60)])
+@pytest.mark.parametrize("mirrored", [[], [-1]])
+def test_a_resized_image_keeps_its_channels_together(crop: slice, mirrored: list[int]) -> None:
+    decoded = torch.randint(0, 256, (64, 80, 3), dtype=torch.uint8).permute(2, 0, 1)
+    image = decoded[:, :, crop].flip(mirrored) if mirrored else decoded[:, :, crop]
+    small = transforms.resize(image, 40, 40)
+    assert small.permute(1, 2, 0).is_contiguous(), "else the batch takes it ten times as slowly"
+    apart = F.interpolate(image.contiguous()[None], size=(40, 40), mode="bilinear", antialias=True)
+    assert torch.equal(small, apart[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
