@@ -44,7 +44,7 @@ def splits_of(
         found = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
-    positions = {name: at for at, name in enumerate(names)} if packed else {}
+    positions = _positions(data, packed) if packed else {}
     train, val, test = (
         _index(data, found, part, packed, positions) for part in found.parts.values()
     )
@@ -81,6 +81,21 @@ def sides_of(
 def holds(data: Path, most: int) -> int:
     """How many images a folder holds on all sides, counted no further than `most`."""
     return sum(1 for _ in itertools.islice(filter(is_image, _names(data)), most))
+
+
+def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
+    """Where each name stands; raises InputError for one that stands there twice."""
+    found: dict[str, int] = {}
+    for at, name in enumerate(packed.names):
+        before = found.setdefault(name, at)
+        if before != at:
+            places = packed.slices.shards[before], packed.slices.shards[at]
+            first, second = (Path(packed.slices.files[place]).name for place in places)
+            raise InputError(
+                f"dataset {data}: {name} is twice in its archives: in {first} and in {second}; "
+                "give each image a name of its own"
+            )
+    return found
 
 
 def _index(

@@ -73,6 +73,18 @@ def test_an_archive_holds_the_same_sides_as_the_folder(tmp_path: Path) -> None:
         assert file.read(at.size).decode() == at.name
 
 
+@pytest.mark.parametrize("second", ["0.tar", "1.tar"])
+def test_two_images_of_one_name_in_archives_are_refused(tmp_path: Path, second: str) -> None:
+    """Else one of them would stand for both."""
+    files = touch(tmp_path / "files", *(f"{kind}/{n}.jpg" for kind in "ab" for n in range(9)))
+    (tmp_path / "packed").mkdir()
+    for name, member in (("0.tar", "."), (second, "a/7.jpg")):
+        with tarfile.open(tmp_path / "packed" / name, "a") as archive:
+            archive.add(files / member, member)
+    with pytest.raises(InputError, match=rf"a/7\.jpg is twice .*: in 0\.tar and in {second}"):
+        splits_of(tmp_path / "packed")
+
+
 def test_what_cannot_be_read_or_trained_on_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no dataset .*/nothing: put images there as"):
         splits_of(tmp_path / "nothing")
