@@ -182,6 +182,9 @@ def test_pods_that_a_queue_took_back_are_no_failure() -> None:
     assert pods.own == [successor]
     assert not pods.only_taken_back
     assert pods.replaced_at == 0
+    again = pods.look(JOB, {"another": successor}, {}, 5)
+    assert again.own == [successor], "it was taken back once"
+    assert again.look(JOB, {}, {}, 6).look(JOB, {}, {}, 7).lost == (successor,)
 
 
 def test_a_pod_that_failed_beside_those_that_were_taken_back_is_a_failure() -> None:

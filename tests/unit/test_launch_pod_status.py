@@ -29,8 +29,8 @@ def ended(code: int | None, at: str | None = None) -> dict[str, Any]:
     return {"state": {"terminated": {"exitCode": code, "finishedAt": at}}}
 
 
-RUNS = {"state": {"running": {}}}
-WAITS = {"state": {"waiting": {}}}
+RUNS: dict[str, Any] = {"state": {"running": {}}}
+WAITS: dict[str, Any] = {"state": {"waiting": {}}}
 NOTHING = [BARE, {**BARE, "status": None}, {**BARE, "status": {"containerStatuses": None}}]
 
 

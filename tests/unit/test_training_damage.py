@@ -75,6 +75,7 @@ def test_no_accident_passes(whole: Path, name: str) -> None:
         found = taken(whole)
         if isinstance(found, str):
             assert "\n" not in found, (case, damaged)
+            assert found.startswith(str(whole)), found
             continue
         same += 1
         assert damaged == content or name == MANIFEST, case

@@ -4,16 +4,27 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kfp_ddp.base.errors import JobError, StorageError
+from kfp_ddp.base.errors import InputError, JobError, StorageError
 from kfp_ddp.training import checkpoint
-from kfp_ddp.training.checkpoint import Writer, newest_valid, set_aside, steps
-from kfp_ddp.training.manifest import STATE
+from kfp_ddp.training.checkpoint import (
+    Writer,
+    load_model,
+    manifest_of,
+    newest_valid,
+    set_aside,
+    steps,
+)
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.manifest import MANIFEST, STATE
+from kfp_ddp.training.model import MEAN, STD, build
+from kfp_ddp.training.model_file import pack
 
 
 @pytest.fixture
@@ -174,6 +185,40 @@ def test_without_a_whole_one_every_step_is_set_aside_and_what_was_left_goes(
     ]
     assert ".step-00000040.tmp" not in there
     assert (writer.directory / "corrupt-step-00000020" / STATE).read_bytes() == b"torn"
+
+
+def test_what_a_killed_save_left_is_no_part_of_the_next(tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "yet"
+    checkpoint.write(directory, 1, {"model": {}}, {})
+    (directory / ".step-00000002.tmp").mkdir()
+    (directory / ".step-00000002.tmp" / "left").touch()
+    path = checkpoint.write(directory, 2, {"model": {}}, {})
+    assert sorted(each.name for each in path.iterdir()) == sorted([MANIFEST, STATE])
+
+
+def test_a_network_is_made_again_as_it_was_set(tmp_path: Path) -> None:
+    settings = {"data": "/d", "output_dir": str(tmp_path), "image_size": 16}
+    config = TrainConfig.create(**settings, model="cifar_resnet8", blur_pool=True)
+    network, about = build("cifar_resnet8", 2, blur_pool=True), manifest_of(config, ("a", "b"))
+    state = {"model": network.state_dict(), "ema": None}
+    loaded, info = load_model(checkpoint.write(tmp_path, 1, state, about))
+    assert list(map(repr, loaded.modules())) == list(map(repr, network.eval().modules()))
+    assert (info.mean, info.std, info.image_size) == (MEAN, STD, 16)
+    of_file = "from torch.nn import Flatten\n\n\ndef model(classes):\n    return Flatten(classes)\n"
+    (tmp_path / "mine.py").write_text(of_file)
+    own = replace(info, model="mine.py:model", config={"model_code": pack(tmp_path / "mine.py")})
+    assert isinstance(own.network(), torch.nn.Flatten)
+    sized = replace(info, model="vit_b_32", image_size=64, config={})
+    with torch.device("meta"):
+        assert sized.network().image_size == 64
+
+
+def test_weights_of_another_network_are_told_with_their_place(tmp_path: Path) -> None:
+    config = TrainConfig.create(data="/d", output_dir=str(tmp_path), model="cifar_resnet8")
+    state = {"model": build("cifar_resnet14", 2).state_dict(), "ema": None}
+    path = checkpoint.write(tmp_path, 1, state, manifest_of(config, ("a", "b")))
+    with pytest.raises(InputError, match=f"^{path} holds other weights than a cifar_resnet8 has"):
+        load_model(path)
 
 
 def test_of_older_ones_those_that_are_spared_stay(writer: Writer) -> None:
