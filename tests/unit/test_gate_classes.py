@@ -100,6 +100,11 @@ def test_a_class_that_was_renamed_is_asked_after(tmp_path: Path) -> None:
     )
 
 
+def test_a_class_that_is_like_none_was_not_renamed(tmp_path: Path) -> None:
+    _, reason = against(tmp_path, classes("cat", "submarine"), classes("cat", "dog"))
+    assert "it does not know the class 'dog' of this split: run once with" in reason
+
+
 @pytest.mark.parametrize(
     ("known", "said"),
     [

@@ -153,6 +153,39 @@ def test_of_what_was_not_measured_is_said_what_was(tmp_path: Path) -> None:
     assert [each["bound"] for each in told if each["rule"] == "max_latency_ms"] == [5]
 
 
+def test_what_a_bundle_says_of_itself_is_judged_by_file(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    files = {"a": {"memory_mb": 120.0}, "b": {"memory_mb": None}, "c": {"memory_mb": 80.0}}
+    content = {
+        "infra": gating.infra(files=files),
+        "latency": {"runtimes": {"a": {"batch_1": {"median_ms": 4}}}},
+        "variants": {"left_out": {"int8": "it tells another class"}},
+    }
+    bundle = gating.bundled(tmp_path / "bundle", run, **content)
+
+    def said(name: str) -> dict[str, tuple[bool, float | None, str]]:
+        rules = {"max_latency_ms": 5, "max_memory_mb": 100, "budget_of": name}
+        gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle, **rules)
+        told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+        return {each["rule"]: (each["holds"], each["bound"], each["words"]) for each in told}
+
+    told = said("a")
+    assert told["must_serve"] == (True, None, "the bundle serves: a, b, c")
+    words = "variant int8 is left out: it tells another class"
+    assert told["variants"] == (True, None, words)
+    assert told["max_latency_ms"] == (True, 5, "milliseconds for one image by a 4.00 <= 5")
+    assert told["max_memory_mb"] == (False, 100, "MB of memory to serve a 120.0 > 100")
+    words = "no memory of b was measured (known: a, c)"
+    assert said("b")["max_memory_mb"] == (False, 100, words)
+
+
+def test_a_process_that_failed_without_a_word_is_said_to(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    bundle = gating.bundled(tmp_path / "bundle", run, infra=gating.infra(passed=False))
+    said = gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle)
+    assert said == (False, "not blessed: the bundle does not serve: it failed")
+
+
 def test_a_verdict_tells_what_decided_it() -> None:
     compared = compare(evaluation(), evaluation(correct=80), None, where="there", version="")
     (gained,) = champion_checks(Rules(min_improvement=0.1), compared)
