@@ -56,7 +56,7 @@ def is_file(word: str) -> bool:
         InputError: it names a Python file.
     """
     if word.endswith(".py") and "://" not in word:
-        raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then run its YAML")
+        raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then give its YAML")
     return word.endswith(SUFFIXES) and "://" not in word
 
 

@@ -64,6 +64,6 @@ def _check_bucket(name: str, value: str, pattern: str, of: str) -> None:
     bucket = value.partition("://")[2].partition("/")[0]
     if bucket and not re.fullmatch(pattern, bucket):
         raise InputError(
-            f"{name}={value!r}: no bucket can be called {bucket!r}; its name is of small letters, "
-            f"{of}, with a letter or digit at both ends"
+            f"{name}={value!r}: no bucket can be called {bucket!r}; its name has three or more of "
+            f"small letters, {of}, with a letter or digit at both ends"
         )

@@ -39,7 +39,11 @@ def show(origin: bool, as_json: bool) -> None:
 
         click.echo(json.dumps({name: each._asdict() for name, each in found.items()}))
         return
-    width = max(map(len, found))
-    for name, each in found.items():
-        value = str(each.value).lower() if isinstance(each.value, bool) else each.value
-        click.echo(f"{name:{width}}  {value}" + (f"  ({each.origin})" if origin else ""))
+    values = {
+        name: str(each.value).lower() if isinstance(each.value, bool) else str(each.value)
+        for name, each in found.items()
+    }
+    width, most = max(map(len, found)), max(map(len, values.values()))
+    for name, value in values.items():
+        told = f"{value:{most}}  ({found[name].origin})" if origin else value
+        click.echo(f"{name:{width}}  {told}".rstrip())

@@ -15,7 +15,7 @@ import click
     help="Folder for the bucket, the synced data and the results.",
 )
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="DDP ranks.")
-@click.option("--epochs", type=int, default=None, help="Epochs instead of the demo's own number.")
+@click.option("--epochs", type=click.IntRange(1), help="Epochs instead of the demo's own number.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary alone, as JSON.")
 def command(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     """Run bucket, sync, DDP training, evaluation, gate and export for real, without a cluster."""

@@ -39,6 +39,7 @@ def command(
     from kfp_ddp.client.inspection import subjects
     from kfp_ddp.client.inspection.take import check_output, take
     from kfp_ddp.client.inspection.uploaded import uploaded
+    from kfp_ddp.local.results import shown
 
     with subjects(connection) as known:
         subject = known.find(run)
@@ -64,15 +65,9 @@ def command(
         paths = (each.bundle, each.report, each.loss_curve, each.checkpoint)
         for name, path in zip(("bundle", "report", "curves", "checkpoint"), paths, strict=True):
             if path is not None:
-                click.echo(f"  {name:<12}{_shown(path)}")
+                click.echo(f"  {name:<12}{shown(path)}")
         if each.bundle is None:
             click.echo("  no bundle: the run exported none")
     if any(each.bundle for each in found):
         path = next(each.bundle for each in found if each.bundle)
-        click.echo(f"try it: kfp-ddp predict {_shown(path)} picture.jpg")
-
-
-def _shown(path: Path) -> str:
-    """As a person would type it from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+        click.echo(f"try it: kfp-ddp predict {shown(path)} picture.jpg")

@@ -30,7 +30,8 @@ def command(connection: Connection, run: str, follow: bool, as_json: bool) -> No
         found = runs.find_run(client, run)
         if found.state not in runs.CAN_GO_ON:
             doing = "succeeded" if found.state == "SUCCEEDED" else f"is {found.state}"
-            raise InputError(f"{found.display_name} {doing}: only a run that failed can go on")
+            only = "only a run that failed or was ended can go on"
+            raise InputError(f"{found.display_name} {doing}: {only}")
         client._run_api.run_service_retry_run(found.run_id)
         page = connection.run_page(found.run_id) or found.run_id
         click.echo(f"{found.display_name} goes on: {page}", err=as_json)

@@ -50,7 +50,7 @@ def command(
         found = submission.ours(pipeline, Images(registry, launcher_image, trainer_image))
         if found is None:
             near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
-            raise InputError(f"{pipeline} is no file, and none of our pipelines{near}")
+            raise InputError(f"{pipeline} is no YAML file, and none of our pipelines{near}")
         document = found
     with open_client(connection) as client:
         done = upload(client, document, name, description)

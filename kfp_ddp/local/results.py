@@ -121,7 +121,7 @@ def shown(path: str | Path) -> str:
     """The path as a person would type it from here."""
     here = Path.cwd()
     full = Path(os.path.abspath(path))
-    return str(full.relative_to(here) if full.is_relative_to(here) else full)
+    return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
 
 
 def example(output: Path) -> str:
@@ -130,7 +130,7 @@ def example(output: Path) -> str:
         name = next(csv.DictReader(file))["path"]
     data = output / "data" / "current"
     found = next((path for path in (data / name, *data.glob(f"*/{name}")) if path.is_file()), None)
-    return shlex.quote(shown(found)) if found else "picture.jpg"
+    return shown(found) if found else "picture.jpg"
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:

@@ -173,7 +173,8 @@ def test_a_server_that_stays_silent_ends_the_following(
 
 def test_a_run_is_ended_and_goes_on(call: Call, kfp_server: KfpServer) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
-    assert "is PENDING: only a run that failed can go on" in str(call("retry", "last").exception)
+    refused = call("retry", "last")
+    assert "is PENDING: only a run that failed or was ended can go on" in str(refused.exception)
     told = json.loads(call("cancel", "flowers", "--json").stdout)
     assert (told["run_id"], told["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")

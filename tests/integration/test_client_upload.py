@@ -125,6 +125,6 @@ def test_another_who_uploads_the_same_is_told_of(kfp_server: KfpServer, file: Pa
 
 
 def test_a_name_that_is_none_of_ours(kfp_server: KfpServer) -> None:
-    told = "train_resnett is no file, and none of our pipelines; did you mean 'train_resnet'?"
+    told = "train_resnett is no YAML file, and none of our pipelines; did you mean 'train_resnet'?"
     assert str(upload("train_resnett").exception) == told
     assert not kfp_server.requests

@@ -44,6 +44,12 @@ def test_every_command_has_help(name: str) -> None:
     assert answer.output.startswith("Usage:")
 
 
+def test_a_demo_of_no_epochs_is_refused_before_it_begins() -> None:
+    answer = CliRunner().invoke(app, ["demo", "--epochs", "0"])
+    assert answer.exit_code == 2
+    assert "0 is not in the range x>=1" in answer.output
+
+
 def test_unknown_command_is_refused() -> None:
     answer = CliRunner().invoke(app, ["trian"])
     assert answer.exit_code == 2

@@ -55,9 +55,10 @@ def test_show_tells_where_each_value_is_from(
     files["here"].write_text("port_forward: true\n")
     monkeypatch.setenv("KFP_DDP_TIMEOUT", "5")
     lines = {line.split()[0]: line for line in show("--origin").stdout.splitlines()}
-    assert lines["port_forward"].split(maxsplit=1)[1] == "true  (kfp-ddp.yaml)"
-    assert lines["timeout"].endswith("5.0  (KFP_DDP_TIMEOUT)")
-    assert lines["kfp_namespace"].endswith("kubeflow  (default)")
+    assert lines["port_forward"].split()[1:] == ["true", "(kfp-ddp.yaml)"]
+    assert lines["timeout"].split()[1:] == ["5.0", "(KFP_DDP_TIMEOUT)"]
+    assert lines["kfp_namespace"].split()[1:] == ["kubeflow", "(default)"]
+    assert len({line.index("(") for line in lines.values()}) == 1, "in a column of their own"
     assert json.loads(show("--json").stdout)["timeout"] == {
         "value": 5.0,
         "origin": "KFP_DDP_TIMEOUT",

@@ -1,7 +1,9 @@
 import io
+from pathlib import Path
 
 import pytest
 
+from kfp_ddp.local import results
 from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
 
 
@@ -36,6 +38,15 @@ def test_a_phase_that_raises_is_marked() -> None:
     with pytest.raises(ValueError, match="no"), Phase("gate", stream):
         raise ValueError("no")
     assert stream.getvalue().startswith("  ✗ gate")
+
+
+def test_a_path_is_told_as_a_shell_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert results.shown(tmp_path / "model" / "bundle") == "model/bundle"
+    assert results.shown(tmp_path / "my model" / "bundle") == "'my model/bundle'"
+    assert results.shown("/else where") == "'/else where'"
 
 
 def test_the_bar_is_full_only_at_the_end() -> None:

@@ -74,8 +74,8 @@ class Api:
                 chosen = next((each for each in contexts if each["name"] == context), current)
             except (config.ConfigException, TypeError) as error:
                 raise InputError(
-                    f"no Kubernetes cluster is configured ({error}); run this step on a cluster, "
-                    "set KUBECONFIG, or use backend=local"
+                    f"no Kubernetes cluster is configured ({error}): let KUBECONFIG name one, run "
+                    "in a pod of one, or train without by backend=local"
                 ) from error
             found = chosen["context"].get("namespace", "default")
         configuration.retries = False
