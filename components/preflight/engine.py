@@ -27,6 +27,7 @@ from kfp_ddp.components.shared.cluster.nodes import schedulable
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.launch import check_job
 from kfp_ddp.components.shared.launch.manifests.pod import resources
+from kfp_ddp.components.shared.launch.specification.claims import check_carried
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import amount
 from kfp_ddp.components.shared.notify import refusals_told
@@ -152,15 +153,7 @@ def _check_work(parameters: Parameters, spec: LaunchSpec) -> None:
             f"work={parameters.work!r} is no bucket, which each pod could reach: give gs://, s3:// "
             "or az://, or take the pipeline train_resnet with a work claim"
         )
-    for name, value, only in (
-        ("elastic", spec.elastic, ""),
-        ("restart_policy", spec.restart_policy, "Never"),
-    ):
-        if value != only:
-            raise InputError(
-                f"job sets {name}={value!r}, where pods come anew while others go on, and work in "
-                "a bucket is fetched when a job begins: leave it out, or use a work claim"
-            )
+    check_carried(spec.given())
     where.prepare()
 
 

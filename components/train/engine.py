@@ -17,7 +17,11 @@ from kfp_ddp.components.shared.each_node import at_hand, is_brought
 from kfp_ddp.components.shared.in_use import using
 from kfp_ddp.components.shared.launch.local_ranks import Ended, local_gpus, run_ranks
 from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.claims import claim_of, with_folders
+from kfp_ddp.components.shared.launch.specification.claims import (
+    check_carried,
+    claim_of,
+    with_folders,
+)
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
@@ -76,7 +80,10 @@ def run(
     fields = {"image": image, **given}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
-    place = own_folder(folders.work_dir(work_dir), run_id, task)
+    work = folders.work_dir(work_dir)
+    if is_address(work) and backend != "local":
+        check_carried(given)
+    place = own_folder(work, run_id, task)
     own: dict[str, Any] = {
         "data": dataset_path,
         "output_dir": place,

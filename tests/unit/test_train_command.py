@@ -2,12 +2,13 @@
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.train.engine import node_command, with_timeout
+from kfp_ddp.components.train.engine import node_command, run, with_timeout
 from kfp_ddp.training.config import TrainConfig
 
 PIECES = ("$", "$$", "(HOME)", "$(HOME)", "$$(A)", "a", "/", " ", "{", "}", "(", ")", "'", '"', "ä")
@@ -41,6 +42,30 @@ def test_the_jobs_time_out_is_that_of_the_collectives(
     training: Any, job: Any, minutes: Any
 ) -> None:
     assert with_timeout(training, job).get("timeout_minutes") == minutes
+
+
+@pytest.mark.parametrize("job", [{"elastic": "1:2"}, {"restart_policy": "OnFailure"}])
+def test_pods_that_come_while_others_go_on_need_a_claim(job: Any, tmp_path: Path) -> None:
+    """Each would begin with the checkpoint that lay in the bucket when it came, or with none."""
+    (name,) = job
+    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket is fetched"):
+        run(
+            run_id="run-1",
+            task_name="train",
+            task_id="",
+            dataset_path="/data",
+            training={},
+            backend="pytorchjob",
+            job=job,
+            image="image",
+            work_dir=(tmp_path / "bucket").as_uri(),
+            trained_model=None,
+            train_metrics=None,
+            loss_curve=None,
+            training_job=None,
+            task_config=None,
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_time_outs_are_one_line() -> None:

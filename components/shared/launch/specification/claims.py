@@ -1,6 +1,6 @@
 """The claims that the folders of a step lie on, mounted into its workers too."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -59,6 +59,23 @@ def with_folders(
                 f"{task} task with kubernetes.mount_pvc"
             )
     return read_only(fields, data, written)
+
+
+def check_carried(job: Mapping[str, Any]) -> None:
+    """Refuse a training in a bucket whose pods would begin with different checkpoints.
+
+    Args:
+        job: Fields of LaunchSpec that were set.
+
+    Raises:
+        InputError: naming the one.
+    """
+    for name, only in (("elastic", ""), ("restart_policy", "Never")):
+        if (value := job.get(name, only)) != only:
+            raise InputError(
+                f"job sets {name}={value!r}, where pods come anew while others go on, and work in "
+                "a bucket is fetched when a job begins: leave it out, or use a work claim"
+            )
 
 
 def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]) -> dict[str, Any]:
