@@ -65,7 +65,6 @@ class Meter:
             "images_per_s": rate,
             "images_per_s_per_device": rate / self.world.size,
             "step_seconds": seconds / steps,
-            "data_wait_fraction": spent["data"] / seconds,
             **{f"{phase}_seconds": took / steps for phase, took in spent.items()},
         }
         if self.peak:

@@ -73,10 +73,9 @@ class Report:
             figures["loss_scale"] = float(scaler.get_scale())
         phases = [f"{phase}_seconds" for phase in TOLD]
         mine = [figures[name] for name in phases]
-        rows, sums = self._of_all(mine, [float(loss), figures["data_wait_fraction"], skipped])
+        rows, sums = self._of_all(mine, [float(loss), skipped])
         mean = sums[0] / self.world.size
-        own = [row[: len(OWN)] for row in rows]
-        pace = Pace([sum(row) for row in own], figures["step_seconds"], own)
+        pace = Pace([row[: len(OWN)] for row in rows], figures["step_seconds"])
         columns = zip(*rows, strict=True)
         means = {name: fmean(of) for name, of in zip(phases, columns, strict=True)}
         if self.world.first:
@@ -92,8 +91,9 @@ class Report:
             epoch=step / self.steps_per_epoch,
             loss=mean,
             lr=rate,
-            skipped_images=int(sums[2]),
-            **{**figures, **means, "data_wait_fraction": sums[1] / self.world.size},
+            skipped_images=int(sums[1]),
+            data_wait_fraction=means["data_seconds"] / figures["step_seconds"],
+            **{**figures, **means},
             slowest_rank=pace.slowest,
             slowest_ratio=pace.ratio,
             slowest_phase=pace.phase,

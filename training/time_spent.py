@@ -38,31 +38,28 @@ def percent(share: float) -> str:
 class Pace:
     """The ranks' own times of a step, and the slowest of them, which the others wait for."""
 
-    def __init__(
-        self, seconds: Sequence[float], step_seconds: float, rows: Sequence[Sequence[float]] = ()
-    ) -> None:
+    def __init__(self, rows: Sequence[Sequence[float]], step_seconds: float) -> None:
         """Compare the ranks.
 
         Args:
-            seconds: Of each rank, its own.
+            rows: Of each rank, its seconds in each phase of `OWN`.
             step_seconds: Of a whole step.
-            rows: Of each rank, those in each phase of `OWN`; none where nobody knows.
         """
+        seconds = [sum(row) for row in rows]
         self.seconds = [round(value, 6) for value in seconds]
         self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
         median = statistics.median_low(seconds)
         self.ratio = seconds[self.slowest] / median if median else 1.0
         """Of the slowest to the median."""
-        self.phase = _slow_at(rows, self.slowest) if rows else ""
-        """What the slowest takes longer for, most of all; '' where nobody knows."""
+        self.phase = _slow_at(rows, self.slowest)
+        """What the slowest takes longer for, most of all."""
         self.late = seconds[self.slowest] - median > STRAGGLES * step_seconds
         """Whether it makes the others wait."""
 
     @property
     def slow(self) -> str:
         """How slow the slowest is."""
-        where = f", in {self.phase}" if self.phase else ""
-        return f"takes {self.ratio:.1f} times as long as the others{where}"
+        return f"takes {self.ratio:.1f} times as long as the others, in {self.phase}"
 
     @property
     def straggler(self) -> str:
@@ -91,7 +88,7 @@ class TimeSpent:
         self.stepping = sum(self.mean[phase] for phase in STEP)
         """Seconds in steps, without the start, checkpoints and evaluations."""
         own = [[each[PHASES.index(phase)] for phase in OWN] for each in rows]
-        self.pace = Pace([sum(each) for each in own], self.stepping, own)
+        self.pace = Pace(own, self.stepping)
 
     def of(self, phase: Phase) -> list[float]:
         """Seconds of each rank in a phase."""

@@ -83,11 +83,13 @@ def test_what_ranks_of_an_earlier_start_told_goes(tmp_path: Path) -> None:
 def test_a_straggler_is_one_that_the_others_wait_for(
     seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
 ) -> None:
-    pace = Pace(seconds, step)
+    pace = Pace([(0.0, each, 0.0) for each in seconds], step)
     assert pace.slowest == slowest
     assert pace.ratio == pytest.approx(ratio)
     assert pace.straggler == (
-        f"; rank {slowest} takes {ratio:.1f} times as long as the others" if straggles else ""
+        f"; rank {slowest} takes {ratio:.1f} times as long as the others, in forward"
+        if straggles
+        else ""
     )
 
 
