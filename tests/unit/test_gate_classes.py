@@ -128,3 +128,5 @@ def test_a_champion_that_knows_all_classes_compares_and_what_differs_is_said(
     assert said in reason
     assert ("class" in reason) == bool(said)
     assert not said or f"{said}; " in f"{reason}; "
+    told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+    assert [each["words"] for each in told if each["rule"] == "classes"] == [said][: bool(said)]

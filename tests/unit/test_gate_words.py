@@ -12,7 +12,7 @@ from kfp_ddp.components.gate.checks import at_least, at_most, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.gate.verdict import verdict_of
 from kfp_ddp.components.shared.comparison import compare
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, slice_of
+from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, slice_of, wilson
 from tests import gating
 
 
@@ -177,6 +177,37 @@ def test_what_a_bundle_says_of_itself_is_judged_by_file(tmp_path: Path) -> None:
     assert told["max_memory_mb"] == (False, 100, "MB of memory to serve a 120.0 > 100")
     words = "no memory of b was measured (known: a, c)"
     assert said("b")["max_memory_mb"] == (False, 100, words)
+
+
+def test_a_variant_meets_the_rules_for_the_model_too(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    bundle = gating.bundled(tmp_path / "bundle", run, variants=gating.variant(run, gain=-0.03))
+
+    def said(**rules: Any) -> dict[str, tuple[bool, float | None, float | None]]:
+        gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle, **rules)
+        told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+        of_variant = [each for each in told if each["words"].startswith("variant int8: ")]
+        return {each["rule"]: (each["holds"], each["value"], each["bound"]) for each in of_variant}
+
+    assert said() == {"min_accuracy": (True, 0.94, 0)}
+    assert said(min_accuracy=0.9) == {"min_accuracy": (True, 0.94, 0.9)}
+    holds, low, _ = said(min_accuracy=0.9, use_lower_bound=True)["min_accuracy"]
+    assert (holds, low) == (False, wilson(94, 100)[0])
+    told = said(max_calibration_error=0.03, max_variant_loss=0.03, min_variant_agreement=0.99)
+    assert told["max_calibration_error"] == (False, 0.04, 0.03)
+    assert told["max_variant_loss"] == (True, 0.03, 0.03)
+    assert told["min_variant_agreement"] == (False, 0.98, 0.99)
+
+
+def test_a_bundle_without_variants_loses_nothing_by_them(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    bundle = gating.bundled(tmp_path / "bundle", run)
+    gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle, max_variant_loss=0.01)
+    told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+    words = "the bundle has no variants"
+    assert {"max_variant_loss": (True, words)} == {
+        each["rule"]: (each["holds"], each["words"]) for each in told if each["words"] == words
+    }
 
 
 def test_a_process_that_failed_without_a_word_is_said_to(tmp_path: Path) -> None:
