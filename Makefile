@@ -44,7 +44,7 @@ mutants: $(INSTALLED) ## hours of small changes to the code that decides, each o
 check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy kfp_ddp tests
+	$(VENV)/bin/mypy kfp_ddp tests examples
 	$(VENV)/bin/python -m kfp_ddp.reference --check
 	$(VENV)/bin/kfp-ddp compile --check
 
