@@ -56,3 +56,9 @@ def _option(name: str, **more: Any) -> Callable[[Any], Any]:
     return click.option(
         flag, *SHORT.get(name, ()), name, help=field.metadata["description"], **more
     )
+
+
+def typed(name: str) -> bool:
+    """Whether an option stands on the command line, which goes before every file."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source == click.core.ParameterSource.COMMANDLINE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import configured, connected
+from kfp_ddp.commands.options import configured, connected, typed
 
 if TYPE_CHECKING:
     from kfp_ddp.pipelines.document import Document
@@ -144,8 +144,9 @@ def _on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
         if pipeline is None:
             client = stack.enter_context(open_client(connection))
             pipeline, version = submission.of_server(client, options["pipeline"])
-        boxes = _boxes(word, pipeline, options)
-        given = submission.arguments(pipeline, options["file"], options["words"], boxes)
+        words, boxes = _boxes(word, pipeline, options)
+        words += options["words"]
+        given = submission.arguments(pipeline, options["file"], words, boxes)
         name = options["name"] or submission.name_of_a_run(pipeline, given)
         once = {each: options[each] for each in OF_THE_RUN}
         made = submission.Submission(pipeline, version, name, arguments=given, **once)
@@ -187,35 +188,37 @@ def _of_this_machine(word: str, options: dict[str, Any]) -> "Document | None":
     return submission.of_file(word)
 
 
-def _boxes(word: str, pipeline: "Document", options: dict[str, Any]) -> dict[str, Any]:
-    """What arguments and options of this command put into the pipeline's form.
+def _boxes(
+    word: str, pipeline: "Document", options: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """What arguments and options put into the form: as words over the file, and what is under it.
 
     Raises:
         InputError: the form lacks a box for one, or it is given by --set, too.
     """
-    from click.core import ParameterSource
-
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.pipelines.document import is_file
 
-    named = click.get_current_context().get_parameter_source("destination")
     asked = {
         "source": ("SOURCE", "" if is_file(word) else word),
         "gpus_per_node": ("--gpus", options["gpus"]),
         "destination": ("--destination", options["destination"]),
     }
     keys = [each.partition("=")[0] for each in options["words"]]
-    boxes = {}
+    words, boxes = [], {}
     for name, (what, value) in asked.items():
         if value in (None, ""):
             continue
-        if name in pipeline.parameters:
-            boxes[name] = value
-            if name in keys and what != "--destination":
-                raise InputError(f"{name} cannot be set: it is the argument {what}")
-        elif what != "--destination" or named == ParameterSource.COMMANDLINE:
+        over, takes = what != "--destination" or typed(name), name in pipeline.parameters
+        if over and not takes:
             raise InputError(f"{what} cannot be used: {pipeline.name} has no parameter {name}")
-    return boxes
+        if over and name in keys and what != "--destination":
+            raise InputError(f"{name} cannot be set: it is the argument {what}")
+        if over:
+            words.append(f"{name}={value}")
+        elif takes:
+            boxes[name] = value
+    return words, boxes
 
 
 def _print(document: dict[str, Any], as_json: bool) -> None:

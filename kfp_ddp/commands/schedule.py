@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import configured, connected
+from kfp_ddp.commands.options import configured, connected, typed
 
 if TYPE_CHECKING:
     import kfp
@@ -98,12 +98,14 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
         pipeline, version = submission.of_server(client, options["pipeline"])
         boxes = {"destination": options["destination"]} if options["destination"] else {}
         boxes = {box: value for box, value in boxes.items() if box in pipeline.parameters}
+        words = [f"{box}={value}" for box, value in boxes.items() if typed(box)]
+        words += options["words"]
         plan = scheduling.Plan(
             name=name,
             cron=six,
             pipeline_id=version.pipeline_id,
             version_id="" if options["latest"] else version.version_id,
-            arguments=submission.arguments(pipeline, options["file"], options["words"], boxes),
+            arguments=submission.arguments(pipeline, options["file"], words, boxes),
             start=_moment(options, "start", own),
             end=_moment(options, "end", own),
             catchup=bool(options["catchup"]),

@@ -1,34 +1,18 @@
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from kfp_ddp.cli import app
 from kfp_ddp.client import follow
 from tests.kfp_server.server import KfpServer, serving
+from tests.schedules import OWN, Call
 
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
-OWN = {
-    "pipelineInfo": {"name": "own"},
-    "schemaVersion": "2.1.0",
-    "root": {
-        "dag": {"tasks": {"only": {"componentRef": {"name": "comp-only"}}}},
-        "inputDefinitions": {
-            "parameters": {
-                "rounds": {"parameterType": "NUMBER_INTEGER"},
-                "training": {"parameterType": "STRUCT", "defaultValue": {"a": 1}},
-            }
-        },
-    },
-    "components": {"comp-only": {"executorLabel": "exec-only"}},
-    "deploymentSpec": {"executors": {"exec-only": {"container": {"image": "busybox"}}}},
-}
-Call = Callable[..., Result]
 
 
 def _sent(server: KfpServer) -> dict[str, Any]:
@@ -55,6 +39,24 @@ def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpSer
     }
     file = list(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
     assert sent["pipeline_spec"] == {"pipeline_spec": file[0], "platform_spec": file[1]}
+
+
+def test_what_is_typed_goes_over_the_file_and_that_over_what_is_set_once(call: Call) -> None:
+    Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
+    Path("file.yaml").write_text(
+        "source: gs://file/x\ngpus_per_node: 8\ndestination: gs://file/models\n"
+    )
+
+    def sent(*words: str) -> Any:
+        told = call("run", *words, "--dry-run", "--json").stdout
+        return json.loads(told)["parameters"]
+
+    typed = ("gs://typed/x", "--gpus", "1", "-f", "file.yaml")
+    expected = {"source": "gs://typed/x", "gpus_per_node": 1, "destination": "gs://file/models"}
+    assert sent(*typed) == expected
+    expected["destination"] = "gs://typed/models"
+    assert sent(*typed, "--destination", "gs://typed/models") == expected
+    assert sent("gs://typed/x")["destination"] == "gs://once/models"
 
 
 def test_images_are_of_the_registry_that_is_set_once(call: Call, kfp_server: KfpServer) -> None:

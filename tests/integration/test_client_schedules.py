@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: K
     said = refused(call, "create", "nightly", *words, *source, "--set", "nodes=1.5")
     assert "nodes=1.5 cannot be used" in said
     assert not kfp_server.store.recurring_runs
-    as_uploaded = ("--pipeline", "train_resnet", "--destination", "gs://photos/models")
+    Path("file.yaml").write_text("destination: gs://file/models\n")
+    over = ("-f", "file.yaml", "--destination", "gs://photos/models")
+    as_uploaded = ("--pipeline", "train_resnet", *over)
     done = call("schedule", "create", "nightly", *words, *source, *as_uploaded)
     assert done.exception is None, done.output
     (schedule,) = kfp_server.store.recurring_runs.values()
