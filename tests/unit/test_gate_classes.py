@@ -73,6 +73,31 @@ def against_more(root: Path, **rules: Any) -> tuple[bool, str]:
     return judged(root, 0.97, evaluation=str(path), champion=str(models), **rules)
 
 
+@pytest.mark.parametrize("without", ["run", "champion"])
+def test_what_lacks_predictions_is_compared_by_its_accuracy_alone(
+    without: str, tmp_path: Path
+) -> None:
+    champion = of_both(tmp_path / "champion", hits(5), classes=classes("cat", "dog"))
+    path = of_both(tmp_path / "run", hits(3), classes=classes("cat", "dog"))
+    (tmp_path / without / "predictions.csv").unlink()
+    blessed, reason = judged(tmp_path, 0.97, evaluation=path, champion=champion)
+    assert blessed
+    assert "improvement on the champion 0.0200 >= 0" in reason
+    compared = json.loads((tmp_path / "run" / VERDICT).read_text())["compared"]
+    assert (compared["gain"], compared["won"], compared["p_value"]) == (0.02, None, None)
+
+
+def test_what_does_not_compare_fails_as_the_champion(tmp_path: Path) -> None:
+    again = {"checkpoint_digest": "a" * 64, "classes": classes("cat", "eel")}
+    of_both(tmp_path / "run" / "champion", hits(9), only="cat", **again)
+    _, reason = against(tmp_path, classes("cat", "eel"), classes("cat", "dog"))
+    assert "classes are not the champion's: new 'dog', gone 'eel'" in reason
+    (tmp_path / "run" / "champion" / "evaluation.json").unlink()
+    assert not against_more(tmp_path)[0]
+    told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+    assert [each["rule"] for each in told if not each["holds"]] == ["champion"]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
