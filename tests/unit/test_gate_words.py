@@ -74,7 +74,13 @@ def test_calibration_is_asked_where_it_is_bounded_and_known() -> None:
     assert [check.holds for check in own_checks(asked, 0.9, evaluation())] == [True, False]
     assert len(own_checks(asked, 0.9, None)) == 1
     assert len(own_checks(Rules(), 0.9, evaluation())) == 1
-    assert len(own_checks(Rules(), 0.9, None)) == 1
+    assert [check.rule for check in own_checks(Rules(), 0.9, None)] == ["min_accuracy"]
+
+
+def test_one_class_alone_tells_nothing_apart() -> None:
+    rules = [check.rule for check in own_checks(Rules(), 0.9, evaluation(classes=of(5, 0)))]
+    assert rules == ["min_accuracy", "classes"]
+    assert len(own_checks(Rules(), 0.9, evaluation(classes=of(5)))) == 1
 
 
 @pytest.mark.parametrize(
