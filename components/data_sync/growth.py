@@ -1,27 +1,25 @@
-"""How many connections a transfer opens: as many as bring more."""
+"""How many large bodies a transfer brings at once: as many as bring more."""
 
 import asyncio
 import math
 import time
 from collections.abc import Callable
 
-FIRST = 16
-"""Connections to begin with, for small bodies."""
 STREAMS = 2
-"""The same for large ones: as many bring what two processors can decrypt and write."""
+"""Connections to begin with: as many bring what two processors can decrypt and write."""
 BUSY = 0.8
 """Processors in use from which on more connections may only wait for them."""
 MORE = 1.2
-"""What twice as many large bodies at once have to bring, where the processor is in use."""
-_SMALL_PERIOD, _LARGE_PERIOD = 0.005, 0.1
+"""What twice as many have to bring, where the processor is in use."""
+_PERIOD = 0.1
 
 
 class Growth:
-    """Tells when twice as many connections are of use.
+    """Tells when twice as many large bodies at once are of use.
 
-    They are while the processor is idle. Where it is not, small bodies have what one thread can
-    handle. Large ones have threads of their own, which leave the interpreter's lock: twice as many
-    are tried, and again if they brought more. Too many keep taking the lock from one another:
+    They are while the processor is idle. They have threads of their own, which leave the
+    interpreter's lock: where the processor is not idle, twice as many are tried, and again if they
+    brought more. Too many keep taking the lock from one another:
     20 x 50 MB over TLS took 1.8 to 2.1 s with 2 to 4 of them at once on two cores, and 2.8 s
     with 20.
     """
@@ -30,13 +28,13 @@ class Growth:
         """A growth of the transfer that has brought `arrived()` bytes."""
         self._arrived, self._best = arrived, 0.0
 
-    async def period(self, large: bool) -> bool:
+    async def period(self) -> bool:
         """Look on for a while; whether more connections are of use by then."""
         began, used, before = time.perf_counter(), time.process_time(), self._arrived()
-        await asyncio.sleep(_LARGE_PERIOD if large else _SMALL_PERIOD)
+        await asyncio.sleep(_PERIOD)
         seconds = time.perf_counter() - began
         busy, rate = (time.process_time() - used) / seconds, (self._arrived() - before) / seconds
-        return self.of_use(busy, rate) if large else busy < BUSY
+        return self.of_use(busy, rate)
 
     def of_use(self, busy: float, rate: float) -> bool:
         """Whether more large bodies at once are of use.

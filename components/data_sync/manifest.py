@@ -67,6 +67,7 @@ def write(
         mtimes: When each was changed last, in nanoseconds.
         offsets: The archive, and the offset in it, of each file of a packed version.
     """
+    encode = json.JSONEncoder(separators=(",", ":")).encode
     with atomic_write(path, aside, root) as file:
         file.write(f"{json.dumps(header)}\n".encode())
         for index, name in enumerate(listing.names):
@@ -81,7 +82,7 @@ def write(
                 row += [listing.origin(index), *offsets(index)]
             elif name in listing.origins:
                 row.append(listing.origins[name])
-            file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+            file.write(encode(row).encode() + b"\n")
         os.fchmod(file.fileno(), 0o644)
 
 

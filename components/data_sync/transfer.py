@@ -12,7 +12,7 @@ import google_crc32c
 
 from kfp_ddp.components.data_sync import event_loop
 from kfp_ddp.components.data_sync.disk import write_all
-from kfp_ddp.components.data_sync.growth import FIRST, STREAMS, Growth
+from kfp_ddp.components.data_sync.growth import STREAMS, Growth
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.meter import Meter, Throttle
 from kfp_ddp.components.data_sync.retry import Retry
@@ -76,16 +76,16 @@ class Transfer:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _employ(self, group: asyncio.TaskGroup) -> None:
-        """Add connections while they bring more."""
+        """Open all connections for small bodies; for large ones, add more while they bring more."""
         workers, growth = 0, Growth(lambda: self.meter.bytes)
         while self._feed and workers < self._connections:
-            large = self._large_next
-            first = STREAMS if large else FIRST
-            more = min(max(workers, first), self._connections - workers, len(self._feed))
+            wanted = max(workers, STREAMS) if self._large_next else self._connections
+            more = min(wanted, self._connections - workers, len(self._feed))
             for _ in range(more):
                 group.create_task(self._work())
             workers += more
-            while not await growth.period(large) and self._feed and large == self._large_next:
+            await asyncio.sleep(0)  # they take what they are to bring
+            while self._large_next and not await growth.period():
                 pass
 
     @property

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.components.data_sync.http import connection
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.stage import FileStage
 from kfp_ddp.components.data_sync.sync import sync
@@ -58,6 +60,26 @@ def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_
     sync("gs://bucket/ds", tmp_path, options(concurrency=4), retry=RETRY)
     assert bucket.most_at_once == 4
     assert bucket.connections <= 1 + 4, "one for the listing"
+
+
+def test_host_is_looked_up_once_for_connections_that_are_opened_together(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        bucket.put(f"ds/{number}", b"x" * 100)
+    bucket.delay = 0.01
+    lookups, look_up = list[object](), socket.getaddrinfo
+
+    def counted(*place: Any) -> Any:
+        lookups.append(place)
+        return look_up(*place)
+
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
+    monkeypatch.setattr(connection, "_BELIEVED", 60.0)  # however slow this machine is
+    connection._addresses.clear()
+    sync("gs://bucket/ds", tmp_path, options(concurrency=20), retry=RETRY)
+    assert bucket.connections == 1 + 20
+    assert len(lookups) == 1
 
 
 class Proxy(socketserver.ThreadingTCPServer):

@@ -14,6 +14,9 @@ from kfp_ddp.components.data_sync.http.origin import Origin, Request
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _KEPT = 2
+_SPACING = 0.001
+"""Seconds between connections that are opened ahead: what arrives meanwhile, as the next page of a
+listing, would wait for TLS with all of them."""
 
 
 class HttpPool:
@@ -25,12 +28,14 @@ class HttpPool:
 
     def open(self, count: int) -> None:
         """Start to open so many; those that nobody takes are closed after `timeout`."""
-        for _ in range(count):
-            self._opening.append(
-                asyncio.create_task(HttpConnection.open(self.origin, self.timeout))
-            )
+        for number in range(count):
+            self._opening.append(asyncio.create_task(self._opened(number * _SPACING)))
         if count:
             asyncio.get_running_loop().call_later(self.timeout, self.close)
+
+    async def _opened(self, seconds: float) -> HttpConnection:
+        await asyncio.sleep(seconds)
+        return await HttpConnection.open(self.origin, self.timeout)
 
     async def take(self, origin: Origin) -> HttpConnection:
         """A connection to a server, opened now if none is there.

@@ -6,9 +6,9 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import event_loop
@@ -24,7 +24,11 @@ _RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
 _GATHER = 1 << 20
 _RECORDS = 1 << 16
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-_MAX_SESSIONS = 64
+_Address = tuple[int, int, int, str, Any]
+_BELIEVED = 1.0
+_addresses: dict[tuple[str, int], tuple[float, Sequence[_Address]]] = {}
+"""Of hosts that were looked up, each until when it is believed: a lookup takes a thread."""
+_MAX_HOSTS = 64
 _sessions: dict[tuple[ssl.SSLContext, Origin], ssl.SSLSession] = {}
 """Of servers that we have spoken TLS with: to go on from one takes a third of the processor."""
 
@@ -156,9 +160,7 @@ class HttpConnection:
     async def _dial(self, host: str, port: int) -> None:
         """Connect to the first of the host's addresses that can be reached."""
         problem = OSError(f"{host} has no address")
-        for family, kind, protocol, _, address in await self._loop.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        ):
+        for family, kind, protocol, _, address in await _found(host, port):
             self._socket = sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             try:
@@ -199,7 +201,7 @@ class HttpConnection:
         """Keep what the next connection goes on from; TLS 1.3 has it once an answer is there."""
         sock, self._server = self._socket, None
         if isinstance(sock, ssl.SSLSocket) and sock.session is not None:
-            if len(_sessions) >= _MAX_SESSIONS:
+            if len(_sessions) >= _MAX_HOSTS:
                 _sessions.clear()
             _sessions[server] = sock.session
 
@@ -294,6 +296,18 @@ class HttpConnection:
             self._loop.remove_writer(sock.fileno())
             sock.close()
         self._wake()
+
+
+async def _found(host: str, port: int) -> Sequence[_Address]:
+    """The host's addresses, looked up once for connections that are opened together."""
+    now, (until, addresses) = time.monotonic(), _addresses.get((host, port), (0.0, []))
+    if now > until:
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if len(_addresses) >= _MAX_HOSTS:
+            _addresses.clear()
+        _addresses[host, port] = now + _BELIEVED, addresses
+    return addresses
 
 
 def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
