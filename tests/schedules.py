@@ -21,6 +21,7 @@ OWN: dict[str, Any] = {
             "parameters": {
                 "rounds": {"parameterType": "NUMBER_INTEGER"},
                 "rate": {"parameterType": "NUMBER_DOUBLE", "defaultValue": 0.1},
+                "training": {"parameterType": "STRUCT", "defaultValue": {"a": 1}},
             }
         },
     },
