@@ -48,6 +48,13 @@ def first(controller: Controller, bucket_url: str) -> str:
     )
 
 
+def faulty(controller: Controller, url: str, fault: str, **release: Any) -> DeployStep:
+    """A step that rolls out a new bundle which fails in the way that `Controller` knows."""
+    bundle = publish(url, next(SEEDS))
+    controller.faults[bundle] = fault
+    return DeployStep(controller.grounds, bundle, "shop", **release)
+
+
 def shop(controller: Controller) -> dict[str, Any]:
     found = controller.service("shop")
     assert found is not None
@@ -99,9 +106,7 @@ def traffic(controller: Controller) -> list[dict[str, Any]]:
 def test_a_model_that_fails_gives_way_to_the_one_before(
     controller: Controller, first: str, bucket_url: str, fault: str, said: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = fault
-    error = DeployStep(controller.grounds, bundle, "shop").start().error()
+    error = faulty(controller, bucket_url, fault).start().error()
     assert said in error
     assert error.endswith(f"shop answers with {first} as before")
     now = predictor(controller)
@@ -114,9 +119,7 @@ def test_a_model_that_fails_gives_way_to_the_one_before(
 def test_while_a_model_is_tried_it_has_its_share_and_no_more(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = "slow"
-    step = DeployStep(controller.grounds, bundle, "shop", canary_percent=7, canary_seconds=2)
+    step = faulty(controller, bucket_url, "slow", canary_percent=7, canary_seconds=2)
     step.start().saw("asking http://latest-shop")
     assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
         ("latest", 7),
@@ -132,10 +135,7 @@ def test_while_a_model_is_tried_it_has_its_share_and_no_more(
 def test_a_first_model_that_does_not_get_ready_leaves_nothing(
     controller: Controller, bucket_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = "unready"
-    step = DeployStep(controller.grounds, bundle, "shop", service_minutes=0.2).start()
-    error = step.error()
+    error = faulty(controller, bucket_url, "unready", service_minutes=0.2).start().error()
     assert error.startswith("InferenceService shop is not ready after 0.2 minutes, it waits for ")
     assert error.endswith("InferenceService shop was deleted, as nothing answered before")
     assert controller.service("shop") is None
@@ -145,9 +145,7 @@ def test_a_first_model_that_does_not_get_ready_leaves_nothing(
 def test_an_image_that_cannot_be_ends_the_wait_early(
     controller: Controller, bucket_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = "image"
-    error = DeployStep(controller.grounds, bundle, "shop", service_minutes=30).start().error()
+    error = faulty(controller, bucket_url, "image", service_minutes=30).start().error()
     assert "cannot pull Nowhere/server:1.0 (" in error
     assert "invalid reference format" in error
     assert controller.service("shop") is None
@@ -157,14 +155,12 @@ def test_an_image_that_cannot_be_ends_the_wait_early(
 def test_a_step_that_is_run_again_goes_on_where_it_was(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = "slow"
-    step = DeployStep(controller.grounds, bundle, "shop").start()
+    step = faulty(controller, bucket_url, "slow").start()
     step.saw("asking http://shop")
     step.evict()
     assert step.wait() == "Lost"
     assert predictor(controller)["canaryTrafficPercent"] == 10
-    controller.faults[bundle] = "wrong"
+    controller.faults[step.bundle] = "wrong"
     error = step.start().error()
     assert error.endswith(f"shop answers with {first} as before")
 
@@ -173,9 +169,7 @@ def test_a_step_that_is_run_again_goes_on_where_it_was(
 def test_what_a_killed_run_left_on_trial_is_taken_back_at_its_end(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
-    controller.faults[bundle] = "slow"
-    step = DeployStep(controller.grounds, bundle, "shop").start()
+    step = faulty(controller, bucket_url, "slow").start()
     step.saw("asking http://shop")
     step.signal()
     assert step.wait() == "Failed"

@@ -49,7 +49,7 @@ class DeployStep:
     """One run's step; `start` runs its pod once, again under the same name if asked."""
 
     def __init__(self, grounds: Grounds, bundle: str, service: str, **release: Any) -> None:
-        self.grounds, self.run_id = grounds, str(uuid.uuid4())
+        self.grounds, self.bundle, self.run_id = grounds, bundle, str(uuid.uuid4())
         self.workflow = workflow.create(grounds, "deploying", self.run_id)
         owner = workflow.owner(self.workflow)
         settings = {"service": service, "service_minutes": 3, "canary_requests": 2, **release}
