@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.base.errors import StorageError
+from kfp_ddp.components.data_sync import manifest
 from kfp_ddp.components.data_sync.versions import Store, leases_of, success
+from tests.sync_runs import another_user
 
 ONE, OTHER = "1" * 64, "2" * 64
 
@@ -179,7 +181,38 @@ def test_what_is_taken_away_is_out_of_sight_at_once_and_then_gone(store: Store) 
     assert list((store.work / "trash").iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "\n", "\xe9", "x" * 200])
+def test_a_target_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=f"^cannot write {tmp_path}/file/target as uid .*Not a"):
+        Store(tmp_path / "file" / "target").prepare()
+    Store(tmp_path / "target").prepare()
+    said = "^cannot write target/.kfsync as uid .*: Permission denied"
+    with another_user(tmp_path), pytest.raises(StorageError, match=said):
+        Store(Path("target")).prepare()
+
+
+def test_a_version_that_another_sync_removes_meanwhile_is_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for digest in (ONE, OTHER):
+        published(store, digest)
+    assert [path for _, path in store.versions_of("")] == [
+        store.version(OTHER),
+        store.version(ONE),
+    ]
+    dataset = manifest.dataset
+
+    def removed(version: Path) -> str:
+        said = dataset(version)
+        if version == store.version(ONE):
+            store.clear([store.take_away(version)])
+        return said
+
+    monkeypatch.setattr(manifest, "dataset", removed)
+    assert [path for _, path in store.versions_of("")] == [store.version(OTHER)]
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\xe9", "x" * 200, " " * 100 + ONE])
 def test_a_mark_that_says_no_digest_makes_nothing_whole(store: Store, content: str) -> None:
     version = published(store)
     (version / "_SUCCESS").write_text(content)
