@@ -5,19 +5,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.base.files import atomic_write
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.publish.sealing import sealed
 from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared import bundle as bundles
 from kfp_ddp.components.shared.champion import compared_with, move
+from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.lineage import Lineage
 from kfp_ddp.components.shared.markdown import cell
 from kfp_ddp.components.shared.registry import Registry, agree, register, registry_of
-from kfp_ddp.components.shared.release import MODELS, Registering, Signing, part_of
+from kfp_ddp.components.shared.release import (
+    MODELS,
+    Deployment,
+    Registering,
+    Signing,
+    part_of,
+)
+from kfp_ddp.components.shared.rollout import in_service
 from kfp_ddp.components.shared.signature import fingerprint, key_of, sign
 from kfp_ddp.components.shared.step import step
 from kfp_ddp.components.shared.workspace import opened
@@ -70,7 +78,11 @@ def run(
         if where is not None:
             uri, stays = publish(folder, model_name, where, expected, run_id, registry)
             if attempt and not stays:
-                _note(f"{where.uri}/{model_name}", attempt, bundles.version(folder), expected, keep)
+                models = open_destination(f"{where.uri}/{model_name}")
+                version = bundles.version(folder)
+                attempts.note(models, attempt, version=version, champion=expected, reason="blessed")
+                if keep:
+                    _prune(models, keep, part_of(release, Deployment).service)
             if registry is not None:
                 agree(registry, where, model_name)
         said = _described(folder, model_name, uri or bundle, lineage, stays)
@@ -161,11 +173,14 @@ def publish(
     )
 
 
-def _note(models: str, attempt: str, version: str, champion: str, keep: int) -> None:
-    """Note that an attempt came to this bundle, and delete those of old ones."""
-    where = open_destination(models)
-    attempts.note(where, attempt, version=version, champion=champion, reason="blessed")
-    if keep and (gone := attempts.prune(where, keep)):
+def _prune(models: Destination, keep: int, service: str) -> None:
+    """Delete the bundles of old attempts, but for those that a service still needs."""
+    try:
+        spared = in_service(Api.connect()) if service else ()
+    except KfpDdpError as error:
+        print(f"no bundle was deleted: {error}")
+        return
+    if gone := attempts.prune(models, keep, spared):
         print(f"deleted {len(gone)} old bundle(s): {', '.join(gone)}")
 
 

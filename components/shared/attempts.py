@@ -7,7 +7,7 @@ that was exported, or that was not blessed; a run that failed leaves none.
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -99,7 +99,7 @@ def unchanged(where: Destination, name: str) -> Attempt | None:
     return found if pointed_at(where) == found.champion else None
 
 
-def prune(where: Destination, keep: int) -> list[str]:
+def prune(where: Destination, keep: int, spared: Collection[str] = ()) -> list[str]:
     """Delete bundles that attempts have exported, and notes, but for the newest of each.
 
     The champion stays, and the one whose place it took or that it was compared with, for a way
@@ -108,6 +108,7 @@ def prune(where: Destination, keep: int) -> list[str]:
     Args:
         where: The folder of the model's exports.
         keep: How many bundles, and how many notes of models that were not blessed.
+        spared: Versions that stay besides.
 
     Returns:
         The versions that are gone.
@@ -120,7 +121,7 @@ def prune(where: Destination, keep: int) -> list[str]:
     notes.sort(key=lambda one: one[1].at, reverse=True)
     exported = [one for one in notes if one[1].version]
     now = pointed_at(where)
-    kept = {now, succession.replaced_by(succession.changes(where), now)}
+    kept = {*spared, now, succession.replaced_by(succession.changes(where), now)}
     kept |= {found.champion for _, found in exported if found.version == now}
     kept |= {found.version for _, found in exported[:keep]}
     old = [one for one in exported if one[1].version not in kept]

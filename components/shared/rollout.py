@@ -241,16 +241,30 @@ def served(api: Api) -> None:
         )
 
 
+def in_service(api: Api) -> set[str]:
+    """The versions of bundles that services of ours answer with, or would go back to.
+
+    Raises:
+        JobError: that cannot be seen.
+    """
+    try:
+        found = _ours(api)
+    except ApiError as error:
+        if error.status == 404:
+            return set()
+        raise JobError(f"cannot list {PLURAL}: {short(error.message)}") from error
+    predictors = [each for one in found for each in (predictor_of(one), before(one)) if each]
+    return {version for each in predictors if (version := label(each, VERSION))}
+
+
 def take_back_of(api: Api, run_id: str) -> list[str]:
     """Take back what a run has on trial, as where it was cancelled; a line for each.
 
     Raises:
         JobError: it could not be.
     """
-    selector = ",".join(f"{name}={value}" for name, value in OURS.items())
-    path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
     try:
-        found = api.patient(lambda: api.call("GET", path, query=query))["items"]
+        found = _ours(api)
     except ApiError as error:
         if error.status in (403, 404):
             return []
@@ -260,3 +274,10 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
         for each in found
         if on_trial(each) and brought_by(predictor_of(each)) == run_id
     ]
+
+
+def _ours(api: Api) -> list[Object]:
+    selector = ",".join(f"{name}={value}" for name, value in OURS.items())
+    path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
+    found: list[Object] = api.patient(lambda: api.call("GET", path, query=query))["items"]
+    return found

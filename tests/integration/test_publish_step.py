@@ -17,7 +17,7 @@ from kfp import dsl
 from kfp_ddp.base import folders
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.publish.component import publish
-from kfp_ddp.components.shared import bundle, lineage, signature
+from kfp_ddp.components.shared import attempts, bundle, lineage, signature
 from kfp_ddp.components.shared.destination import Folder, open_destination
 from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.sealed import Sealed
@@ -142,6 +142,26 @@ def test_a_second_run_writes_nothing_again(run_dir: Path, tmp_path: Path) -> Non
     before = state(tmp_path / "models"), state(run_dir / "bundle")
     assert publish.python_func(**given) == first
     assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
+
+
+def test_no_bundle_is_deleted_where_it_cannot_be_seen_what_a_service_answers_with(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    where = open_destination(str(tmp_path / "models" / "squares"))
+    old = tmp_path / "models" / "squares" / A / "_SUCCESS"
+    old.parent.mkdir(parents=True)
+    old.write_text("served for weeks")
+    attempts.note(where, "1", version=A, champion="", reason="blessed")
+    given = arguments(run_dir, tmp_path, attempt="2", keep=1, champion_version="", champion="")
+    publish.python_func(**given, release={"service": "shop"})
+    assert "no bundle was deleted: no Kubernetes cluster is configured" in capsys.readouterr().out
+    assert old.exists()
+    publish.python_func(**given)
+    assert not old.exists(), "where none is named, nobody is asked"
 
 
 class Killed(BaseException):

@@ -105,6 +105,13 @@ def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
     assert prune(models, 2) == []
 
 
+def test_what_a_service_answers_with_stays(models: Destination, tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4):
+        exported(models, tmp_path, number, champion=version(number - 1))
+    assert prune(models, 1, {version(1)}) == [version(2)]
+    assert prune(models, 1) == [version(1)]
+
+
 def test_whose_place_a_promoted_bundle_took_stays(models: Destination, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         exported(models, tmp_path, number)

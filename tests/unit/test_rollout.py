@@ -14,6 +14,7 @@ from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.rollout import (
     Service,
     before,
+    in_service,
     label,
     on_trial,
     predictor_of,
@@ -287,3 +288,18 @@ def test_a_service_of_others_is_left_alone(server: Server) -> None:
         with pytest.raises(InputError, match="was not made by kfp-ddp and is left alone"):
             act()
     assert json.dumps(server.objects) == left
+
+
+def test_what_answers_and_what_it_would_go_back_to_is_in_service(server: Server) -> None:
+    assert in_service(server) == set()
+    service = answering(server, 1)
+    for number in (2, 3):  # which do not answer rightly
+        there = service.begin(model(number), 10)
+        assert in_service(server) == {f"{1:012x}", f"{number:012x}"}
+        service.take_back(label(predictor_of(there), rollout.SPEC))
+        assert f"{1:012x}" in in_service(server)
+    server.refuse = {"GET": 404}
+    assert in_service(server) == set(), "there is no KServe"
+    server.refuse = {"GET": 403}
+    with pytest.raises(JobError, match="cannot list inferenceservices"):
+        in_service(server)
