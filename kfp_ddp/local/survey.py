@@ -66,9 +66,11 @@ def look(source: str, given: Mapping[str, Any]) -> Photographs:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Names of all files below a folder."""
-    for at, _, files in os.walk(folder):
+    """Names of all files below a folder, and of empty folders with a slash at the end."""
+    for at, folders, files in os.walk(folder):
         below = Path(at).relative_to(folder)
+        if not folders and not files and below.parts:
+            yield f"{below.as_posix()}/"
         yield from ((below / name).as_posix() for name in files)
 
 

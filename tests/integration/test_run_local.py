@@ -170,3 +170,13 @@ def test_what_users_get_wrong_is_one_line_before_anything_is_copied(
     assert line in str(result.exception)
     assert "\n" not in str(result.exception)
     assert list(tmp_path.rglob("*")) == [other, other / "work"]
+
+
+def test_an_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    source, output = photographs.write(tmp_path / "photos", each=12), tmp_path / "output"
+    (source / "sand").mkdir()
+    words = ["run", str(source), "--local", "--output", str(output)]
+    result = CliRunner().invoke(app, [*words, "--set", "exclude=*.png"])
+    assert isinstance(result.exception, InputError), result.output
+    assert str(result.exception).startswith("class folder sand has no images")
+    assert not output.exists()
