@@ -10,7 +10,7 @@ from socketserver import TCPServer
 @contextlib.contextmanager
 def serving(server: TCPServer) -> Iterator[str]:
     """Answer on the server's port until the block ends; yields the URL."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

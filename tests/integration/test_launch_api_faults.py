@@ -26,6 +26,7 @@ from kfp_ddp.components.shared.launch.identity import identify
 from kfp_ddp.components.shared.launch.jobs import REPORTED, Jobs
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from tests.serving import serving as in_thread
 
 Answer = Callable[["Server", dict[str, str]], None]
 
@@ -74,17 +75,10 @@ class Server(BaseHTTPRequestHandler):
 @contextmanager
 def serving(script: Iterator[Answer], ahead: float = 0) -> Iterator[Api]:
     handler = type("Scripted", (Server,), {"script": script, "ahead": ahead})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    configuration = client.Configuration(host=f"http://127.0.0.1:{server.server_port}")
-    configuration.retries = False
-    try:
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        configuration = client.Configuration(host=url)
+        configuration.retries = False
         yield Api(client.ApiClient(configuration), "space")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def item(uid: str, version: int) -> dict[str, object]:
@@ -186,8 +180,9 @@ def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
 
 def test_all_pages_of_nodes_are_read_and_anew_where_the_list_is_too_old() -> None:
     def page(more: str, *nodes: str) -> Answer:
-        items = [{"metadata": {"name": name}, "spec": {}} for name in nodes]
-        items += [{"metadata": {"name": "drained"}, "spec": {"unschedulable": True}}]
+        specs: dict[str, dict[str, bool]] = {"drained": {"unschedulable": True}}
+        specs |= {name: {} for name in nodes}
+        items = [{"metadata": {"name": name}, "spec": spec} for name, spec in specs.items()]
         found = json.dumps({"metadata": {"continue": more}, "items": items})
         return lambda server, query: server.send(200, found)
 

@@ -21,6 +21,7 @@ from tests.kfp_server.catalog import Row
 from tests.kfp_server.refusal import RefusalError, gateway
 from tests.kfp_server.runs import OVER, Store
 from tests.kfp_server.specs import NotYamlError
+from tests.serving import serving as in_thread
 
 RECORDED = Path(__file__).with_name("recorded")
 
@@ -104,16 +105,11 @@ def serving(listen: tuple[str, int] = ("127.0.0.1", 0), **store: Any) -> Iterato
     handler = type("Handler", (_Handler,), {"kfp": server})
     http = ThreadingHTTPServer(listen, handler)
     http.block_on_close = False  # a kept connection ends with its client
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.closing.set()
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with in_thread(http) as server.url:
+        try:
+            yield server
+        finally:
+            server.closing.set()
 
 
 class _NoSessionError(Exception):

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tests.registry_server.contract import Operation, departs, operations
 from tests.registry_server.store import Refused, Store
+from tests.serving import serving as in_thread
 
 Fault = Callable[["Handler"], bool]
 """Called before the operation; True where it has answered in its place."""
@@ -63,16 +64,11 @@ def serving() -> Iterator[RegistryServer]:
     server = RegistryServer()
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"registry": server}))
     http.block_on_close = False
-    server.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.closing.set()
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with in_thread(http) as server.url:
+        try:
+            yield server
+        finally:
+            server.closing.set()
 
 
 class Handler(BaseHTTPRequestHandler):

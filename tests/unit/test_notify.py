@@ -2,7 +2,6 @@
 
 import json
 import socketserver
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -143,12 +142,8 @@ class Mail(socketserver.StreamRequestHandler):
 @contextmanager
 def mail_server() -> Iterator[tuple[str, list[str]]]:
     handler = type("Kept", (Mail,), {"got": []})
-    with socketserver.TCPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}", handler.got  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join()
+    with serving(socketserver.TCPServer(("127.0.0.1", 0), handler)) as url:
+        yield url.removeprefix("http://"), handler.got  # type: ignore[attr-defined]
 
 
 def test_an_e_mail_goes_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
