@@ -17,7 +17,7 @@ from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.fractions import Decoded
-from kfp_ddp.training.images import read, read_small
+from kfp_ddp.training.images import read, read_part
 from kfp_ddp.training.read_ahead import ReadAhead, in_store_order, pieces
 from kfp_ddp.training.sampler import Key, Keys
 from kfp_ddp.training.shards import Slices, Where
@@ -184,8 +184,8 @@ class Images(Dataset[Batch]):
     def _read(self, epoch: int, position: int) -> Decoded:
         config, where = self.config, self.index.where(position)
         if self.for_training and self.cache is None and config.images != "strict":
-            allowed = functools.partial(transforms.divisor, config, epoch, position)
-            return read_small(where, config.max_pixels, allowed)
+            needed = functools.partial(transforms.needed, config, epoch, position)
+            return read_part(where, config.max_pixels, needed)
         if self.cache is not None:
             image = self.cache.read(position, where)
         else:

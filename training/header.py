@@ -8,6 +8,7 @@ _EXIF = 0xE1
 _ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END = frozenset({0xD9, 0xDA})
 
@@ -41,6 +42,10 @@ class Frame(NamedTuple):
     components: int
     orientation: int
     """1 to 8 as in EXIF (JEITA CP-3451C, 4.6.4.A); others turn nothing."""
+    baseline: bool
+    """Whether it is of one pass from top to bottom, by Huffman's code."""
+    at: int
+    """Where its height stands, in two bytes."""
 
 
 def frame_of(data: bytes) -> Frame | None:
@@ -69,7 +74,7 @@ def _frame(data: bytes) -> Frame:
         at += 1
         if marker in _JPEG_SIZE:
             height, width, components = struct.unpack_from(">HHB", data, at + 3)
-            return Frame(height, width, components, orientation or 1)
+            return Frame(height, width, components, orientation or 1, marker in _BASELINE, at + 3)
         if marker in _JPEG_END:
             raise ValueError("no size before its pixels")
         if marker and marker not in _JPEG_ALONE:

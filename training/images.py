@@ -9,7 +9,7 @@ from torch import Tensor
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.training import fractions
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
-from kfp_ddp.training.fractions import Decoded, Divisor
+from kfp_ddp.training.fractions import Decoded, Needed
 from kfp_ddp.training.header import pixels_of
 from kfp_ddp.training.shards import Where, content
 
@@ -34,20 +34,18 @@ def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) 
     return image
 
 
-def read_small(path: str | Where, max_pixels: int, divisor: Divisor) -> Decoded:
-    """As `read`, but a JPEG of three channels with its sides divided as `divisor` allows.
+def read_part(path: str | Where, max_pixels: int, needed: Needed) -> Decoded:
+    """As `read`, but of a JPEG of three channels no more than is `needed`.
 
     Raises:
         InputError: as `read`.
     """
-    return _read(path, "RGB", max_pixels, divisor)
+    return _read(path, "RGB", max_pixels, needed)
 
 
-def _read(
-    path: str | Where, mode: Mode, max_pixels: int, divisor: Divisor | None = None
-) -> Decoded:
+def _read(path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None = None) -> Decoded:
     try:
-        decoded = _decode(path, mode, max_pixels, divisor)
+        decoded = _decode(path, mode, max_pixels, needed)
     except (RuntimeError, ValueError, OSError) as error:
         why = str(error).splitlines()[0].rpartition(", ")[2]
         raise InputError(
@@ -59,7 +57,7 @@ def _read(
 
 
 def _decode(
-    path: str | Where, mode: Mode, max_pixels: int, divisor: Divisor | None = None
+    path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None = None
 ) -> Decoded:
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
@@ -68,9 +66,9 @@ def _decode(
     pixels = pixels_of(data)
     if pixels > max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
-    small = fractions.decoded(data, divisor) if divisor else None
-    if small:
-        return small
+    part = fractions.decoded(data, needed) if needed else None
+    if part:
+        return part
     # A tensor of its own: torchcodec's way from bytes changes the filters of warnings each time.
     image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=mode)
     return Decoded(image, *image.shape[-2:])

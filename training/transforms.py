@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kfp_ddp.training import own_model
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.fractions import Need
 
 _SPARE = 1.5
 """So that a fraction of an image, once resized, differs from all of it by 0.4 to 1.5 of 255 on
@@ -84,11 +85,12 @@ def finish(
     epoch: int,
     position: int,
     prepared: bool,
-    sides: tuple[int, int] | None = None,
+    whole: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
 
-    `sides` are those of all of an image that was decoded at a fraction as `divisor` allows.
+    `whole` is height and width of all of an image of which no more than was `needed` is decoded,
+    and its divisor.
     """
     if not for_training:
         return image if prepared else evaluate(image, config.image_size)
@@ -99,9 +101,9 @@ def finish(
     if own and own.transforms:
         return own.transformed(image, size, draw)
     if augment.startswith("crop"):
-        height, width = sides or image.shape[-2:]
+        height, width, by = whole or (*image.shape[-2:], 1)
         crop = _crop(height, width, config.crop_min_area, draw)
-        top, left, high, wide = _divided(crop, image, height)
+        top, left, high, wide = _divided(crop, image, by)
         image = image[:, top : top + high, left : left + wide]
     elif not (prepared and _whole(config, for_training)):
         image = evaluate(image, size)
@@ -167,26 +169,24 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
     return Crop(draw.randint(0, height - h), draw.randint(0, width - w), h, w)
 
 
-def divisor(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> int:
-    """By how much the sides of a training image may be divided when it is decoded: 1, 2, 4 or 8.
+def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
+    """How much of a training image is needed: what its random crop takes.
 
-    As far as the random crop keeps `_SPARE` times the pixels of each side of the network's input;
-    other transforms begin with all of the image.
+    Its sides may be divided as far as the crop keeps `_SPARE` times the pixels of each side of the
+    network's input. Other transforms begin with all of the image.
     """
     own = own_model.of(config)
-    least = _SPARE * size_of_epoch(config, epoch)
     if not augmentation(config).startswith("crop") or (own and own.transforms):
-        return 1
-    if min(height, width) < 2 * least:
-        return 1
+        return Need(1, height)
     crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
-    return next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
+    least = _SPARE * size_of_epoch(config, epoch)
+    by = next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
+    return Need(by, crop.top + crop.height)
 
 
-def _divided(crop: Crop, image: Tensor, height: int) -> Crop:
-    """The crop of an image of that height in the pixels of the fraction of it that there is."""
+def _divided(crop: Crop, image: Tensor, by: int) -> Crop:
+    """The crop in the pixels of an image of which the sides were divided."""
     rows, columns = image.shape[-2:]
-    by = next((by for by in (2, 4, 8) if rows < height and -(-height // by) == rows), 1)
     top, left, high, wide = (round(side / by) for side in crop)
     return Crop(min(top, rows - high), min(left, columns - wide), high, wide)
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from kfp_ddp.base.errors import InputError
 
 _LOCAL = (
-    *("numpy", "PIL", "safetensors", "torch", "torchcodec", "torchvision", "tyro"),
+    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision", "tyro"),
     *("onnx", "onnxruntime", "onnxscript", "psutil"),
 )
 _MODULES = {

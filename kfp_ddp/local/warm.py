@@ -43,6 +43,7 @@ STAGES = (
             "kfp_ddp.training.prepare",
             "kfp_ddp.training.trainer",
             "torch._dynamo",  # an optimizer imports it
+            "simplejpeg",
             "torchcodec",
             *_engines("evaluate"),
             "kfp_ddp.components.evaluate.predict",

@@ -32,7 +32,7 @@ LIBRARIES = {
     ),
     "trainer": (
         *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.sinks"),
-        *("torch", "torchvision", "torchcodec", "onnx", "onnxruntime", "safetensors"),
+        *("torch", "torchvision", "torchcodec", "simplejpeg", "onnx", "onnxruntime", "safetensors"),
         *(*STORES, "tensorboard", "prometheus_client"),
     ),
 }

@@ -15,8 +15,8 @@ from kfp_ddp.training import data, transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, scan
-from kfp_ddp.training.fractions import decoded
-from kfp_ddp.training.header import Frame, frame_of
+from kfp_ddp.training.fractions import Need, Needed, decoded
+from kfp_ddp.training.header import frame_of
 
 SIZE = 32
 _MIRRORED = (2, 3, 4, 6, 7, 8)
@@ -25,6 +25,10 @@ _MIRRORED = (2, 3, 4, 6, 7, 8)
 def run(root: Path, **fields: Any) -> TrainConfig:
     settings = {"data": str(root), "output_dir": str(root / "out"), "model": "resnet18"}
     return TrainConfig.create(**{**settings, "image_size": SIZE, "workers": 0, **fields})
+
+
+def divided(by: int) -> Needed:
+    return lambda height, _: Need(by, height)
 
 
 def photograph(seed: int, width: int, height: int, **options: Any) -> bytes:
@@ -63,9 +67,9 @@ def test_training_sees_what_it_would_of_the_whole_image(
     keys = [(epoch, position) for epoch in range(4) for position in range(4)]
     small = Images(index, config, for_training=True).__getitems__(keys).images.float()
     assert torch.equal(small, Images(index, config, True).__getitems__(keys).images.float())
-    by = {transforms.divisor(config, *key, 360, 480) for key in keys}
+    by = {transforms.needed(config, *key, 360, 480).divisor for key in keys}
     assert by == {2, 4}
-    monkeypatch.setattr(transforms, "divisor", lambda *_: 1)
+    monkeypatch.setattr(transforms, "needed", lambda *_: Need(1, 360))
     whole = Images(index, config, for_training=True).__getitems__(keys).images.float()
     errors = (small - whole).flatten(1)
     assert errors.abs().mean(1).max() < 1.5, "of 255, on average"
@@ -92,7 +96,7 @@ def test_a_fraction_keeps_half_as_many_pixels_again_as_the_network_takes(
     tmp_path: Path, height: int, width: int, fields: dict[str, Any], expected: int
 ) -> None:
     config = run(tmp_path, crop_min_area=1, **fields)
-    found = {transforms.divisor(config, epoch, 0, height, width) for epoch in range(9)}
+    found = {transforms.needed(config, epoch, 0, height, width).divisor for epoch in range(9)}
     if height == width:
         assert max(found) == expected, "a crop of another aspect is narrower"
     else:
@@ -110,16 +114,25 @@ def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: 
     exif[0x010F], exif[0x0112] = "camera", orientation
     options = {"exif": exif.tobytes(), "progressive": draw.random() < 0.5, "quality": 95}
     content = photograph(orientation, width, height, **options)
-    assert frame_of(content) == Frame(height, width, 3, orientation or 1)
+    frame = frame_of(content)
+    assert frame is not None
+    assert frame[:4] == (height, width, 3, orientation or 1)
+    assert frame.baseline is not options["progressive"]
     whole = decode_image(content, mode="RGB")
     asked: list[tuple[int, int]] = []
-    small = decoded(content, lambda *sides: asked.append(sides) or by)  # type: ignore[func-returns-value]
+
+    def needed(*sides: int) -> Need:
+        asked.append((sides[0], sides[1]))
+        return Need(by, sides[0])
+
+    small = decoded(content, needed)
     assert small is not None
-    assert asked == [tuple(whole.shape[1:])] == [small[1:]]
+    assert small.divisor == by
+    assert asked == [tuple(whole.shape[1:])] == [small[1:3]]
     assert small.image.shape[1:] == tuple(-(-side // by) for side in whole.shape[1:])
     crop = transforms.Crop(4 * by, 2 * by, 96, 96)
     size = 64 // by
-    parts = (whole, crop), (small.image, transforms._divided(crop, small.image, small.height))
+    parts = (whole, crop), (small.image, transforms._divided(crop, small.image, by))
     one, two = (
         transforms.resize(image[:, top : top + high, left : left + wide], size, size).float()
         for image, (top, left, high, wide) in parts
@@ -127,13 +140,58 @@ def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: 
     assert (one - two).abs().mean() < 4, "where it is turned otherwise, 20"
 
 
+@pytest.mark.parametrize("subsampling", range(3))
+@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 1}, {"progressive": True}])
+def test_rows_below_a_crop_are_not_decoded_and_those_above_are_the_same(
+    subsampling: int, options: dict[str, Any]
+) -> None:
+    draw = random.Random(str((subsampling, options)))
+    for seed in range(12):
+        width, height = draw.randint(90, 160), draw.randint(90, 160)
+        content = photograph(seed, width, height, subsampling=subsampling, **options)
+        whole = decode_image(content, mode="RGB")
+        for rows in (*draw.sample(range(1, height), 8), height - 1, height):
+            found = decoded(content, lambda *_, rows=rows: Need(1, rows))
+            assert found is not None
+            assert found[1:] == (height, width, 1)
+            there = found.image.shape[1]
+            assert rows <= there
+            assert there == (height if options.get("progressive") else min(height, rows + 2))
+            assert torch.equal(found.image[:, :rows], whole[:, :rows]), (seed, rows)
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_what_is_turned_is_decoded_to_its_last_row(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = photograph(orientation, 90, 70, exif=exif.tobytes())
+    whole = decode_image(content, mode="RGB")
+    found = decoded(content, lambda *_: Need(1, 40))
+    assert found is not None
+    assert found[1:] == (*whole.shape[1:], 1)
+    assert torch.equal(found.image, whole)
+
+
+def test_an_image_that_is_cut_off_is_named_whichever_rows_of_it_are_needed(split: Path) -> None:
+    index, config = scan(split), run(split, image_size=160)
+    path = Path(index.paths[1])
+    path.write_bytes(path.read_bytes()[:-9000])
+    images = Images(index, config, for_training=True)
+    needs = [transforms.needed(config, epoch, 1, 360, 480) for epoch in range(5)]
+    assert min(need.rows for need in needs) < 200
+    assert {need.divisor for need in needs} == {1}
+    for epoch in range(5):
+        error = images.__getitems__([(epoch, 1)]).error
+        assert error.startswith(f"cannot decode {path} (Image is inc")
+
+
 def test_a_mirrored_image_is_divided_only_where_nothing_is_left_over() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     for height, width, by in ((160, 240, 8), (164, 240, 4), (160, 242, 2), (161, 240, 1)):
-        small = decoded(photograph(0, width, height, exif=exif.tobytes()), lambda *_: 8)
-        sides = small and tuple(small.image.shape[1:])
-        assert sides == (None if by == 1 else (width // by, height // by))
+        small = decoded(photograph(0, width, height, exif=exif.tobytes()), divided(8))
+        assert small is not None
+        assert (small.image.shape[1:], small.divisor) == ((width // by, height // by), by)
 
 
 def test_what_is_no_jpeg_of_three_channels_is_decoded_as_before(tmp_path: Path) -> None:
@@ -141,8 +199,8 @@ def test_what_is_no_jpeg_of_three_channels_is_decoded_as_before(tmp_path: Path) 
     for kind, mode in (("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK")):
         file = io.BytesIO()
         image.convert(mode).save(file, kind)
-        assert decoded(file.getvalue(), lambda *_: 8) is None, (kind, mode)
-    assert decoded(photograph(0, 64, 64), lambda *_: 1) is None
+        for by in (1, 8):
+            assert decoded(file.getvalue(), divided(by)) is None, (kind, mode)
 
 
 def test_a_damaged_image_is_named_as_before(split: Path) -> None:
@@ -151,7 +209,7 @@ def test_a_damaged_image_is_named_as_before(split: Path) -> None:
     path.write_bytes(path.read_bytes()[:9000])
     images = Images(index, config, for_training=True)
     keys = [(epoch, 1) for epoch in range(5)]
-    assert min(transforms.divisor(config, *key, 360, 480) for key in keys) > 1
+    assert min(transforms.needed(config, *key, 360, 480).divisor for key in keys) > 1
     for key in keys:
         assert images.__getitems__([key]).error.startswith(f"cannot decode {path} (Image is inc")
 
@@ -162,7 +220,7 @@ def test_evaluation_the_cache_and_strict_images_decode_all_of_an_image(
     def never(*_: object) -> None:
         raise AssertionError("decoded at a fraction")
 
-    monkeypatch.setattr(data, "read_small", never)
+    monkeypatch.setattr(data, "read_part", never)
     index = scan(split)
     Images(index, run(split), for_training=False).__getitems__([(0, 0)])
     strict = Images(index, run(split, images="strict"), for_training=True)
@@ -183,7 +241,7 @@ def test_damage_is_left_to_the_decoder_of_all_of_the_image() -> None:
         for _ in range(draw.randint(1, 5)):
             damaged[draw.randrange(2, draw.choice((150, len(whole))))] = draw.choice((0, 4, 255))
         frame = frame_of(bytes(damaged))
-        small = decoded(bytes(damaged), lambda *_: 2)
+        small = decoded(bytes(damaged), divided(2))
         came += small is not None
         if small is not None:
             assert frame is not None
