@@ -179,9 +179,10 @@ def test_a_registry_is_told_of_each_move(
         done = call(where, *words, "--model-registry", registry_server.url)
         assert done.exception is None, done.output
     assert told() == {line[0]: "former", line[2]: "champion"}
-    registry_server.fail("update_model_version", status(500), 1)
+    registry_server.fail("update_model_version", status(500))
     done = call(where, "rollback", "flowers", "--model-registry", registry_server.url)
     assert isinstance(done.exception, StorageError)
+    registry_server.faults.clear()
     assert pointed_at(where, "flowers") == line[1]
     done = call(where, "promote", "flowers", line[1], "--model-registry", registry_server.url)
     assert "already" in done.output
