@@ -87,7 +87,7 @@ class Cache:
         pixels, rows = self._open[position % self.parts]
         start, height, width = rows[position // self.parts]
         if height == 0:
-            raise InputError(f"cannot decode {path}: replace or remove the file")
+            raise InputError(f"cannot decode {path}: replace or remove it in the source")
         stored = pixels[start : start + height * width * 3]
         return stored.view(height, width, 3).permute(2, 0, 1)
 

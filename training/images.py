@@ -49,7 +49,8 @@ def _read(path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None 
     except (RuntimeError, ValueError, OSError) as error:
         why = str(error).splitlines()[0].rpartition(", ")[2]
         raise InputError(
-            f"cannot decode {path} ({why}): replace or remove the file, or set on_bad_image=skip"
+            f"cannot decode {path} ({why}): replace or remove it in the source, or set "
+            "on_bad_image=skip"
         ) from None
     if decoded.image.ndim != 3:
         raise InputError(f"{path} is an animation: replace it by one image")

@@ -67,8 +67,9 @@ class Parameters(Settings):
     """What is evaluated on: val as the training had it, and with it test where there is one; train,
     test, or a folder of the dataset with class folders."""
     keep: int = Field(0, ge=0)
-    """Runs' folders and exported bundles that stay, the newest, and always the champion and the one
-    it was compared with; 0 for all. Where job has keep_runs, that counts for the folders."""
+    """Runs' folders and exported bundles that stay, the newest, and always the champion, the one it
+    was compared with and what a service answers with; 0 for all. Where job has keep_runs, that
+    counts for the folders."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the training by name, such as {"precision": "bf16"}."""
     job: dict[str, Any] = Field(default_factory=dict)

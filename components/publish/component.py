@@ -41,7 +41,7 @@ def publish(
         attempt: Fingerprint of what was trained on and how, from changes: that this bundle came of
             it is noted by it at the destination; empty for no note.
         keep: Bundles at the destination that stay, of those with such a note: the newest, the
-            champion and the one it was compared with; 0 for all.
+            champion, the one it was compared with and what a service answers with; 0 for all.
         run_id: Of the run.
 
     Returns:

@@ -164,4 +164,4 @@ def _options() -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())[:200].rstrip(".")

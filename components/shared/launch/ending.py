@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from kfp_ddp.base.errors import RunCancelledError
+from kfp_ddp.base.errors import PREEMPTED, RunCancelledError
 from kfp_ddp.base.failure import TERMINATION_LOG
 from kfp_ddp.components.shared.cluster.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
@@ -135,7 +135,7 @@ class Ending:
             _print(f"\n{said}\n")
             self.before_exit()
         finally:
-            os._exit(143)
+            os._exit(PREEMPTED)
 
     def _stand_by(self) -> None:
         """Tell of an eviction from a thread of its own, and pass on what changes.
