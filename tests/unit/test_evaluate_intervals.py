@@ -1,6 +1,7 @@
 """Intervals of metrics that are no shares."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -49,6 +50,16 @@ def test_balanced_accuracy_is_the_mean_recall_and_says_something_without_a_mista
     half = (1 - wilson(2, 2)[0]) / math.sqrt(2)
     assert (value, interval.high) == (1, 1)
     assert interval.low == pytest.approx(1 - half)
+
+
+def test_balanced_accuracy_adds_the_distances_of_the_classes_as_squares() -> None:
+    tally = Tally(2)
+    tally.update(8 * torch.eye(2)[[0, 0, 0, 1, 1, 0]], torch.tensor([0, 0, 0, 0, 1, 1]))
+    value, interval = balanced_accuracy(tally.per_class(["a", "b"]))
+    (low, high), (lower, higher) = wilson(3, 4), wilson(1, 2)
+    assert value == pytest.approx(0.625)
+    assert interval.low == pytest.approx(0.625 - math.hypot(0.75 - low, 0.5 - lower) / 2)
+    assert interval.high == pytest.approx(0.625 + math.hypot(high - 0.75, higher - 0.5) / 2)
 
 
 def test_the_true_values_lie_in_the_intervals_19_times_of_20() -> None:
@@ -113,3 +124,26 @@ def test_the_interval_of_an_error_reaches_as_far_on_either_side() -> None:
     for found, low, high in ((0.5, 0.21, 0.79), (0.3, 0.01, 0.59), (0.25, 0, 0.59)):
         interval = intervals._off_zero(found, spread, np.zeros(1001))
         assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_a_chance_of_5_percent_and_a_tie_count_as_chance() -> None:
+    spread = np.linspace(0.2, 0.6, 1001)
+    luck = np.array([0.0] * 19 + [0.5])
+    assert intervals._off_zero(0.5, spread, luck).low == 0
+    assert intervals._off_zero(0.51, spread, luck).low > 0.2
+    assert intervals._off_zero(0.9, spread, luck).high == pytest.approx(1.59)
+    assert intervals._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("found", "below"), [(0.5, 0.5), (0.1, 0.1005), (-1.0, 0.0005), (2.0, 0.9995)]
+)
+def test_percentiles_are_moved_by_the_share_of_resamples_below(found: float, below: float) -> None:
+    ends = np.arange(300) / 1000
+    resamples = np.concatenate([ends, np.full(400, 0.5), 0.7 + ends])
+    normal = NormalDist()
+    shares = [normal.cdf(2 * normal.inv_cdf(below) + side * 1.959964) for side in (-1, 1)]
+    low, high = np.quantile(resamples, shares)
+    interval = intervals._bias_corrected(found, resamples)
+    assert interval.low == pytest.approx(min(low, found))
+    assert interval.high == pytest.approx(max(high, found))
