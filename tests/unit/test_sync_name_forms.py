@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync import manifest, names
 from kfp_ddp.components.data_sync.listing import Listing
 
@@ -15,6 +16,16 @@ def listing(*objects: str, tags: bool = False) -> Listing:
         size = 0 if name.endswith("/") else number
         made.add(name, size, number, number, f"tag{number}" if tags else "")
     return made
+
+
+def test_five_names_that_cannot_be_are_shown_and_the_others_counted() -> None:
+    why = "control character, change of the writing direction or invalid text"
+    shown = "; ".join(f"'{name}\\n' ({why})" for name in "abcde")
+    for bad, more in (("abcde", ""), ("gfedcba", " and 2 more")):
+        with pytest.raises(InputError) as refused:
+            names.apply(listing(*(f"{name}\n" for name in bad)), "error")
+        said = f"{len(bad)} object names cannot be files: {shown}{more}; rename them in the bucket"
+        assert str(refused.value).startswith(said)
 
 
 def digest(name: str) -> str:
