@@ -28,6 +28,25 @@ def test_five_names_that_cannot_be_are_shown_and_the_others_counted() -> None:
         assert str(refused.value).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [
+        ("", 0, "empty name"),
+        ("/a", 0, "starts with /"),
+        ("a/", 1, "folder marker with content"),
+        ("a/", 0, ""),
+        ("a/../b", 0, "segment that is empty, . or .."),
+        ("a//b", 0, "segment that is empty, . or .."),
+        ("é" * 127 + "x", 0, ""),
+        ("é" * 128, 0, "segment longer than 255 bytes"),
+        ("a/" * 1999 + "aa", 0, ""),
+        ("a/" * 2000 + "a", 0, "path longer than 4000 bytes"),
+    ],
+)
+def test_why_a_name_cannot_be_a_file(name: str, size: int, why: str) -> None:
+    assert names.judge(name, size) == why
+
+
 def digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
