@@ -41,6 +41,15 @@ class Cluster:
         return {}
 
 
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Kubernetes reads a step's last words."""
+    path = tmp_path / "termination-log"
+    path.touch()
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(path))
+    return path
+
+
 def ended(
     monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seen: list[Object], step: int | None
 ) -> None:
@@ -77,7 +86,7 @@ def ended(
     ],
 )
 def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
-    tmp_path: Path,
+    told: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     seen: list[Object],
@@ -87,9 +96,6 @@ def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
     asks: list[str],
 ) -> None:
     """Argo makes the error of a step of its termination message."""
-    told = tmp_path / "termination-log"
-    told.touch()
-    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
     cluster = Cluster()
     ended(monkeypatch, cluster, seen, step)
     assert told.read_text() == error
@@ -98,11 +104,8 @@ def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
 
 
 def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    told: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "termination-log"
-    told.touch()
-    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
     api: Any = Cluster()
     ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
     steps = iter((7, 8, 9))
@@ -117,12 +120,9 @@ def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
 
 
 def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    told: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A sync of the claim may take longer than the step has."""
-    told = tmp_path / "termination-log"
-    told.touch()
-    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
     api: Any = Cluster()
     changed = threading.Event()
     ending = Ending(api, None, threading.Event())
@@ -163,11 +163,8 @@ def test_a_step_that_was_told_stays(
 
 
 def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "termination-log"
-    told.touch()
-    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(told))
     ended(monkeypatch, Cluster(), [EVICTED], None)
     words = told.read_text()
     assert words == "launcher was evicted; Retry takes its job up, or makes it anew"
