@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.components.data_sync import names
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.retry import Retry
@@ -75,6 +76,13 @@ def damage(path: Path) -> None:
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def pretend_folding(target: Path) -> None:
+    """Let a folder look as if its file system held é in two forms as one; it keeps them apart."""
+    (target / ".kfsync").mkdir(parents=True, exist_ok=True)
+    (target / ".kfsync/.kfsync-probe-e\u0301a").touch()
+    names.leave_probe(target)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import KfpDdpError, StorageError
 from kfp_ddp.base.files import Folders, folder_below
-from kfp_ddp.components.data_sync import checks, manifest
+from kfp_ddp.components.data_sync import checks, manifest, names
 from kfp_ddp.components.data_sync.context import Context
 from kfp_ddp.components.data_sync.disk import (
     checksum,
@@ -100,6 +100,7 @@ class _Plan:
 
     def __init__(self, root: Path, result: Result, options: Options) -> None:
         self.root, self._listing, self._options = root, result.names.listing, options
+        self._form = names.fold if result.names.folds else str
         self._folders, self._absent = Folders(root), set[str]()
         path = root / ".kfsync" / "manifest.jsonl"
         self.digest = manifest.header(path).get("digest", "")
@@ -161,7 +162,7 @@ class _Plan:
 
     def _walk(self, wanted: Filter) -> None:
         """Count what is in the target of what is synced, and note what the listing lacks of it."""
-        names = set(self._listing.names)
+        listed = set(map(self._form, self._listing.names))
         folders = [""]
         while folders:
             within = folders.pop()
@@ -180,7 +181,7 @@ class _Plan:
                     folders.append(name)
                 elif wanted.takes(name):
                     self.present += 1
-                    if name not in names:
+                    if self._form(name) not in listed:
                         self.extras.append(name)
         self.extras.sort()
 

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -36,6 +36,8 @@ class Names:
     encoded: dict[str, str] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     """What the source no longer has and the version before does, where nothing is deleted."""
+    folds: bool = False
+    """Whether the target's file system holds look-alikes as one; see `folds_names`."""
 
 
 def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
@@ -51,7 +53,7 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
     bad = dict(_unusable(listing))
     _conflicts(listing, bad, folds)
     if not bad:
-        return Names(listing)
+        return Names(listing, folds=folds)
     if policy == "error":
         shown = "; ".join(f"{listing.names[i]!r} ({bad[i]})" for i in sorted(bad)[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
@@ -61,7 +63,7 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
         )
     if policy == "skip":
         kept = listing.take([i for i in range(len(listing)) if i not in bad])
-        return Names(kept, [(listing.names[i], bad[i]) for i in sorted(bad)])
+        return Names(kept, [(listing.names[i], bad[i]) for i in sorted(bad)], folds=folds)
     return _encode(listing, bad, folds)
 
 
@@ -152,14 +154,20 @@ def _folds(folder: int, number: str) -> bool:
     return any(_there(name % number, folder) for name in _LOOKALIKES)
 
 
-def fitting(kept: Iterable[str], listing: Listing) -> set[str]:
-    """Those of the names that can be files beside a listing's, of which none stands in the way."""
-    taken, folders = set(listing.names), folders_of(listing.names)
-    return {
-        name
-        for name in kept
-        if not judge(name) and name not in folders and taken.isdisjoint(folders_of([name]))
-    }
+def fitting(kept: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
+    """Those of the names that can be files beside a listing's, of which none stands in the way.
+
+    `folds` is as for `apply`.
+    """
+    taken = _Taken(folds)
+    for name in listing.names:
+        taken.add(name)
+    found = set()
+    for name in sorted(kept):
+        if taken.leaves(name):
+            taken.add(name)
+            found.add(name)
+    return found
 
 
 def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
@@ -206,44 +214,52 @@ def fold(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
+class _Taken:
+    """Files and folders that are there, and what fits beside them on their file system."""
+
+    def __init__(self, folds: bool) -> None:
+        self._form: Callable[[str], str] = fold if folds else str
+        self._ours = {self._form(name) for name in RESERVED}
+        self._files: set[str] = set()
+        self._folders: dict[str, str] = {}  # by the form in which they are compared
+
+    def add(self, name: str) -> None:
+        """A file, or the marker of a folder."""
+        self._folders.update(self._within(name))
+        if not name.endswith("/"):
+            self._files.add(self._form(name))
+
+    def leaves(self, name: str) -> bool:
+        """Whether the name can be a file, at a path of its own."""
+        key = self._form(name)
+        return (
+            not judge(name)
+            and key.partition("/")[0] not in self._ours
+            and key not in self._files
+            and key not in self._folders
+            and self._files.isdisjoint(folders_of([key]))
+            and all(self._folders.get(k, p) == p for k, p in self._within(name))
+        )
+
+    def _within(self, name: str) -> list[tuple[str, str]]:
+        return [(self._form(parent), parent) for parent in folders_of([name])]
+
+
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe name of its own; manifest and report hold both names."""
     names, origins = list(listing.names), dict(listing.origins)
-    ours = {fold(name) for name in RESERVED} if folds else RESERVED
-    files: set[str] = set()
-    folders: dict[str, str] = {}  # by the form in which they are compared
-
-    def free(target: str) -> bool:
-        key = fold(target) if folds else target
-        return (
-            not judge(target)
-            and key.partition("/")[0] not in ours
-            and key not in files
-            and key not in folders
-            and files.isdisjoint(folders_of([key]))
-            and all(folders.get(k, p) == p for k, p in within(target))
-        )
-
-    def within(target: str) -> list[tuple[str, str]]:
-        return [(fold(parent) if folds else parent, parent) for parent in folders_of([target])]
-
-    def take(target: str) -> None:
-        key = fold(target) if folds else target
-        folders.update(within(target))
-        if not key.endswith("/"):
-            files.add(key)
-
+    taken = _Taken(folds)
     for index, name in enumerate(names):
         if index not in bad:
-            take(name)
+            taken.add(name)
     encoded = {}
     for index in sorted(bad):
         name = names[index]
-        target = next(filter(free, _candidates(name)))
-        take(target)
+        target = next(filter(taken.leaves, _candidates(name)))
+        taken.add(target)
         names[index], origins[target], encoded[name] = target, name, target
     result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
-    return Names(result.sorted(), [], encoded)
+    return Names(result.sorted(), [], encoded, folds=folds)
 
 
 def _candidates(name: str) -> Iterator[str]:

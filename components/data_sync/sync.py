@@ -178,7 +178,7 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
         return
     listing = judged.listing
     removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
-    judged.kept = names.fitting(removed, listing)
+    judged.kept = names.fitting(removed, listing, judged.folds)
     for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
         if row.name in judged.kept:
             listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")

@@ -11,7 +11,7 @@ from kfp_ddp.components.data_sync import report
 from kfp_ddp.components.data_sync.options import Options
 from kfp_ddp.components.data_sync.sync import sync
 from tests.gcs_server import Bucket
-from tests.sync_runs import another_user, content, fill, run
+from tests.sync_runs import another_user, content, fill, pretend_folding, run
 
 
 def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) -> None:
@@ -25,6 +25,23 @@ def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) ->
     assert result.deleted == 1
     assert content(tmp_path) == objects
     assert not (tmp_path / "old").exists()
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_mirror_deletes_no_file_that_its_disk_holds_as_one_of_the_source(
+    bucket: Bucket, tmp_path: Path, folds: bool
+) -> None:
+    """On such a disk the two names are one file, which was just written."""
+    bucket.put("ds/cat.jpg", b"new")
+    bucket.put("ds/dogs/1.jpg", b"new")
+    there = ("Cat.jpg", "Dogs/1.jpg", "old.jpg")
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"old")
+    if folds:
+        pretend_folding(tmp_path)
+    result = run(tmp_path, mirror=True, max_delete=1)
+    assert result.changes.removed == (["old.jpg"] if folds else [*there])
 
 
 def test_mirror_adopts_equal_files_and_replaces_others(bucket: Bucket, tmp_path: Path) -> None:

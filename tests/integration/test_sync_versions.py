@@ -15,7 +15,7 @@ from kfp_ddp.components.data_sync.result import Result
 from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.shared.markdown import cell
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, damage, fill, run, small_disk
+from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk
 
 
 def test_guard_refuses_to_lose_most_of_a_dataset(bucket: Bucket, tmp_path: Path) -> None:
@@ -69,6 +69,26 @@ def test_kept_file_gives_way_to_what_the_source_has_in_its_place(
         bucket.put(f"ds/{name}", b"new")
     result = run(tmp_path, delete=False, max_delete=1)
     assert content(result.path) == {"a/x": b"new", "b": b"new", "d": b"old", "e": b"new"}
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_kept_file_gives_way_to_one_that_its_disk_holds_as_the_same(
+    bucket: Bucket, tmp_path: Path, folds: bool
+) -> None:
+    old = ("Cat.jpg", "Dogs/1.jpg", "cafe\u0301.jpg", "kept.jpg")
+    new = ("cat.jpg", "dogs/2.jpg", "caf\u00e9.jpg")
+    for name in old:
+        bucket.put(f"ds/{name}", b"old")
+    run(tmp_path)
+    bucket.objects = {}
+    for name in new:
+        bucket.put(f"ds/{name}", b"new")
+    if folds:
+        pretend_folding(tmp_path)
+    result = run(tmp_path, delete=False, max_delete=1)
+    kept = {"kept.jpg"} if folds else set(old)
+    assert content(result.path) == dict.fromkeys(kept, b"old") | dict.fromkeys(new, b"new")
+    assert result.names.kept == kept
 
 
 def test_without_delete_the_new_version_keeps_what_the_source_lost(

@@ -139,10 +139,19 @@ def test_markers_of_the_writer_are_no_data() -> None:
     assert names.without_markers(plain) == (plain, [])
 
 
-def test_what_fits_beside_a_listing() -> None:
+@pytest.mark.parametrize(
+    ("folds", "fits"),
+    [
+        (False, {"a/d", "A", "C", "_Success", "e", "E/f", "\u00e9", "e\u0301", "g/h", "G/i"}),
+        # The first of two that are one there stays; the listing's own come before all.
+        (True, {"a/d", "E/f", "e\u0301", "G/i"}),
+    ],
+)
+def test_what_fits_beside_a_listing(folds: bool, fits: set[str]) -> None:
     beside = listing("a/b", "c")
-    wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "e/", "C", "A"]
-    assert names.fitting(wanted, beside) == {"a/d", "e", "c", "e/", "C", "A"}
+    wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "C", "A", "_Success"]
+    wanted += ["E/f", "\u00e9", "e\u0301", "g/h", "G/i"]
+    assert names.fitting(wanted, beside, folds) == fits
 
 
 PROBE = ".kfsync-probe-\u00e9a"
