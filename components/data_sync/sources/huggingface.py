@@ -16,6 +16,7 @@ from kfp_ddp.components.data_sync.http.origin import Origin
 from kfp_ddp.components.data_sync.listing import Listing
 from kfp_ddp.components.data_sync.sources import Changed, Entry, Transient, check_end
 from kfp_ddp.components.data_sync.sources.blocking import BlockingReader, Stream
+from kfp_ddp.components.shared.destination.place import held
 
 _URL = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<folder>.*))?"
@@ -23,6 +24,8 @@ _URL = re.compile(
 _BLOCK = 1 << 20
 _PAGE = 1_000
 """Files of a page of a listing, at most."""
+MAX_PAGE = 1 << 24
+"""Bytes of a page: 1,000 paths of 2,048 characters, each six times as long as JSON may write it."""
 _GITS_OWN = ".gitattributes"
 
 
@@ -35,7 +38,7 @@ class HuggingFaceSource:
 
     def __init__(self, url: str, timeout: float) -> None:
         try:
-            from huggingface_hub import HfApi
+            self._api = _hub()
         except ImportError as error:
             raise InputError(
                 f"source {url} needs huggingface-hub; pip install 'kfp-ddp[huggingface]'"
@@ -50,7 +53,6 @@ class HuggingFaceSource:
         self._name, self._revision = parts["name"], parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
-        self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
         self.exposed = Origin.of(self._api.endpoint).exposed
 
     def listing(self) -> Listing:
@@ -59,8 +61,9 @@ class HuggingFaceSource:
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
+            _bound_pages()
             about = self._api.dataset_info(
-                self._name, revision=self._revision, timeout=self._timeout
+                self._name, revision=self._revision, timeout=self._timeout, expand=["sha"]
             )
             self._revision = about.sha
             found = self._list()
@@ -175,6 +178,26 @@ class _HubStream:
     def close(self) -> None:
         """Give the connection up, read or not."""
         self._blocks.close()  # type: ignore[attr-defined]
+
+
+def _hub() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+
+
+def _bound_pages() -> None:
+    """Let the library hold at most a page of what the hub's API says; it bounds nothing itself."""
+    from huggingface_hub import get_session
+
+    hooks = get_session().event_hooks
+    if _hold not in hooks["response"]:
+        get_session().event_hooks = {**hooks, "response": [*hooks["response"], _hold]}
+
+
+def _hold(answer: Any) -> None:
+    if str(answer.request.url).startswith(f"{_hub().endpoint}/api/"):
+        answer._content = held(answer.iter_bytes(_BLOCK), MAX_PAGE, answer.request.url.host)
 
 
 def _line(error: BaseException) -> str:

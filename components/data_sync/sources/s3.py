@@ -6,9 +6,6 @@ that a destination of ours left beside the object or the ETag as MD5 where it is
 size in any case. Multipart and SSE-KMS objects without any of these have size and ETag only. The
 crc32c that is computed on the way goes into the
 manifest, so later checks of the files are as strict as for any source.
-
-What boto3 reads of the endpoint at once, heads and pages, it reads without a limit of ours: the
-endpoint is one that who runs the cluster has chosen.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.destination import place
 from kfp_ddp.components.shared.destination.bucket import Bucket, Found, Lost
-from kfp_ddp.components.shared.destination.place import CHANGED, Bounded
+from kfp_ddp.components.shared.destination.place import BLOCK, CHANGED, Bounded, held
 
 if TYPE_CHECKING:
     from azure.core.exceptions import AzureError, HttpResponseError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 PART = 32 << 20
 """Bytes of a block; what is longer is sent in several. 50,000 of them are the most."""
+MAX_PAGE = 1 << 27
+"""Bytes of a page: 5,000 names of 1,024 bytes and as much metadata as there may be, 8 KiB, each
+twice as long in XML."""
 _SCOPE = "https://storage.azure.com/.default"
 _CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two answers
 _FORBIDDEN = frozenset({401, 403})
@@ -40,9 +43,9 @@ def container_client(url: str, container: str, **settings: Any) -> "ContainerCli
         from azure.storage.blob import BlobServiceClient, ExponentialRetry
     except ImportError as error:
         raise InputError(f"{url} needs azure-storage-blob; pip install 'kfp-ddp[azure]'") from error
+    settings = {"connection_timeout": _CONNECT, "read_timeout": _READ, **settings}
     settings = {
-        "connection_timeout": _CONNECT,
-        "read_timeout": _READ,
+        "transport": _bounded(url, settings),
         "max_single_put_size": PART,
         "max_block_size": PART,
         "retry_policy": ExponentialRetry(
@@ -69,6 +72,24 @@ def container_client(url: str, container: str, **settings: Any) -> "ContainerCli
             "AZURE_STORAGE_ACCOUNT"
         ) from None
     return service.get_container_client(container)
+
+
+def _bounded(url: str, settings: dict[str, Any]) -> Any:
+    """A transport that holds at most a page of what is no body of a blob; azure.core has no bound."""
+    from azure.core.pipeline.transport import RequestsTransport
+
+    def hold(answer: Any, stream: bool = False, **_: Any) -> None:
+        if not stream or answer.status_code >= 300:
+            try:
+                answer._content = held(answer.iter_content(BLOCK), MAX_PAGE, f"the server of {url}")
+            except InputError:
+                answer.close()
+                raise
+
+    transport = RequestsTransport(**settings)
+    transport.open()
+    transport.session.hooks["response"].append(hold)
+    return transport
 
 
 class AzureBucket(Bucket):

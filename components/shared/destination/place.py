@@ -3,7 +3,7 @@
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
@@ -105,6 +105,23 @@ class Bounded:
         self._into.seek(start)
         self._into.truncate()
         self._size = self.crc = 0
+
+
+def held(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
+    """All that a peer says at once, as a page of a listing, of at most `limit` bytes.
+
+    Raises:
+        InputError: it says more.
+    """
+    said = bytearray()
+    for block in blocks:
+        said += block
+        if len(said) > limit:
+            raise InputError(
+                f"{peer} says more than {limit:,} bytes at once, which no page of a listing has: "
+                "correct its address, or look at the server"
+            )
+    return bytes(said)
 
 
 def sha256(file: Path) -> str:

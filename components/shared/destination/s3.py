@@ -10,12 +10,14 @@ from typing import Any, BinaryIO, ClassVar, TypeVar
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.destination import place
 from kfp_ddp.components.shared.destination.bucket import Bucket, Found, Lost
-from kfp_ddp.components.shared.destination.place import BLOCK, CHANGED, Bounded
+from kfp_ddp.components.shared.destination.place import BLOCK, CHANGED, Bounded, held
 
 R = TypeVar("R")
 _Given = dict[str, Any]
 PART = 64 << 20
 """Bytes of a part; what is longer is sent in several. 10,000 of them are the most."""
+MAX_PAGE = 1 << 23
+"""Bytes of a page: 1,000 names of 1,024 bytes, each six times as long as XML may write it."""
 _CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two answers
 _WRONG_CREDENTIALS = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
@@ -49,11 +51,35 @@ def s3_client(url: str, anonymous: bool = False, **settings: Any) -> Any:
         session = boto3.Session()
         if anonymous or session.get_credentials() is None:
             settings["signature_version"] = UNSIGNED
-        return session.client("s3", config=Config(**settings))
+        return _bounded(session.client("s3", config=Config(**settings)))
     except (BotoCoreError, ValueError) as error:
         raise InputError(
             f"{url} cannot be opened: {line(error)}; check AWS_ENDPOINT_URL_S3 and the AWS settings"
         ) from error
+
+
+def _bounded(client: Any) -> Any:
+    """Let a client hold at most a page of what is no object's body: boto3 has no setting for it."""
+    from botocore.exceptions import HTTPClientError
+    from urllib3.exceptions import HTTPError
+
+    session = client._endpoint.http_session
+
+    def send(request: Any, **_: Any) -> Any:
+        streams, request.stream_output = request.stream_output, True
+        answer = session.send(request)
+        if not streams or answer.status_code >= 300:
+            try:
+                answer._content = held(answer.raw.stream(), MAX_PAGE, client.meta.endpoint_url)
+            except HTTPError as error:
+                raise HTTPClientError(error=error) from error
+            except InputError:
+                answer.raw.close()
+                raise
+        return answer
+
+    client.meta.events.register("before-send.s3", send)
+    return client
 
 
 class S3Bucket(Bucket):
