@@ -48,6 +48,7 @@ def run(
         at_hand(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
+        task.fetch(f"{bundle.NAME}/")
         made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))
         folder = make(*made_of, model_name, asked)
         found = task.there(folder)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from kfp_ddp.base import folders
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export import prove, variants, whole_split
@@ -258,3 +259,27 @@ def test_the_compiled_form_tells_what_the_model_tells_and_which_cpu_it_is_for(so
     (one,) = told.variants
     assert (one.agreement, one.gain, one.won, one.lost) == (1, 0, 0, 0)
     assert one.made == {"instructions": torch.backends.cpu.get_cpu_capability()}
+
+
+def test_an_export_that_is_repeated_in_a_bucket_leaves_no_form_that_is_not_asked_for_now(
+    trained_checkpoint: Path,
+    trained_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
+    monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
+    run_dir = tmp_path / "bucket" / "run-1" / "train"
+    checkpoint = run_dir / "checkpoints" / trained_checkpoint.name
+    shutil.copytree(trained_checkpoint, checkpoint)
+    evaluate(checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    given = arguments(run_dir, checkpoint, trained_dataset, tmp_path)
+    given |= {name: f"file://{given[name]}" for name in ("run_dir", "checkpoint", "evaluation")}
+    export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})
+    assert (run_dir / "bundle" / "model.fp16.onnx").exists()
+    times = run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns
+    export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})
+    assert run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns == times, "it was used again"
+    export.python_func(**given)
+    assert bundle.intact(run_dir / "bundle"), "a reader finds what the manifest lists, and no more"
+    assert not (run_dir / "bundle" / "model.fp16.onnx").exists()

@@ -14,6 +14,8 @@ from kfp_ddp.components.shared.destination import Destination, open_destination,
 from kfp_ddp.components.shared.workspace import checkpoints, leases, opened
 from kfp_ddp.components.shared.workspace.carried import Carried
 from kfp_ddp.components.shared.workspace.follow import Followed
+from kfp_ddp.training import resume
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
 
 KEEP = 2
@@ -155,6 +157,37 @@ def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -
     assert len(names(there / "checkpoints")) == 2 * KEEP
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_start_that_begins_anew_counts_alone_and_sets_aside_what_was_there(
+    address: str, where: Destination, there: Path, tmp_path: Path, saved: bool
+) -> None:
+    put(where, tmp_path / "a", 900, 1000)
+    (there / "checkpoints.old-0/step-00000007").mkdir(parents=True)
+    (there / "checkpoints.old-0/step-00000007" / STATE).write_text("of a start before that")
+    with Carried(address, KEEP, every=60.0) as first:
+        anew = {"output_dir": str(first.path), "resume": "never", "run_id": "17"}
+        resume.begin(TrainConfig.create(data="/d", **anew), [])
+        for step in (10, 20) if saved else ():
+            save(first.path, step)
+            first.finish()
+        first.finish()
+    counting = ["step-00000010", "step-00000020"] if saved else []
+    assert checkpoints.complete(where, "checkpoints") == [
+        f"checkpoints/{each}" for each in reversed(counting)
+    ]
+    assert checkpoints.complete(where, "checkpoints.old-1") == [
+        *("checkpoints.old-1/step-00001000", "checkpoints.old-1/step-00000900")
+    ]
+    assert (there / "checkpoints.old-1/step-00000900" / STATE).read_text() == "state 900"
+    assert (there / "checkpoints.old-0/step-00000007" / STATE).exists()
+    assert (there / "begun-by").exists()
+    with Carried(address, KEEP, every=60.0) as second:
+        assert second.resumed == ("checkpoints/step-00000020" if saved else "")
+        save(second.path, 30)
+        second.finish()
+    assert len(checkpoints.complete(where, "checkpoints")) == (KEEP if saved else 1)
+
+
 def test_a_pod_puts_what_it_wrote_and_not_what_it_fetched(
     address: str, there: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +293,18 @@ def test_a_step_brings_what_it_reads_and_puts_what_it_writes(
     assert set(names(there)) - before.keys() == {"bundle/model.onnx", "bundle/_SUCCESS"}
     assert {name: (there / name).stat().st_mtime_ns for name in before} == before
     assert not task.path.exists()
+
+
+def test_what_a_step_removed_is_gone_there_too_and_no_more(address: str, there: Path) -> None:
+    for name in ("bundle/old.onnx", "bundle/_SUCCESS", "evaluation/evaluation.json"):
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (there / name).write_text("of before")
+    with opened(address, "export") as task:
+        task.fetch("bundle/")
+        (task.path / "bundle/old.onnx").unlink()
+        (task.path / "bundle/_SUCCESS").write_text("anew")
+    assert names(there) == ["bundle/_SUCCESS", "evaluation/evaluation.json"]
+    assert (there / "bundle/_SUCCESS").read_text() == "anew"
 
 
 def test_what_a_step_wrote_before_it_failed_does_not_count(address: str, there: Path) -> None:

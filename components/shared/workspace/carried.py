@@ -1,8 +1,10 @@
 """A training's folder on this machine, which a bucket keeps: fetched first, put while it runs."""
 
 import contextlib
+import itertools
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +60,9 @@ class Carried:
         self.resumed = ""
         """The checkpoint that was fetched, by its name; '' for none."""
         self._there: set[str] = set()
+        self._earlier = ""
+        """Where the checkpoints of another start lie, once this one has set them aside."""
+        self._setting_aside = threading.Lock()
         self._changes = Changes(self.path, self._is_ours)
         self._over = False
         self._rounds = (
@@ -106,7 +111,7 @@ class Carried:
         while True:
             try:
                 self._put_checkpoints(where)
-                return self._changes.put(where)
+                return self._put_files(where)
             except KfpDdpError as error:
                 if time.monotonic() > deadline:
                     raise UnreachableError(
@@ -117,6 +122,7 @@ class Carried:
 
     def _put_checkpoints(self, where: Destination) -> None:
         """Put the newest checkpoint unless it is there, and the best where that is to stay."""
+        self._set_aside(where)
         found = [path for path in self.path.glob(f"{CHECKPOINTS}/step-*[0-9]") if _whole(path)]
         newest = max(found, key=step_of, default=None)
         if newest is None:
@@ -159,7 +165,24 @@ class Carried:
         return self._over or not name.startswith(f"{LOGS}/")
 
     def _put_files(self, where: Destination) -> None:
+        self._set_aside(where)  # before it is told that this start has begun
         self._changes.put(where)
+
+    def _set_aside(self, where: Destination) -> None:
+        """Move there what a training that begins anew moved aside here: it counts no more."""
+        with self._setting_aside:
+            aside = f"{CHECKPOINTS}.old-"
+            if self.resumed not in self._there:
+                return
+            if not any(self.path.glob(f"{aside}*/{self.resumed.rpartition('/')[2]}")):
+                return
+            if not self._earlier:
+                taken = {name.partition("/")[0] for name, _ in where.list(aside)}
+                free = (f"{aside}{number}" for number in itertools.count())
+                self._earlier = next(name for name in free if name not in taken)
+            checkpoints.move(where, CHECKPOINTS, self._earlier, self.path / files.OUTGOING)
+            self._there.clear()
+            print(f"earlier checkpoints are in {self.address}/{self._earlier} now", flush=True)
 
     def _fetch_from_others(self, where: Destination) -> None:
         files.fetch(where, FETCHED, self.path)

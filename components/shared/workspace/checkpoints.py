@@ -80,6 +80,27 @@ def prune(where: Destination, folder: str, keep: int, spared: str = "") -> None:
             where.delete(name)
 
 
+def move(where: Destination, folder: str, target: str, room: Path) -> None:
+    """Move the checkpoints of a folder to another one; a store has no rename.
+
+    Args:
+        where: The run's folder.
+        folder: In it, where nothing is left.
+        target: In it; those that are there already stay.
+        room: A folder here for one of them at a time.
+
+    Raises:
+        KfpDdpError: they cannot be read or written; called again it goes on.
+        OSError: this machine has no room for them.
+    """
+    for name in reversed(complete(where, folder)):
+        if fetch(where, name, room):
+            upload(where, f"{target}/{name.rpartition('/')[2]}", room / name)
+            shutil.rmtree(room / name)
+            where.delete(f"{name}/{MANIFEST}")
+    prune(where, folder, keep=0)
+
+
 def fetch(where: Destination, name: str, run_dir: Path) -> bool:
     """Bring a checkpoint to its place in a folder of this machine; False if it does not verify.
 

@@ -28,6 +28,12 @@ class Changes:
         """Take what is here now, in this folder or in one below it, as what is there."""
         self._known |= {name: stamp for name, stamp in self._files() if name.startswith(below)}
 
+    def delete(self, where: Destination) -> None:
+        """Delete there what was here and is gone; raises KfpDdpError."""
+        for name in self._known.keys() - {name for name, _ in self._files()}:
+            where.delete(name)
+            del self._known[name]
+
     def put(self, where: Destination) -> None:
         """Put what changed; raises KfpDdpError, and then goes on from there the next time."""
         changed = [each for each in self._files() if self._known.get(each[0]) != each[1]]

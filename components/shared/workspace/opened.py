@@ -61,9 +61,10 @@ class Opened:
             self._changes.note(below)
 
     def put(self) -> None:
-        """Put what was written; raises KfpDdpError."""
+        """Put what was written, without what was removed; raises KfpDdpError."""
         if self._where is not None:
             with _room(self.path, self._address):
+                self._changes.delete(self._where)
                 self._changes.put(self._where)
 
 
