@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import urllib.request
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kfp_ddp.training.manifest import MANIFEST, STATE
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 _LARGEST = 16 << 30
+"""Bytes of weights, from wherever they come."""
 _BLOCK = 1 << 20
 _SECONDS = 60.0
 
@@ -106,24 +108,40 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 def _download(url: str, target: Path) -> None:
     """A file by https; torchvision and others put a digest into its name, which is checked."""
-    whole, size = hashlib.sha256(), 0
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=_SECONDS) as answer,  # noqa: S310  https only
-            target.open("wb") as file,
-        ):
-            while block := answer.read(_BLOCK):
-                whole.update(block)
-                size += file.write(block)
-            if size < int(answer.headers.get("Content-Length") or 0):
-                raise HTTPException(f"the connection was cut after {size:,} bytes")
-    except (OSError, HTTPException, ValueError) as error:
-        raise StorageError(
-            f"cannot fetch init_from={url}: {error}; give an address that the step can reach"
-        ) from None
+    whole = hashlib.sha256()
+    with target.open("wb") as file:
+        for block in _blocks(url):
+            whole.update(block)
+            file.write(block)
     told = re.search(r"-([0-9a-f]{8,})\.", target.name)
     if told and not whole.hexdigest().startswith(told[1]):
         raise StorageError(f"{url} arrived damaged: its sha256 is not as its name tells; try again")
+
+
+def _blocks(url: str) -> Iterator[bytes]:
+    """What lies at an address by https; raises InputError where that is too much."""
+    size = 0
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310  https only
+            told = int(answer.headers.get("Content-Length") or 0)
+            while max(size, told) <= _LARGEST and (block := answer.read(_BLOCK)):
+                size += len(block)
+                yield block
+    except (OSError, HTTPException, ValueError) as error:
+        raise _unreachable(url, error) from None
+    if max(size, told) > _LARGEST:
+        raise InputError(
+            f"init_from={url} has {max(size, told):,} bytes or more, over the {_LARGEST:,} that "
+            "weights may have: correct the address"
+        )
+    if size < told:
+        raise _unreachable(url, f"the connection was cut after {size:,} bytes")
+
+
+def _unreachable(url: str, why: object) -> StorageError:
+    return StorageError(
+        f"cannot fetch init_from={url}: {why}; give an address that the step can reach"
+    )
 
 
 def _nothing(address: str) -> InputError:

@@ -20,6 +20,7 @@ from kfp_ddp.training import checkpoint, weights_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build
 from tests import tls
+from tests.sync_runs import small_disk
 
 
 def config(init_from: str, output: Path) -> TrainConfig:
@@ -121,6 +122,34 @@ def answering(answer: bytes, folder: Path) -> Iterator[str]:
             patch.setenv("SSL_CERT_FILE", str(certificate))
             yield f"https://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
+)
+def test_more_than_weights_have_is_not_downloaded(
+    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
+    told = r"^init_from=https://\S+/w\.pth has [23],\d{3},\d{3} bytes or more, over the 1,048,576 "
+    with (
+        answering(head + bytes(3_000_000), tmp_path) as server,
+        pytest.raises(InputError, match=told),
+    ):
+        begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+    assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
+
+
+def test_a_disk_that_is_full_while_weights_arrive_is_one_line(tmp_path: Path) -> None:
+    answer = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(3_000_000)
+    full = r"^cannot bring init_from=https://\S+/w\.pth to \S+: No space left on device; make room"
+    with (
+        small_disk(tmp_path / "small", "size=1m") as disk,
+        answering(answer, tmp_path) as server,
+        pytest.raises(StorageError, match=full) as caught,
+    ):
+        begun(config(f"{server}/w.pth", disk), disk)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
