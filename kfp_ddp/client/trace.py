@@ -1,6 +1,7 @@
 """A trace of one rank of a training that runs: asked for in its folder, and waited for."""
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ _PLACES = RunFolder("")
 _METRICS = _PLACES.metrics.name
 _WHERE = (_METRICS, f"work/*/*/{_METRICS}")
 """Where a run's folder is: itself, or below the output of a run on this machine."""
-_LARGEST = 64 << 20
+_LARGEST = 1 << 40
+_LAST = 1 << 20
+"""Bytes at the end of the metrics, in which the last event is."""
 _LOOK_SECONDS = 1.0
 
 
@@ -76,7 +79,7 @@ def _run_folder(path: Path) -> Path:
 def _check(where: Destination, place: str, rank: int) -> None:
     """Refuse what nobody would answer."""
     ranks = {name for name, _ in where.list(f"{_PLACES.ranks}/")}
-    last = _last_event(where.read(_METRICS, _LARGEST) or b"")
+    last = _last_event(where)
     if not ranks:
         raise InputError(f"no rank of {place} has begun: name the folder of a training that runs")
     if last.get("event") == "end":
@@ -85,7 +88,11 @@ def _check(where: Destination, place: str, rank: int) -> None:
         raise InputError(f"{place} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
 
 
-def _last_event(metrics: bytes) -> dict[str, Any]:
+def _last_event(where: Destination) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as file:  # of a long training, more than memory should hold
+        where.fetch(_METRICS, file, _LARGEST)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
+        metrics = file.read()
     try:
         event = json.loads(metrics[: metrics.rfind(b"\n") + 1].splitlines()[-1])
     except (ValueError, IndexError):

@@ -62,6 +62,12 @@ def test_what_nobody_would_answer_is_said_at_once(
         ask(tmp_path / "out")
     (run / "ranks").mkdir()
     (run / "ranks" / "0.json").write_text("{}")
+    with (run / "metrics.jsonl").open("r+b") as metrics:  # of months
+        metrics.seek(65 << 20)
+        metrics.write(b'\n{"event": "end"}\n')
+    with pytest.raises(InputError, match=r"has ended: nothing is left to trace"):
+        ask(tmp_path / "out")
+    (run / "metrics.jsonl").write_text('{"event": "start"}\n')
     with pytest.raises(JobError, match=r"rank 0 of .*/train wrote no trace within 0 minutes"):
         ask(tmp_path / "out", minutes=0)
     left = Request.read(RunFolder(run))
