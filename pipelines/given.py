@@ -13,6 +13,7 @@ import kfp_ddp
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings, hint
 from kfp_ddp.components.preflight.parameters import MODELS, SUBJECTS
+from kfp_ddp.components.train.settings import JOB_OWN
 from kfp_ddp.pipelines.document import Document
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
@@ -154,6 +155,8 @@ class Form:
             known = sorted({*self.parameters, *(one for each in offered.values() for one in each)})
             near = hint(wanted, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
+        if len(places) > 1 and wanted in JOB_OWN:
+            places.remove("job")
         if len(places) > 1:
             several = " or ".join(f"{one}.{wanted}" for one in places)
             raise InputError(f"{name} is a setting of several things: write {several}")

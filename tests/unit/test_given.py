@@ -6,6 +6,7 @@ import pytest
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.given import Form, form_of, merged
+from kfp_ddp.training import model_file
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,7 @@ from kfp_ddp.pipelines.given import Form, form_of, merged
         ("cpu=2", {"job": {"cpu": "2"}}),
         ("include=*.jpg", {"sync": {"include": ["*.jpg"]}}),
         ("exclude=[a, b/**]", {"sync": {"exclude": ["a", "b/**"]}}),
+        ("script_args=--lr 1", {"training": {"script_args": "--lr 1"}}),
         ("dataset=", {"sync": {"dataset": ""}}),
         ("gate={min_accuracy: 0.9}", {"gate": {"min_accuracy": 0.9}}),
     ],
@@ -50,6 +52,17 @@ def test_what_cannot_be_set_is_one_line(word: str, line: str) -> None:
         form_of("train_resnet").read(None, [word])
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_script_is_that_of_the_training_as_the_step_sets_the_one_of_its_job(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("print('hi')\n")
+    given = form_of("train_resnet").read(None, [f"script={file}"])
+    assert given == {"training": {"script": model_file.pack(file, "script")}}
+    with pytest.raises(InputError, match=r"write training\.labels or job\.labels"):
+        form_of("train_resnet").read(None, ["labels=labels.csv"])
 
 
 def test_words_go_over_a_file_of_settings(tmp_path: Path) -> None:
