@@ -35,6 +35,8 @@ class OnClaim:
 
     def last(self) -> dict[str, float]:
         """The newest time of what lies in the folders of a run's tasks."""
+        if not self._work.exists():
+            return {}
         return {each.name: _last_written(each) for each in self._work.iterdir() if _is_run(each)}
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:

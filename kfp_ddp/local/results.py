@@ -19,6 +19,7 @@ LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 """Lines of that log; it is read where psutil, which a run needs, may not be."""
+FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
 def progress(output: Path) -> str:
@@ -49,14 +50,16 @@ def detail(output: Path, step: str) -> str:
         case "dataset-volume":
             return "read in place: " + "/".join(Path(found["path"]).parts[-2:])
         case "train":
-            return f"{found['step']:.0f} steps, {images_per_second(output):,.0f} images/s"
+            speed = images_per_second(output)
+            return f"{found['step']:.0f} steps" + (f", {speed:,.0f} images/s" if speed else "")
         case "evaluate":
             low, high = found["accuracy_low"], found["accuracy_high"]
             return f"accuracy {found['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
         case "gate":
             return str(found["reason"])
         case "export":
-            return "safetensors, ONNX and .pt2 agree with the checkpoint"
+            formats = [word for file, word in FORMATS.items() if file in found["formats"]]
+            return f"{', '.join(formats[:-1])} and {formats[-1]} agree with the checkpoint"
         case "publish":
             return f"version {found['version']}" + (", the champion" if found["champion"] else "")
     return ""
@@ -106,15 +109,17 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
 
 def told(summary: Mapping[str, Any]) -> list[str]:
     """The summary for people: a line for each of its figures and files."""
+    speed = f"{summary['images_per_second']:,.0f} images/s on {summary['ranks']} rank(s)"
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
-        "speed": f"{summary['images_per_second']:,.0f} images/s on {summary['ranks']} rank(s)",
+        "speed": speed if summary["images_per_second"] else "",  # a script need not tell it
         "bundle": shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
+        "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
         "loss curve": shown(summary["loss_curve"]),
     }
-    return [f"  {name:<12}{value}" for name, value in lines.items()]
+    return [f"  {name:<12}{value}" for name, value in lines.items() if value]
 
 
 def shown(path: str | Path) -> str:

@@ -41,6 +41,11 @@ def test_runs_before_the_newest_are_deleted_if_nobody_uses_them(tmp_path: Path) 
     assert (outside / "train/metrics.jsonl").exists()
 
 
+def test_a_run_that_failed_before_it_made_a_folder_leaves_none_to_delete(tmp_path: Path) -> None:
+    missing = str(tmp_path / "work")
+    assert run("own", "local", {"keep_runs": 2}, missing) == "nothing was left to end"
+
+
 def test_a_run_that_a_step_uses_is_kept_however_long_it_was_silent(tmp_path: Path) -> None:
     folder(tmp_path, "own", 0.0)
     waiting = folder(tmp_path, "waiting", 30.0)

@@ -1,0 +1,55 @@
+"""What a run on this machine says of its steps, from what these wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kfp_ddp.local import own, results
+
+
+def wrote(output: Path, step: str, /, **found: Any) -> None:
+    folder = output / "artifacts" / "run" / step
+    folder.mkdir(parents=True)
+    artifact = {"metadata": found}
+    document = {"artifacts": {"what": {"artifacts": [artifact]}}}
+    (folder / "executor_output.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("formats", "said"),
+    [
+        ("model.onnx, model.pt2, model.safetensors", "safetensors, ONNX and .pt2 agree"),
+        ("model.pt2, model.safetensors", "safetensors and .pt2 agree"),
+    ],
+)
+def test_only_formats_that_were_written_agree_with_the_checkpoint(
+    formats: str, said: str, tmp_path: Path
+) -> None:
+    wrote(tmp_path, "export", formats=formats)
+    assert results.detail(tmp_path, "export") == f"{said} with the checkpoint"
+
+
+def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
+    wrote(tmp_path, "train", step=18.0)
+    assert results.detail(tmp_path, "train") == "18 steps"
+    summary = {
+        **dict.fromkeys(("bundle", "report", "loss_curve"), "x"),
+        **dict.fromkeys(("accuracy", "images_per_second", "files", "files_copied"), 0),
+        "ranks": 2,
+        "blessed": True,
+        "uploaded_to": "s3://models/flowers/1",
+    }
+    lines = results.told(summary)
+    assert not [line for line in lines if "images/s" in line]
+    assert "  uploaded    s3://models/flowers/1" in lines
+
+
+def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_path: Path) -> None:
+    wrote(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
+    wrote(tmp_path, "leaderboard", trials=3)
+    wrote(tmp_path, "train", loss=0.5)
+    assert own.said(tmp_path, "preflight") == "resnet18 at 64 px"
+    assert own.said(tmp_path, "leaderboard") == "trials 3"
+    assert own.said(tmp_path, "train") == "loss 0.5"
