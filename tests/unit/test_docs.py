@@ -1,16 +1,18 @@
 """What the pages say exists: links, commands and their options, settings, files, code."""
 
 import ast
+import importlib
 import inspect
 import itertools
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 import yaml
+from kfp.dsl.base_component import BaseComponent
 
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.components.preflight.parameters import SUBJECTS
@@ -21,11 +23,19 @@ PAGES = sorted(
     [
         *ROOT.glob("docs/*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")),
-        *ROOT.glob("deploy/README.md"),
+        *(ROOT / f"{name}/README.md" for name in ("deploy", "examples", "images", "training")),
+        *ROOT.glob("components/**/README.md"),
     ]
 )
+OURS: dict[str, BaseComponent] = {
+    path.parent.name: getattr(
+        importlib.import_module(f"kfp_ddp.components.{path.parent.name}.component"),
+        path.parent.name,
+    )
+    for path in ROOT.glob("components/*/component.py")
+}
 LINK = re.compile(r"\]\(([^()\s]+(?:\([^()]*\))?)\)|srcset=\"([^\"]+)\"|src=\"([^\"]+)\"")
-MAPPING = re.compile(r"\b(training|job|sync|gate|release)=(\{[^`]*\})(?=[`, )]|$)")
+MAPPING = re.compile(r"\b(training|job|sync|gate|release)=(\{[^`\n]*\})(?=[`, )]|$)")
 
 
 def ids(path: Path) -> str:
@@ -75,17 +85,18 @@ def test_every_command_has_the_options_that_pages_give_it(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_settings_in_mappings_are_those_of_their_subject(page: Path) -> None:
     """Each is `job={...}` in the form that Python and JSON share."""
-    given: list[tuple[str, dict[str, Any]]] = []
+    given: list[tuple[str, Iterable[str]]] = []
     for subject, text in MAPPING.findall(page.read_text()):
-        python = text.replace("true", "True").replace("false", "False")
-        given.append((subject, ast.literal_eval(python)))
+        written = ast.parse(text, mode="eval").body
+        assert isinstance(written, ast.Dict)
+        given.append((subject, [ast.literal_eval(key) for key in written.keys if key]))
     for _, text in SETTINGS_FILE.findall(page.read_text()):
         for name, value in yaml.safe_load(text).items():
             assert name in ("sweep", *inspect.signature(train_resnet.pipeline_func).parameters)
             given += [(name, value)] if name in SUBJECTS else []
-    for subject, mapping in given:
+    for subject, names in given:
         known = {name for model in SUBJECTS[subject] for name in model.model_fields}
-        assert mapping.keys() - known == set(), mapping
+        assert set(names) <= known, names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -100,6 +111,44 @@ def test_files_that_are_applied_and_shown_are_there_and_code_can_be_read(page: P
         json.loads(text)
     for text in fences(page, "yaml"):
         assert yaml.safe_load(text), text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_components_are_called_by_their_inputs_and_asked_for_their_outputs(page: Path) -> None:
+    """`...` as an argument stands for the required ones that are left out."""
+    for text in fences(page, "python"):
+        nodes = list(ast.walk(ast.parse(text)))
+        made = {
+            target.id: of_a_call(node.value)
+            for node in nodes
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in nodes:
+            component = of_a_call(node)
+            if component and isinstance(node, ast.Call):
+                inputs = component.component_spec.inputs or {}
+                given = {each.arg for each in node.keywords if each.arg}
+                needed = {name for name, each in inputs.items() if not each.optional}
+                assert given <= inputs.keys(), f"{component.name}: {given - inputs.keys()}"
+                partial = node.args or any(each.arg is None for each in node.keywords)
+                assert partial or needed <= given, f"{component.name}: {needed - given}"
+            match node:
+                case ast.Subscript(
+                    value=ast.Attribute(value=ast.Name(id=task), attr="outputs"),
+                    slice=ast.Constant(value=str(output)),
+                ) if asked := made.get(task):
+                    assert output in (asked.component_spec.outputs or {}), f"{task}: {output}"
+
+
+def of_a_call(node: ast.AST) -> BaseComponent | None:
+    """The component of ours that is called there, settings of its task behind it or not."""
+    while isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name):
+            return OURS.get(node.func.id)
+        node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    return None
 
 
 def test_the_reference_has_every_command() -> None:
@@ -118,6 +167,15 @@ def test_a_wrong_option_link_or_setting_is_noticed(tmp_path: Path) -> None:
         '`job={"memori": "1Gi"}`': test_settings_in_mappings_are_those_of_their_subject,
         "```console\n$ kubectl apply -f deploy/none.yaml\n```\n": (
             test_files_that_are_applied_and_shown_are_there_and_code_can_be_read
+        ),
+        "```python\nregister(..., model='x')\n```\n": (
+            test_components_are_called_by_their_inputs_and_asked_for_their_outputs
+        ),
+        "```python\nregister(model_name='x')\n```\n": (
+            test_components_are_called_by_their_inputs_and_asked_for_their_outputs
+        ),
+        "```python\nsynced = data_sync(source='x')\nsynced.outputs['version']\n```\n": (
+            test_components_are_called_by_their_inputs_and_asked_for_their_outputs
         ),
     }
     for text, check in checks.items():
