@@ -47,7 +47,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     default="auto",
     show_default=True,
     help="Job that gives fresh volumes to uid 1000: auto for claims that are made now, "
-    "as root, or by a group where PodSecurity is restricted.",
+    "as root, or by a group where PodSecurity is restricted; --print has it with root or group.",
 )
 @click.option("--image", default="", help="Of that job: any with sh and chown.")
 @click.option(
@@ -81,7 +81,7 @@ def command(
     is asked first whether it takes all of it; if it refuses one thing, nothing is made. A namespace
     with a quota and no LimitRange also gets one.
     """
-    from kfp_ddp.install.manifests import Wanted, manifests
+    from kfp_ddp.install.manifests import Wanted, manifests, owner
 
     for name in {"data", "work"} - {*CLAIMS[which]}:
         given[f"{name}_claim"] = ""
@@ -89,7 +89,10 @@ def command(
         import yaml
 
         wanted = Wanted(**{**given, "namespace": given["namespace"] or "kubeflow"})
-        click.echo(yaml.safe_dump_all(manifests(wanted), sort_keys=False), nl=False)
+        objects = manifests(wanted)
+        if chown in ("root", "group") and wanted.claims:
+            objects.append(owner(wanted, "root" if chown == "root" else "group"))
+        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
     from kfp_ddp.components.shared.cluster.api import Api
     from kfp_ddp.doctor.finding import Asked
@@ -103,8 +106,8 @@ def command(
     stopped = any(not each.kind.startswith("Cluster") for each in refused)
     if as_json:
         found = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
-        objects = [vars(each) for each in done]
-        click.echo(json.dumps({**found, "objects": objects, "secret": vars(credentials)}, indent=2))
+        made = [vars(each) for each in done]
+        click.echo(json.dumps({**found, "objects": made, "secret": vars(credentials)}, indent=2))
         sys.exit(int(stopped))
     if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
         click.echo("  → without the right to see nodes, runs need gpus_per_node")

@@ -38,6 +38,21 @@ def printed(*options: str) -> list[Object]:
     return list(yaml.safe_load_all(answer.output))
 
 
+@pytest.mark.parametrize(
+    ("options", "user"),
+    [((), None), (("--chown", "no"), None), (("--chown", "root"), 0), (("--chown", "group"), 1000)],
+)
+def test_the_job_for_volumes_is_printed_where_it_is_asked_for(
+    options: tuple[str, ...], user: int | None
+) -> None:
+    jobs = [each for each in printed(*options) if each["kind"] == "Job"]
+    assert [each["metadata"]["namespace"] for each in jobs] == (
+        ["team"] if user is not None else []
+    )
+    users = [each["spec"]["template"]["spec"]["securityContext"]["runAsUser"] for each in jobs]
+    assert users == ([user] if user is not None else [])
+
+
 def test_the_yaml_is_set_for_the_namespace_wherever_it_is_named() -> None:
     for each in printed("--storage-class", "nfs", "--copies"):
         of_cluster = each["kind"].startswith("Cluster")
