@@ -47,6 +47,8 @@ def detail(output: Path, step: str) -> str:
         case "data-sync":
             copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
             return f"{found['files']:,} files verified, {copied}, version {found['digest'][:12]}"
+        case "changes":
+            return str(found["reason"])
         case "dataset-volume":
             return "read in place: " + "/".join(Path(found["path"]).parts[-2:])
         case "train":

@@ -48,8 +48,10 @@ def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
 
 def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_path: Path) -> None:
     wrote(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
+    wrote(tmp_path, "changes", changed=True, reason="nothing new")
     wrote(tmp_path, "leaderboard", trials=3)
     wrote(tmp_path, "train", loss=0.5)
     assert own.said(tmp_path, "preflight") == "resnet18 at 64 px"
+    assert own.said(tmp_path, "changes") == "nothing new"
     assert own.said(tmp_path, "leaderboard") == "trials 3"
     assert own.said(tmp_path, "train") == "loss 0.5"
