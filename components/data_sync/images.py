@@ -66,7 +66,7 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
         InputError: what cannot train, in one line.
     """
     found = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
-    warnings = (*found.notes, *_uneven(found), *_duplicates(listing, found))
+    warnings = (*found.notes, *uneven(found), *_duplicates(listing, found))
     return Images(found, warnings)
 
 
@@ -95,8 +95,8 @@ def _table(context: Context, name: str, listing: Listing) -> Labels:
             stage.close()
 
 
-def _uneven(found: Layout) -> Iterator[str]:
-    """Classes that a side lacks, or that have few images to train on."""
+def uneven(found: Layout) -> Iterator[str]:
+    """Classes that a side lacks, or that have few images to train on, in words."""
     number = len(found.classes)
     train, val = found.train.counts(number), found.val.counts(number)
     names = [
@@ -104,7 +104,10 @@ def _uneven(found: Layout) -> Iterator[str]:
         for name, there, held in zip(found.classes, train, val, strict=True)
         if not held
     ]
-    yield from _some(names, "without images to validate")
+    what = "without images to validate"
+    if len(names) == number - 1:
+        what += ", so nothing is told apart"
+    yield from _some(names, what)
     few = [
         f"{name} ({there})" for name, there in zip(found.classes, train, strict=True) if there < FEW
     ]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.components.data_sync.images import uneven
 from kfp_ddp.components.data_sync.listing import Filter
 from kfp_ddp.components.data_sync.sources import open_source
 from kfp_ddp.components.preflight.places import check_place
+from kfp_ddp.components.shared.markdown import printable
 from kfp_ddp.local.choice import Photographs
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.labels import Labels
@@ -62,7 +64,8 @@ def look(source: str, given: Mapping[str, Any]) -> Photographs:
     found = lay_out(names, val_fraction=fraction, labels=labels)
     side = _short_side([folder / name for name in found.train.names]) if folder else 0
     counts = (len(found.train), len(found.val), len(found.classes))
-    return Photographs(*counts, side, found.notes)
+    notes = map(printable, (*found.notes, *uneven(found)))
+    return Photographs(*counts, side, tuple(notes))
 
 
 def _names(folder: Path) -> Iterator[str]:
