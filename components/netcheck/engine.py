@@ -1,10 +1,13 @@
 """The netcheck step: pods like those of a training measure what lies between them."""
 
+import contextlib
+import io
 import json
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kfp_ddp.base.errors import JobError
 from kfp_ddp.base.settings import check_given, split
@@ -88,7 +91,8 @@ def on_cluster(
         KfpDdpError: the job cannot be made, or it failed.
     """
     words = ["python3", "-m", PROGRAM, "--", json.dumps(asked.given())]
-    finished = launch(LaunchSpec.create(**{**fields, "command": words}), *ids, api)
+    with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
+        finished = launch(LaunchSpec.create(**{**fields, "command": words}), *ids, api)
     return _read(line for lines in finished.last_lines.values() for line in lines)
 
 
@@ -127,10 +131,27 @@ def here(asked: NetworkCheck, ranks: int) -> Network:
         JobError: they failed.
     """
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
-        ended = run_ranks([json.dumps(asked.given())], ranks, Path(folder), PROGRAM)
+        with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
+            ended = run_ranks([json.dumps(asked.given())], ranks, Path(folder), PROGRAM)
         if ended.code:
             raise JobError(f"the check of the network failed: {ended.cause(Path(folder))}")
     return _read([ended.last_line])
+
+
+class _WithoutResult(io.StringIO):
+    """The log of the ranks but for the line of the result, which is for programs."""
+
+    def __init__(self, log: TextIO) -> None:
+        super().__init__()
+        self._log = log
+
+    def write(self, text: str) -> int:
+        """Pass a line on."""
+        return len(text) if RESULT in text else self._log.write(text)
+
+    def flush(self) -> None:
+        """Pass on what waits."""
+        self._log.flush()
 
 
 def _read(lines: Iterable[str]) -> Network:

@@ -63,6 +63,9 @@ def command(
     from kfp_ddp.training.netcheck.record import problems, table
 
     check = NetworkCheck.create(**{n: value for n, value in asked.items() if value is not None})
+    if not as_json:
+        where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
+        click.echo(f"measuring the network between {nodes} {where}", err=True)
     with contextlib.redirect_stdout(sys.stderr):
         size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
         found = _measured(check, kind, namespace, context, {**_job(settings), **size})

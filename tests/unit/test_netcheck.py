@@ -114,9 +114,12 @@ def test_what_a_step_waits_for_is_told() -> None:
 
 def test_the_table_has_each_node_size_and_link() -> None:
     text = "\n".join(table(network(even(3)), ASKED))
-    assert "| node-0 |  | 9.00 | 9.00 |" in text
-    assert "| 64,000,000 bytes | 101.000 | 9.00 |" in text
+    assert "| node-0           |        | 9.00   | 9.00   |" in text
+    assert "| 64,000,000 bytes | 101.000 | 9.00       |" in text
     assert "10 Gbit/s" in text
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")]
+    assert [len(rows) for rows in tables] == [5, 4, 5]
+    assert all(len({len(row) for row in rows}) == 1 for rows in tables), "columns are aligned"
 
 
 def test_nccl_says_what_it_goes_by() -> None:
@@ -127,17 +130,30 @@ def test_nccl_says_what_it_goes_by() -> None:
     assert transports(log) == ["NET/IB/0", "P2P/CUMEM"]
 
 
-def test_ranks_of_this_machine_measure() -> None:
-    asked = ["netcheck", "--kind", "local", "--nodes", "2", "--largest-mb", "1", "--json"]
+def measured_here(*words: str) -> "subprocess.CompletedProcess[str]":
+    asked = ["netcheck", "--kind", "local", "--nodes", "2", "--largest-mb", "1", *words]
     program = [sys.executable, "-m", "kfp_ddp.cli", *asked]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_ranks_of_this_machine_measure() -> None:
+    done = measured_here("--json")
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)
     found = Network.model_validate_json(done.stdout)
     assert (found.ranks, found.backend, len(found.nodes)) == (2, "gloo", 1)
     assert [size.bytes for size in found.sizes] == [4096, 32768, 262144, 1_000_000]
     assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in found.sizes)
     assert found.latency_us > 0
     assert found.nodes[0].interface == "lo"
+
+
+def test_a_person_reads_what_was_found_without_lines_for_programs() -> None:
+    done = measured_here()
+    assert done.stderr == "measuring the network between 2 processes of this machine\n"
+    assert done.stdout.startswith("## Nothing wrong was found\n")
+    assert "{" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What a check of the network found, and what that means; no torch."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -197,7 +197,7 @@ def _pair(found: Network, link: Link) -> str:
 
 
 def table(found: Network, asked: NetworkCheck) -> Iterable[str]:
-    """The lines of a Markdown document of it all."""
+    """The lines of a Markdown document of it all, whose tables can be read as they stand."""
     wrong, said = problems(found, asked), need(found, asked)
     yield f"## {'The network is not as it should be' if wrong else 'Nothing wrong was found'}"
     yield ""
@@ -208,24 +208,41 @@ def table(found: Network, asked: NetworkCheck) -> Iterable[str]:
     nodes = f"{len(found.nodes)} nodes" if found.nodes[1:] else "one node"
     yield f"- {found.ranks} ranks on {nodes} by {found.backend}{by}"
     yield f"- an all-reduce of four bytes takes {found.latency_us:.0f} µs"
-    yield from ("", "| node | interface | MTU | link | InfiniBand | name found in |")
-    yield "|---|---|---|---|---|---|"
-    for node in found.nodes:
-        speed = f"{node.link_mbit_s / 1000:g} Gbit/s" if node.link_mbit_s else "?"
-        cards = ", ".join(node.infiniband) or "none"
-        cells = (node.title, node.interface or "?", node.mtu or "?", speed, cards)
-        yield f"| {' | '.join(map(str, cells))} | {node.dns_ms:.1f} ms |"
+    yield from _aligned(
+        ("node", "interface", "MTU", "link", "InfiniBand", "name found in"),
+        *(
+            (
+                node.title,
+                node.interface or "?",
+                str(node.mtu or "?"),
+                f"{node.link_mbit_s / 1000:g} Gbit/s" if node.link_mbit_s else "?",
+                ", ".join(node.infiniband) or "none",
+                f"{node.dns_ms:.1f} ms",
+            )
+            for node in found.nodes
+        ),
+    )
     if found.sizes:
-        yield from ("", "| all-reduce | ms | bus Gbit/s |", "|---|---|---|")
-        yield from (f"| {s.bytes:,} bytes | {s.ms:.3f} | {s.bus_gbit_s:.2f} |" for s in found.sizes)
+        rows = ((f"{s.bytes:,} bytes", f"{s.ms:.3f}", f"{s.bus_gbit_s:.2f}") for s in found.sizes)
+        yield from _aligned(("all-reduce", "ms", "bus Gbit/s"), *rows)
     if found.links:
         names = [node.title for node in found.nodes]
         rates = {(link.sender, link.receiver): f"{link.gbit_s:.2f}" for link in found.links}
-        yield from (
-            "",
-            f"| Gbit/s from \\ to | {' | '.join(names)} |",
-            "|---" * (len(names) + 1) + "|",
+        yield from _aligned(
+            ("Gbit/s from \\ to", *names),
+            *(
+                (name, *(rates.get((at, to), "") for to in range(len(names))))
+                for at, name in enumerate(names)
+            ),
         )
-        for at, name in enumerate(names):
-            row = (rates.get((at, to), "") for to in range(len(names)))
-            yield f"| {name} | {' | '.join(row)} |"
+
+
+def _aligned(*rows: Sequence[str]) -> Iterator[str]:
+    """A Markdown table, its head first, with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+        for row in rows
+    ]
+    yield from ("", lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    yield from lines[1:]
