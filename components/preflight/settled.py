@@ -20,12 +20,12 @@ from kfp_ddp.components.preflight.parameters import (
     StepResources,
     filled_in,
 )
-from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.preflight.sweep import Sweep, trials_of
 from kfp_ddp.components.shared.bundle import check_model_name
 from kfp_ddp.components.shared.each_node import options_on_nodes
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.notify import Notification
+from kfp_ddp.components.shared.places import check_place
 from kfp_ddp.components.shared.release import MODELS as PARTS
 from kfp_ddp.components.shared.release import part_of
 from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend

@@ -4,28 +4,33 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.bundle import MANIFEST, NAME, SUCCESS
 from kfp_ddp.components.shared.champion import pointed_at
 from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.components.shared.places import check_place
 from kfp_ddp.components.shared.sealed import Sealed
 
 
-def open_bundle(address: str) -> Sealed:
+def open_bundle(address: str, advice: str = "export it again") -> Sealed:
     """A whole bundle; what is read of it is checked against its manifest.
 
     Args:
         address: Folder or address of a bundle, of a run's results, or of a model's exports, which
             stands for the champion.
+        advice: What to do where it is damaged.
 
     Raises:
         InputError: there is none, or its manifest is damaged.
     """
+    check_place("bundle", address)
     where = open_destination(address)
     for folder in ("", f"{NAME}/"):
-        found = Sealed.at(where, folder, "the bundle", "export it again")
+        found = Sealed.at(where, folder, "the bundle", advice)
         if found.listed is not None:
             return found
     if pointed := pointed_at(where):
-        found = Sealed.at(where, f"{pointed}/", "the bundle", "upload it again")
+        found = Sealed.at(where, f"{pointed}/", "the bundle", advice)
         if found.version == pointed:
             return found
+        if found.listed is not None:
+            raise found.damaged(f"{MANIFEST} is that of {found.version}")
         raise InputError(
             f"CHAMPION at {where.uri} names {pointed}, where that bundle is not: upload it again, "
             "or make another version the champion"

@@ -4,11 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.bundle import MANIFEST, SIGNATURE, SUCCESS
-from kfp_ddp.components.shared.champion import pointed_at
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.components.shared.open_bundle import open_bundle
 from kfp_ddp.components.shared.signature import Signer, check
 
 _LARGEST_FILE = 1 << 40
@@ -36,15 +33,14 @@ def verified(
     """Read all of a bundle, and refuse it where anything is not as its manifest lists it.
 
     Args:
-        address: A folder or an address of a bundle, or of a model's exports, which stands for its
-            champion.
+        address: As `open_bundle` takes it.
         signer: Who has to vouch for it; None for nobody.
         signature: A signature that lies elsewhere than in the bundle.
 
     Raises:
         InputError: there is no bundle, it is damaged, or the signer does not vouch for it.
     """
-    sealed = sealed_at(address)
+    sealed = open_bundle(address, ADVICE)
     if signer is not None:
         check(sealed, signer, signature)
     where, listed, start = sealed.where, sealed.listed or {}, len(sealed.folder)
@@ -61,28 +57,6 @@ def verified(
         size += read.size
     by = signer.name if signer is not None else ""
     return Verified(sealed.uri, sealed.version, len(listed), size, SIGNATURE in there, by)
-
-
-def sealed_at(address: str) -> Sealed:
-    """A bundle by its manifest, of which no other file is read.
-
-    Args:
-        address: As in `verified`.
-
-    Raises:
-        InputError: there is none, or its manifest is damaged.
-    """
-    where = open_destination(address)
-    pointed = pointed_at(where)
-    sealed = Sealed.at(where, f"{pointed}/" if pointed else "", "the bundle", ADVICE)
-    if sealed.listed is None:
-        raise InputError(
-            f"there is no bundle at {sealed.uri}: give its folder or address, with {MANIFEST} and "
-            f"{SUCCESS} in it, or that of a model's exports"
-        )
-    if pointed and sealed.version != pointed:
-        raise sealed.damaged(f"{MANIFEST} is that of {sealed.version}")
-    return sealed
 
 
 class _Digest:

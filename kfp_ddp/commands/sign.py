@@ -16,10 +16,12 @@ PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
 )
 @click.option("--signature", type=FILE, help="A signature made elsewhere, as by model_signing.")
 def command(bundle: str, key: Path | None, signature: Path | None) -> None:
-    """Put a signature into BUNDLE, a folder or an address, or that of a model's exports.
+    """Put a signature into BUNDLE.
 
-    All of it is read and held against its manifest before. One by Sigstore is made of a downloaded
-    bundle by `model_signing sign sigstore`, and put there by --signature.
+    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
+    folder of a model's exports, of which it is the champion's. All of it is read and held against
+    its manifest before. One by Sigstore is made of a downloaded bundle by `model_signing sign
+    sigstore`, and put there by --signature.
 
     kfp-ddp sign gs://bucket/models/flowers --key release.pem
     """
@@ -28,18 +30,19 @@ def command(bundle: str, key: Path | None, signature: Path | None) -> None:
 
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.components.shared.bundle import SIGNATURE
+    from kfp_ddp.components.shared.open_bundle import open_bundle
     from kfp_ddp.components.shared.signature import (
         by_key,
         check_fits,
         made,
         private_key,
     )
-    from kfp_ddp.components.shared.verified import sealed_at, verified
+    from kfp_ddp.components.shared.verified import ADVICE, verified
 
     if (key is None) == (signature is None):
         raise InputError("give --key to sign with, or --signature with one that is made")
     whose = "whoever made it"
-    sealed = sealed_at(bundle)
+    sealed = open_bundle(bundle, ADVICE)
     if key is not None:
         secret = private_key(content_of(key), os.environ.get(PASSWORD, ""), f"--key {key}")
         content, whose = made(sealed, secret), by_key(secret.public_key()).name

@@ -66,7 +66,7 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     from kfp_ddp.components.data_sync import report
     from kfp_ddp.components.data_sync.progress import Progress
     from kfp_ddp.components.data_sync.sync import sync
-    from kfp_ddp.components.preflight.places import check_place
+    from kfp_ddp.components.shared.places import check_place
 
     check_place("source", source)
     given = {name: value for name, value in options.items() if value is not None}

@@ -30,9 +30,9 @@ def command(
 ) -> None:
     """Read all of BUNDLE and hold each file against its manifest, and that against a signature.
 
-    BUNDLE is a folder or an address, or that of a model's exports, for its champion. What is not
-    whole, or not signed by whom you name, ends with exit code 2. Signatures are in the form of
-    OpenSSF Model Signing.
+    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
+    folder of a model's exports, of which it is the champion's. What is not whole, or not signed by
+    whom you name, ends with exit code 2. Signatures are in the form of OpenSSF Model Signing.
 
     kfp-ddp verify gs://bucket/models/flowers --key release.pub
     """

@@ -10,8 +10,8 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.data_sync.images import uneven
 from kfp_ddp.components.data_sync.listing import Filter
 from kfp_ddp.components.data_sync.sources import open_source
-from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared.markdown import printable
+from kfp_ddp.components.shared.places import check_place
 from kfp_ddp.local.choice import Photographs
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.labels import Labels

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared import onnx_runtimes
 from kfp_ddp.components.shared.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.components.shared.open_bundle import open_bundle
@@ -60,7 +59,6 @@ def load(bundle: str) -> Model:
     Raises:
         InputError: there is no whole bundle, or nothing here can compute it.
     """
-    check_place("bundle", bundle)
     sealed = open_bundle(bundle)
 
     def read(name: str, limit: int) -> bytes:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.places import check_place
 from kfp_ddp.components.shared import variants
 from kfp_ddp.components.shared.onnx_runtimes import Loaded, load
 from kfp_ddp.components.shared.open_bundle import model_name, open_bundle
@@ -43,7 +42,6 @@ def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -
     Raises:
         InputError: there is no whole bundle or no such form, or it does not say what it should.
     """
-    check_place("bundle", bundle)
     sealed = open_bundle(bundle)
     file = _file(sealed, variant)
     content = sealed.read(file, _LARGEST_MODEL)

@@ -68,6 +68,15 @@ def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path:
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
+def test_the_folder_of_a_run_stands_for_its_bundle(where: Destination, tmp_path: Path) -> None:
+    (tmp_path / "made").rename(tmp_path / "exports" / "bundle")
+    done = call("sign", where.uri, "--key", tmp_path / "key.pem")
+    assert done.output.startswith(f"{where.uri}/bundle: signed by the key "), done.exception
+    found = call("verify", where.uri, "--key", tmp_path / "key.pub")
+    assert found.output.startswith(f"{where.uri}/bundle: whole, "), found.exception
+
+
+@pytest.mark.parametrize("where", ["folder"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -139,8 +148,9 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
         (["verify", "EXPORTS", "--trust-root", "x"], "--trust-root is for --identity"),
         (["verify", "EXPORTS", "--key", "key.pub", "--issuer", "x"], "are two ways"),
         (["verify", "EXPORTS", "--signature", "key.pub"], "but not whose: give --key"),
-        (["verify", "."], "there is no bundle at .: give its folder or address"),
-        (["verify", "none"], "there is no bundle at none"),
+        (["verify", "."], "there is no bundle at .: give the folder that a run names"),
+        (["verify", "none"], "bundle='none' is a folder that is not there"),
+        (["verify", "gs:/x"], "bundle='gs:/x' is no address: write gs://x"),
         (["verify", "ftp://x"], "give gs://, s3:// or az://"),
         (["sign", "EXPORTS"], "give --key to sign with, or --signature"),
         (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is no private key"),
