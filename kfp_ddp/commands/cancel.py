@@ -3,21 +3,19 @@
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 
 @click.command("cancel")
 @click.argument("run")
 @click.option("--wait", is_flag=True, help="Until it is over.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @connected
 def command(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
     """End RUN: its job is deleted, its checkpoints stay, and retry goes on from them.
 
     RUN is an id or the first characters of one, a name, or last.
     """
-    import json
-
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client
@@ -36,4 +34,4 @@ def command(connection: Connection, run: str, wait: bool, as_json: bool) -> None
         elif as_json:
             found = client.get_run(found.run_id)
     if as_json:
-        click.echo(json.dumps(runs.document(found, connection)))
+        echo_json(runs.document(found, connection))

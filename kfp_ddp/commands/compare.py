@@ -1,12 +1,11 @@
 """`kfp-ddp compare`: runs side by side."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.connection import Connection
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write a page with the tables and the curves of all runs here, too.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @connected
 def command(
     runs: tuple[str, ...], html: Path | None, as_json: bool, connection: "Connection"
@@ -56,7 +55,7 @@ def command(
     if html is not None:
         _write(html, to_html(compared))
     if as_json:
-        click.echo(json.dumps(compared.document()))
+        echo_json(compared.document())
     else:
         _print(compared)
         if html is not None:

@@ -3,6 +3,7 @@
 import click
 
 from kfp_ddp import config
+from kfp_ddp.commands.options import AS_JSON, echo_json
 
 
 class _Group(click.Group):
@@ -30,14 +31,12 @@ def command() -> None:
 
 @command.command("show")
 @click.option("--origin", is_flag=True, help="Tell where each value is from.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON, with their origins.")
+@AS_JSON
 def show(origin: bool, as_json: bool) -> None:
     """Print the settings that commands run with here."""
     found = config.resolved()
     if as_json:
-        import json
-
-        click.echo(json.dumps({name: each._asdict() for name, each in found.items()}))
+        echo_json({name: each._asdict() for name, each in found.items()})
         return
     values = {
         name: str(each.value).lower() if isinstance(each.value, bool) else str(each.value)

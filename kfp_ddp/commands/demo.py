@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from kfp_ddp.commands.options import AS_JSON
+
 
 @click.command("demo")
 @click.option(
@@ -16,7 +18,7 @@ import click
 )
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="DDP ranks.")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs instead of the demo's own number.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary alone, as JSON.")
+@AS_JSON
 def command(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     """Run bucket, sync, DDP training, evaluation, gate and export for real, without a cluster."""
     from kfp_ddp.local.installed import require

@@ -1,12 +1,11 @@
 """`kfp-ddp describe`: why a run failed, or waits, and what to do next."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.connection import Connection
@@ -24,7 +23,7 @@ EVENTS = 8
     help="Look at the run's files for its newest checkpoint, through a pod where they lie on a "
     "claim.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @connected
 def command(run: str, files: bool, as_json: bool, connection: "Connection") -> None:
     """Tell what RUN came to, why, and what to do next.
@@ -44,7 +43,7 @@ def command(run: str, files: bool, as_json: bool, connection: "Connection") -> N
     with subjects(connection) as known:
         found = describe(known.find(run), known.api, files)
     if as_json:
-        click.echo(json.dumps(found.document()))
+        echo_json(found.document())
         return
     for line in told(found):
         click.echo(printable(line))

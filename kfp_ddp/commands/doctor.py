@@ -1,11 +1,12 @@
 """`kfp-ddp doctor`: whether this cluster and namespace have what a run needs."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+
+from kfp_ddp.commands.options import AS_JSON, echo_json
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
@@ -69,7 +70,7 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
     show_default=True,
     help="The claims to make where they are missing.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def command(as_json: bool, **asked: Any) -> None:
     """Check what a run with these settings needs, each with what to do about it.
 
@@ -83,7 +84,7 @@ def command(as_json: bool, **asked: Any) -> None:
     worst = any(finding.state == "bad" for finding in findings)
     if as_json:
         found = {"ok": not worst, "findings": [vars(finding) for finding in findings]}
-        click.echo(json.dumps(found, indent=2))
+        echo_json(found)
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:

@@ -1,12 +1,11 @@
 """`kfp-ddp download`: what a run made, brought here."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.connection import Connection
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     help="A new folder for it.  [default: the name of the run]",
 )
 @click.option("--checkpoint", is_flag=True, help="Bring the newest checkpoint, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @connected
 def command(
     run: str, output: Path | None, checkpoint: bool, as_json: bool, connection: "Connection"
@@ -58,7 +57,7 @@ def command(
             {name: str(value) if isinstance(value, Path) else value for name, value in each.items()}
             for each in map(vars, found)
         ]
-        click.echo(json.dumps({"run_id": subject.id, "output": str(where), "tasks": tasks}))
+        echo_json({"run_id": subject.id, "output": str(where), "tasks": tasks})
         return
     for each in found:
         click.echo(f"{each.task}: {each.bytes / 1e6:,.1f} MB")

@@ -1,12 +1,11 @@
 """`kfp-ddp install`: claims, rights and a budget in the namespace of the runs."""
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.commands.options import configured
+from kfp_ddp.commands.options import AS_JSON, configured, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.components.shared.cluster.api import Api
@@ -64,7 +63,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     "--dry-run", is_flag=True, help="Let the server say what it would do; change nothing."
 )
 @click.option("--print", "only_print", is_flag=True, help="Print the YAML; ask no cluster.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def command(
     which: str,
     chown: str,
@@ -107,7 +106,7 @@ def command(
     if as_json:
         found = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
         made = [vars(each) for each in done]
-        click.echo(json.dumps({**found, "objects": made, "secret": vars(credentials)}, indent=2))
+        echo_json({**found, "objects": made, "secret": vars(credentials)})
         sys.exit(int(stopped))
     if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
         click.echo("  → without the right to see nodes, runs need gpus_per_node")

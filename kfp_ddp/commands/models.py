@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.commands.options import configured
+from kfp_ddp.commands.options import AS_JSON, configured, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.models import Version
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 @click.command("models")
 @click.argument("name", default="")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all settings.")
+@AS_JSON
 @configured("destination")
 def command(name: str, destination: str, as_json: bool) -> None:
     """List the models at the destination, or the versions of NAME: which data, run and settings.
 
     kfp-ddp models flowers --destination gs://bucket/models
     """
-    import json
     from dataclasses import asdict
 
     from kfp_ddp.client import models
@@ -33,7 +32,7 @@ def command(name: str, destination: str, as_json: bool) -> None:
         moves = [one.model_dump() for one in succession.changes(where, name)]
         if as_json:
             shown = [asdict(one) for one in found]
-            click.echo(json.dumps({"name": name, "versions": shown, "champions": moves}))
+            echo_json({"name": name, "versions": shown, "champions": moves})
             return
         _print_versions(found)
         for one in moves:
@@ -46,7 +45,7 @@ def command(name: str, destination: str, as_json: bool) -> None:
     champions = {each: pointed_at(where, each) for each in known}
     if as_json:
         told = {each: {"champion": champions[each], "versions": known[each]} for each in known}
-        click.echo(json.dumps(told))
+        echo_json(told)
         return
     if not known:
         click.echo(f"no models at {where.uri}", err=True)

@@ -1,6 +1,5 @@
 """`kfp-ddp netcheck`: what the network between the pods of a job gives, or between ranks here."""
 
-import json
 import sys
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp import __version__
-from kfp_ddp.commands.options import configured
+from kfp_ddp.commands.options import AS_JSON, configured, echo_json
 from kfp_ddp.training.netcheck.settings import NetworkCheck
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def _help(name: str) -> str:
 @click.option("--step-ms", type=float, help=_help("step_ms"))
 @click.option("--min-gbit-s", type=float, help=_help("min_gbit_s"))
 @click.option("--largest-mb", type=float, help=_help("largest_mb"))
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+@AS_JSON
 def command(
     namespace: str,
     context: str,
@@ -71,7 +70,7 @@ def command(
         found = _measured(check, kind, namespace, context, {**_job(settings), **size})
     wrong = problems(found, check)
     if as_json:
-        click.echo(json.dumps({"problems": wrong, **found.model_dump()}))
+        echo_json({"problems": wrong, **found.model_dump()})
     else:
         click.echo("\n".join(table(found, check)))
     if wrong:

@@ -13,6 +13,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
 SHOWN = ("host", "namespace")
 OF_A_CONNECTION = tuple(Connection.__dataclass_fields__)
+AS_JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON; all else goes to stderr."
+)
 
 
 def configured(*names: str) -> Callable[[Command], Command]:
@@ -62,3 +65,10 @@ def typed(name: str) -> bool:
     """Whether an option stands on the command line, which goes before every file."""
     source = click.get_current_context().get_parameter_source(name)
     return source == click.core.ParameterSource.COMMANDLINE
+
+
+def echo_json(document: Any) -> None:
+    """Print what --json asks for: one line."""
+    import json  # most calls print text
+
+    click.echo(json.dumps(document))

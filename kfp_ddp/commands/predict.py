@@ -1,12 +1,13 @@
 """`kfp-ddp predict`: what pictures show, as a bundle's model has it."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+
+from kfp_ddp.commands.options import AS_JSON, echo_json
 
 TOGETHER = 8
 """Pictures in one call of the model."""
@@ -18,7 +19,7 @@ TOGETHER = 8
 @click.option(
     "--top", type=click.IntRange(1), default=3, show_default=True, help="Classes to tell."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> None:
     """Tell what each PICTURE shows, a file or a folder of them, and how probable that is.
 
@@ -42,7 +43,7 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
         for answer in () if as_json else told[start:]:
             _print(answer, width)
     if as_json:
-        click.echo(json.dumps({"bundle": bundle, "runtime": model.runtime, "pictures": told}))
+        echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": told})
     failed = sum("error" in answer for answer in told)
     if failed:
         raise InputError(f"{failed} of {len(told)} pictures cannot be read")

@@ -2,14 +2,14 @@
 
 import click
 
-from kfp_ddp.commands.options import configured
+from kfp_ddp.commands.options import AS_JSON, configured, echo_json
 
 
 @click.command("promote")
 @click.argument("name")
 @click.argument("version")
 @click.option("--instead-of", default="", metavar="VERSION", help="Only if this is the champion.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @configured("destination", "model_registry")
 def command(
     name: str,
@@ -33,11 +33,9 @@ def command(
 
 def tell(name: str, moved: tuple[str, str], as_json: bool) -> None:
     """Print who is the champion now, and who was."""
-    import json
-
     now, before = moved
     if as_json:
-        click.echo(json.dumps({"name": name, "champion": now, "replaced": before}))
+        echo_json({"name": name, "champion": now, "replaced": before})
     elif now == before:
         click.echo(f"{now} is the champion of {name} already")
     else:

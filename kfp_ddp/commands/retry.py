@@ -3,13 +3,13 @@
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 
 @click.command("retry")
 @click.argument("run")
 @click.option("--follow", is_flag=True, help="Show its steps until it ends; 1 if it failed again.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @connected
 def command(connection: Connection, run: str, follow: bool, as_json: bool) -> None:
     """Let RUN go on, which failed or was ended: what is done stays done.
@@ -19,8 +19,6 @@ def command(connection: Connection, run: str, follow: bool, as_json: bool) -> No
 
     RUN is an id or the first characters of one, a name, or last.
     """
-    import json
-
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client
@@ -40,6 +38,6 @@ def command(connection: Connection, run: str, follow: bool, as_json: bool) -> No
         elif as_json:
             found = client.get_run(found.run_id)
     if as_json:
-        click.echo(json.dumps(runs.document(found, connection)))
+        echo_json(runs.document(found, connection))
     if follow:
         check_success(found)

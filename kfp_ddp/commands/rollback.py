@@ -2,12 +2,12 @@
 
 import click
 
-from kfp_ddp.commands.options import configured
+from kfp_ddp.commands.options import AS_JSON, configured
 
 
 @click.command("rollback")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 @configured("destination", "model_registry")
 def command(name: str, destination: str, model_registry: str, as_json: bool) -> None:
     """Make the champion of the model NAME before this one the champion again.

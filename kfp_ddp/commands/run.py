@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import configured, connected, typed
+from kfp_ddp.commands.options import AS_JSON, configured, connected, typed
 
 if TYPE_CHECKING:
     from kfp_ddp.pipelines.document import Document
@@ -54,7 +54,7 @@ ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
     type=click.IntRange(1),
     help="With --local, processes that train.  [default: by cores]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary alone, as JSON.")
+@AS_JSON
 @configured(*OF_THE_RUN, "destination", *OF_THE_IMAGES)
 @connected
 def command(connection: Connection, source: str, local: bool, **options: Any) -> None:

@@ -3,29 +3,27 @@
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 
 @click.command("runs")
 @click.option("--experiment", default="", help="Only those of this experiment.")
 @click.option("--state", default="", help="Only those in this state, such as failed or running.")
 @click.option("--most", type=click.IntRange(1), default=20, show_default=True, help="So many.")
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@AS_JSON
 @connected
 def command(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:
     """List the runs, the newest first: the first characters of an id name one.
 
     kfp-ddp runs --state failed
     """
-    import json
-
     from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client
 
     with open_client(connection) as client:
         found = runs.listed(client, most, experiment, state)
     if as_json:
-        click.echo(json.dumps([runs.document(run, connection) for run in found]))
+        echo_json([runs.document(run, connection) for run in found])
         return
     if not found:
         click.echo("no runs", err=True)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import configured, connected, typed
+from kfp_ddp.commands.options import AS_JSON, configured, connected, echo_json, typed
 
 if TYPE_CHECKING:
     import kfp
     from kfp_server_api import V2beta1RecurringRun
 
 OF_RUNS = ("pipeline_root", "service_account")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 WAIT = click.option("--wait", is_flag=True, help="Pause it, and delete it when its runs are over.")
 FORCE = click.option("--force", is_flag=True, help="End its runs with it.")
 
@@ -195,8 +194,6 @@ def replace(
 @connected
 def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     """List the schedules, the newest first."""
-    import json
-
     from kfp_ddp.client import schedules
     from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.schedule_told import document, minute
@@ -205,7 +202,7 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
         pipelines: dict[tuple[str, str], str] = {}
         told = [document(client, one, time_zone, pipelines) for one in schedules.all_of(client)]
     if as_json:
-        click.echo(json.dumps(told))
+        echo_json(told)
         return
     if not told:
         click.echo("no schedules", err=True)
@@ -267,15 +264,13 @@ def resume(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
     """Start a run of SCHEDULE at once, whatever its time; its state stays."""
-    import json
-
     from kfp_ddp.client import runs, schedules, scheduling
     from kfp_ddp.client.connection import open_client
 
     with open_client(connection) as client:
         run = scheduling.start_now(client, schedules.find(client, schedule))
     if as_json:
-        click.echo(json.dumps(runs.document(run, connection)))
+        echo_json(runs.document(run, connection))
         return
     click.echo(f"{run.display_name} begins: {connection.run_page(run.run_id) or run.run_id}")
     click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --watch")
@@ -289,8 +284,6 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_json: bool) -> None:
     """Delete SCHEDULE; refused while a run of it goes on, since KFP would end that too."""
-    import json
-
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.client import schedules, scheduling
     from kfp_ddp.client.connection import open_client
@@ -302,7 +295,7 @@ def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_js
         scheduling.delete(client, found, wait, force)
     name, identity = found.display_name, found.recurring_run_id
     if as_json:
-        click.echo(json.dumps({"deleted": identity, "name": name}))
+        echo_json({"deleted": identity, "name": name})
     else:
         click.echo(f"{name} ({identity[:8]}) is deleted")
 
@@ -345,13 +338,11 @@ def _tell(
     client: "kfp.Client", found: "V2beta1RecurringRun", name: str, as_json: bool, **more: Any
 ) -> None:
     """Print a schedule: what it does and when, in words."""
-    import json
-
     from kfp_ddp.client.schedule_told import document, rows
 
     told = {**document(client, found, name), **more}
     if as_json:
-        click.echo(json.dumps(told))
+        echo_json(told)
         return
     click.echo(f"{told['name']} ({told['id'][:8]}) is {told['state']}")
     for label, text in rows(told):

@@ -3,13 +3,13 @@
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import connected
+from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 
 @click.command("status")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Show it until it ends; 1 if it failed.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 @connected
 def command(connection: Connection, run: str, watch: bool, as_json: bool) -> None:
     """Show the steps of RUN, and how far its training is.
@@ -18,8 +18,6 @@ def command(connection: Connection, run: str, watch: bool, as_json: bool) -> Non
 
     kfp-ddp status last --watch
     """
-    import json
-
     from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import check_success, tree, until_over
@@ -34,7 +32,7 @@ def command(connection: Connection, run: str, watch: bool, as_json: bool) -> Non
     progress = Progress(connection, found.run_id)
     if as_json:
         told = runs.document(found, connection)
-        click.echo(json.dumps({**told, "steps": documents(steps, progress)}))
+        echo_json({**told, "steps": documents(steps, progress)})
     elif not watch:
         from rich.console import Console
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from kfp_ddp.client.connection import Connection
-from kfp_ddp.commands.options import configured, connected
+from kfp_ddp.commands.options import AS_JSON, configured, connected, echo_json
 
 
 @click.command("upload")
 @click.argument("pipeline", metavar="PIPELINE")
 @click.option("--name", default="", help="Name on the server.  [default: that of the pipeline]")
 @click.option("--description", default="", help="What is new in this version.")
-@click.option("--json", "as_json", is_flag=True, help="Print names and ids as JSON.")
+@AS_JSON
 @configured("registry", "launcher_image", "trainer_image")
 @connected
 def command(
@@ -33,8 +33,6 @@ def command(
     kfp-ddp upload train_resnet
     kfp-ddp upload my_pipeline.yaml --name nightly
     """
-    import json
-
     from kfp_ddp.base.errors import InputError
     from kfp_ddp.base.settings import hint
     from kfp_ddp.client import submission
@@ -55,7 +53,7 @@ def command(
     with open_client(connection) as client:
         done = upload(client, document, name, description)
     if as_json:
-        click.echo(json.dumps(done._asdict()))
+        echo_json(done._asdict())
     elif done.new:
         click.echo(f"uploaded {done.pipeline}, version {done.version}")
     else:

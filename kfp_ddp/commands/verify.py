@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kfp_ddp.commands.options import AS_JSON, echo_json
+
 if TYPE_CHECKING:
     from kfp_ddp.components.shared.signature import Signer
 
@@ -18,7 +20,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--issuer", default="", help="OpenID Connect issuer that knows --identity.")
 @click.option("--trust-root", type=FILE, help="trusted_root.json of a Sigstore of your own.")
 @click.option("--signature", type=FILE, help="A signature elsewhere; else the bundle's model.sig.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@AS_JSON
 def command(
     bundle: str,
     key: Path | None,
@@ -36,7 +38,6 @@ def command(
 
     kfp-ddp verify gs://bucket/models/flowers --key release.pub
     """
-    import json
     from dataclasses import asdict
 
     from kfp_ddp.base.errors import InputError
@@ -47,7 +48,7 @@ def command(
         raise InputError("--signature is given, but not whose: give --key, or --identity")
     found = verified(bundle, signer, content_of(signature) if signature is not None else None)
     if as_json:
-        click.echo(json.dumps(asdict(found)))
+        echo_json(asdict(found))
         return
     click.echo(f"{found.uri}: whole, {found.files} files of {found.size / 1e6:.1f} MB")
     if found.by:

@@ -2,6 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -42,6 +43,21 @@ def test_every_command_has_help(name: str) -> None:
     answer = CliRunner().invoke(app, [name, "--help"])
     assert answer.exit_code == 0, answer.output
     assert answer.output.startswith("Usage:")
+
+
+def test_json_is_the_same_option_in_every_command_that_has_it() -> None:
+    context = click.Context(app)
+    every = [app.get_command(context, name) for name in COMMANDS]
+    every += [sub for each in every if isinstance(each, click.Group) for sub in _subs(each)]
+    options = [one for each in every if each for one in each.params if "--json" in one.opts]
+    assert len(options) >= 25
+    assert {(one.name, getattr(one, "help", "")) for one in options} == {
+        ("as_json", "Print one line of JSON; all else goes to stderr.")
+    }
+
+
+def _subs(group: click.Group) -> list[click.Command]:
+    return list(group.commands.values())
 
 
 def test_a_demo_of_no_epochs_is_refused_before_it_begins() -> None:
