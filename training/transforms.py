@@ -103,7 +103,7 @@ def finish(
     if augment.startswith("crop"):
         height, width, by = whole or (*image.shape[-2:], 1)
         crop = _crop(height, width, config.crop_min_area, draw)
-        top, left, high, wide = _divided(crop, image, by)
+        top, left, high, wide = _in_divided(crop, image, by)
         image = image[:, top : top + high, left : left + wide]
     elif not (prepared and _whole(config, for_training)):
         image = evaluate(image, size)
@@ -184,7 +184,7 @@ def needed(config: TrainConfig, epoch: int, position: int, height: int, width: i
     return Need(by, crop.top + crop.height)
 
 
-def _divided(crop: Crop, image: Tensor, by: int) -> Crop:
+def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
     """The crop in the pixels of an image of which the sides were divided."""
     rows, columns = image.shape[-2:]
     top, left, high, wide = (round(side / by) for side in crop)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -11,7 +11,7 @@ from kfp_ddp.base.errors import JobError, ServerError
 from kfp_ddp.client.connection import Connection
 from kfp_ddp.client.progress import Progress
 from kfp_ddp.client.runs import ended, spec_of, started
-from kfp_ddp.client.steps import OVER, Step, steps_of
+from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.components.shared.launch.training_progress import clock
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class LineTeller:
 
     def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
         """Print what is new."""
-        for place, step in leaves(steps):
+        for leaf in leaves(steps):
+            step, place = leaf.step, leaf.title
             text = (self._progress(step) if step.state in GOING else "") or _in_words(step)
             if self._told.get(place, WORDS["PENDING"]) != text:
                 self._told[place] = text
@@ -174,17 +175,6 @@ class TreeTeller(AbstractContextManager["TreeTeller"]):
     def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
         """Draw it."""
         self._live.update(tree(run, steps, self._progress), refresh=True)
-
-
-def leaves(steps: Sequence[Step], above: str = "") -> Iterator[tuple[str, Step]]:
-    """The steps that are no groups; those of an iteration are named by it: trials/0/train."""
-    for step in steps:
-        if not step.steps:
-            yield f"{above}{step.title}", step
-            continue
-        looped = step.name.isdigit() or any(one.name.isdigit() for one in step.steps)
-        inner = f"{above}{step.title}/" if looped else above
-        yield from leaves(step.steps, inner)
 
 
 def tree(

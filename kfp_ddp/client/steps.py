@@ -54,6 +54,17 @@ class Step:
             yield from step.walk()
 
 
+@dataclass(frozen=True)
+class Leaf:
+    """A step that runs a program, told from its like in the other iterations of a loop."""
+
+    step: Step
+    label: str
+    """As people type it, such as 0/train."""
+    title: str
+    """As they read it, such as trials/0/train."""
+
+
 @dataclass
 class _Node:
     """A node of the workflow, with its attempts taken together."""
@@ -85,6 +96,21 @@ def steps_of(run: "V2beta1Run", spec: Mapping[str, Any] | None = None) -> tuple[
 def every_step(steps: Sequence[Step]) -> list[Step]:
     """All steps of a tree, from the top on."""
     return [each for step in steps for each in step.walk()]
+
+
+def leaves(steps: Sequence[Step], label: str = "", title: str = "") -> Iterator[Leaf]:
+    """The steps of a tree that are no groups, named below what is given."""
+    for step in steps:
+        if not step.steps:
+            yield Leaf(step, f"{label}{step.name}", f"{title}{step.title}")
+            continue
+        iteration = step.name.isdigit()
+        looped = iteration or any(one.name.isdigit() for one in step.steps)
+        yield from leaves(
+            step.steps,
+            f"{label}{step.name}/" if iteration else label,
+            f"{title}{step.title}/" if looped else title,
+        )
 
 
 def documents(

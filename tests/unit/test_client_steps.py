@@ -7,8 +7,7 @@ import pytest
 import yaml
 from kfp_server_api import ApiClient, V2beta1Run
 
-from kfp_ddp.client.follow import leaves
-from kfp_ddp.client.steps import OVER, Step, every_step, node_id, steps_of
+from kfp_ddp.client.steps import OVER, Step, every_step, leaves, node_id, steps_of
 from tests.kfp_nodes import Nodes
 
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
@@ -186,6 +185,8 @@ def test_a_run_without_nodes_yet_has_the_steps_of_its_pipeline() -> None:
 def test_steps_of_iterations_are_told_apart_in_a_list() -> None:
     trials = [{"trial": "SUCCEEDED"}, {"trial": "RUNNING"}]
     run = _laid({"plan": "SUCCEEDED", "for-loop-1": trials}, over=False, spec=LOOP)
-    assert [place for place, _ in leaves(steps_of(run, LOOP))] == [
+    found = [*leaves(steps_of(run, LOOP))]
+    assert [leaf.title for leaf in found] == [
         *("plan", "trials/0/trial", "trials/1/trial", "choose the best"),
     ]
+    assert [leaf.label for leaf in found] == ["plan", "0/trial", "1/trial", "best"]

@@ -132,7 +132,7 @@ def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: 
     assert small.image.shape[1:] == tuple(-(-side // by) for side in whole.shape[1:])
     crop = transforms.Crop(4 * by, 2 * by, 96, 96)
     size = 64 // by
-    parts = (whole, crop), (small.image, transforms._divided(crop, small.image, by))
+    parts = (whole, crop), (small.image, transforms._in_divided(crop, small.image, by))
     one, two = (
         transforms.resize(image[:, top : top + high, left : left + wide], size, size).float()
         for image, (top, left, high, wide) in parts

@@ -9,11 +9,10 @@ from typing import Any
 from kfp_ddp.base.errors import KfpDdpError
 from kfp_ddp.client import pods
 from kfp_ddp.client.inspection import logs
-from kfp_ddp.client.inspection.logs import Leaf, leaves
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training, trainings
 from kfp_ddp.client.pods import Event
-from kfp_ddp.client.steps import OVER
+from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.components.shared.cluster.api import Api, Object, short
 from kfp_ddp.components.shared.launch.follow.last_words import last_words
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause

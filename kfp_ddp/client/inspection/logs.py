@@ -3,13 +3,12 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.client import pods
 from kfp_ddp.client.inspection import local_run
 from kfp_ddp.client.inspection.subject import Subject
-from kfp_ddp.client.steps import OVER, Step
+from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.components.shared.cluster.api import Api, Object
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.launch.follow.logs import PodLogs
@@ -21,24 +20,6 @@ BUCKETS = ("gs://", "s3://", "az://")
 EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
 KEPT = "executor-logs"
 """The artifact that KFP's launcher keeps of each step."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A step that runs a program, with the name that tells it from others of its name."""
-
-    label: str
-    step: Step
-
-
-def leaves(steps: Sequence[Step], of: str = "") -> Iterator[Leaf]:
-    """The steps that run programs; a label has the number of an iteration, as in 0/train."""
-    for step in steps:
-        inside = f"{of}{step.name}/" if step.name.isdigit() else of
-        if step.steps:
-            yield from leaves(step.steps, inside)
-        else:
-            yield Leaf(f"{of}{step.name}", step)
 
 
 def chosen(subject: Subject, word: str) -> list[Leaf]:
