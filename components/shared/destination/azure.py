@@ -75,7 +75,7 @@ def container_client(url: str, container: str, **settings: Any) -> "ContainerCli
 
 
 def _bounded(url: str, settings: dict[str, Any]) -> Any:
-    """A transport that holds at most a page of what is no body of a blob; azure.core has no bound."""
+    """A transport that holds at most a page of what is no body of a blob; azure has no bound."""
     from azure.core.pipeline.transport import RequestsTransport
 
     def hold(answer: Any, stream: bool = False, **_: Any) -> None:
