@@ -211,20 +211,12 @@ class Evaluation(_Frozen):
         """
         return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
 
-    def read_hits(self, folder: Path) -> dict[str, bool]:
-        """For each sample, by path: was it told right? From the predictions in `folder`.
+    def read_told(self, folder: Path) -> dict[str, Told]:
+        """For each sample, by path, what it is and was told to be, from the predictions in `folder`.
 
         Raises:
             InputError: they cannot be read, or are not those of this evaluation.
         """
-        return {path: one.right for path, one in self.read_told(folder).items()}
-
-    def hits(self, predictions: bytes, where: str) -> dict[str, bool]:
-        """The same from the content of the predictions, which came from `where`."""
-        return {path: one.right for path, one in self.told(predictions, where).items()}
-
-    def read_told(self, folder: Path) -> dict[str, Told]:
-        """For each sample, by path, what it is too; raises as `read_hits` does."""
         path = folder / self.predictions
         return self.told(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
 
@@ -268,12 +260,6 @@ class Evaluation(_Frozen):
     def same_samples(self, other: "Evaluation") -> bool:
         """Are both known to be of the same samples?"""
         return not self.differs(other)
-
-    @property
-    def class_slices(self) -> list[Slice]:
-        """The classes with samples as slices named class: their accuracy is the recall."""
-        hits = ((one, round(one.recall * one.samples)) for one in self.classes if one.samples)
-        return [slice_of("class", one.name, correct, one.samples) for one, correct in hits]
 
     @property
     def of_known_content(self) -> bool:

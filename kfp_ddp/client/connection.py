@@ -5,7 +5,6 @@ No model of pydantic, whose import is most of the time that a command's `--help`
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,11 +100,6 @@ def open_client(connection: Connection) -> "Iterator[kfp.Client]":
             )
         who = login.find(connection, host)
         yield transport.Client(connection, host, place, who)
-
-
-def told(text: str) -> None:
-    """One line for a person, beside the command's output."""
-    sys.stderr.write(f"{text}\n")
 
 
 def own_namespace(context: str = "") -> str:

@@ -30,8 +30,9 @@ def test_slices_intervals_and_the_gain_are_in_the_record(
     there, right = Counter(by_name.values()), Counter(v for p, v in by_name.items() if told[p])
     expected = [("light", value, there[value], right[value]) for value in ("day", "night")]
     assert [(s.name, s.value, s.samples, s.correct) for s in record.slices] == expected
-    assert sum(one.samples for one in record.class_slices) == len(told)
-    assert sum(one.correct for one in record.class_slices) == record.correct
+    assert sum(one.samples for one in record.classes) == len(told)
+    correct = sum(one.recall * one.samples for one in record.classes)
+    assert correct == pytest.approx(record.correct)
 
     assert record.balanced_accuracy == pytest.approx(record.macro_recall)
     assert set(record.intervals) == {"balanced_accuracy", "macro_f1", "calibration_error"}
