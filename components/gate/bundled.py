@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.stored import Stored, first_fault
 from kfp_ddp.components.gate.checks import Check, at_least, at_most, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared import variants
@@ -20,30 +21,26 @@ _LARGEST = 1 << 20
 _BATCH = "batch_1"
 
 
-class _Read(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class _Time(_Read):
+class _Time(Stored):
     median_ms: float
 
 
-class _Asked(_Read):
+class _Asked(Stored):
     """What a process with the runtime alone came to with one file."""
 
     failed: str = ""
-    latency: dict[str, _Time] = {}
+    latency: dict[str, _Time] = Field(default_factory=dict)
     memory_mb: float | None = None
 
 
-class _Infra(_Read):
+class _Infra(Stored):
     passed: bool
     reason: str = ""
-    files: dict[str, _Asked] = {}
+    files: dict[str, _Asked] = Field(default_factory=dict)
 
 
-class _Latency(_Read):
-    runtimes: dict[str, dict[str, _Time]] = {}
+class _Latency(Stored):
+    runtimes: dict[str, dict[str, _Time]] = Field(default_factory=dict)
 
 
 class Bundled(NamedTuple):
@@ -72,7 +69,7 @@ class Bundled(NamedTuple):
             yield Path(folder)
 
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Stored)
 
 
 def read(bundle: str, evaluation: Path) -> Bundled:
@@ -109,10 +106,8 @@ def _parsed(found: Sealed, name: str, limit: int, model: type[M]) -> M | None:
     try:
         return None if content is None else model.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the document"
         raise InputError(
-            f"{found.uri}/{name} cannot be judged: {field}: {first['msg']}; {found.advice}"
+            f"{found.uri}/{name} cannot be judged: {first_fault(error)}; {found.advice}"
         ) from None
 
 

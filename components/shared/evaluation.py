@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import open_below
+from kfp_ddp.base.stored import Stored, first_fault
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -23,18 +24,14 @@ PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Interval(_Frozen):
+class Interval(Stored):
     """The ends of a 95 % interval."""
 
     low: float
     high: float
 
 
-class ClassResult(_Frozen):
+class ClassResult(Stored):
     """One class: how many samples it has, and how well they and only they were told.
 
     Low and high are of 95 % Wilson score intervals, None where there was nothing to divide by or
@@ -53,7 +50,7 @@ class ClassResult(_Frozen):
     roc_auc: float | None = None
 
 
-class Slice(_Frozen):
+class Slice(Stored):
     """The samples of which a tag has one value, and their accuracy with its Wilson interval."""
 
     name: str
@@ -66,14 +63,14 @@ class Slice(_Frozen):
     high: float
 
 
-class Baseline(_Frozen):
+class Baseline(Stored):
     """The largest class of the split: the accuracy of who always says it."""
 
     name: str
     share: float
 
 
-class ClassChange(_Frozen):
+class ClassChange(Stored):
     """Samples of a class that only the model told right, and those that only the champion did.
 
     `gain` is that of the recall, with its 95 % interval.
@@ -88,7 +85,7 @@ class ClassChange(_Frozen):
     high: float
 
 
-class Compared(_Frozen):
+class Compared(Stored):
     """The model against the champion on the same samples.
 
     `gain` is that of the accuracy. The rest is known where both have predictions: samples that only
@@ -106,10 +103,10 @@ class Compared(_Frozen):
     p_value: float | None = None
     won: int | None = None
     lost: int | None = None
-    classes: list[ClassChange] = []
+    classes: list[ClassChange] = Field(default_factory=list)
 
 
-class CalibrationBin(_Frozen):
+class CalibrationBin(Stored):
     """Samples whose confidence lay in one fifteenth of 0 to 1: their number and two means."""
 
     samples: int
@@ -124,7 +121,7 @@ class Told(NamedTuple):
     right: bool
 
 
-class Evaluation(_Frozen):
+class Evaluation(Stored):
     """Metrics of one checkpoint on one split; every sample counted exactly once.
 
     `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
@@ -168,9 +165,9 @@ class Evaluation(_Frozen):
     skipped: int = Field(0, ge=0)
     balanced_accuracy: float | None = None
     macro_roc_auc: float | None = None
-    intervals: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = Field(default_factory=dict)
     baseline: Baseline | None = None
-    slices: list[Slice] = []
+    slices: list[Slice] = Field(default_factory=list)
     compared: Compared | None = None
     hardware: str = ""
     world_size: int = Field(1, ge=1)
@@ -195,10 +192,8 @@ class Evaluation(_Frozen):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "the document"
             raise InputError(
-                f"{where} is not an evaluation: {field}: {first['msg']}; "
+                f"{where} is not an evaluation: {first_fault(error)}; "
                 "give the evaluation.json that the evaluate component wrote"
             ) from None
 
@@ -212,7 +207,7 @@ class Evaluation(_Frozen):
         return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
 
     def read_told(self, folder: Path) -> dict[str, Told]:
-        """For each sample, by path, what it is and was told to be, from the predictions in `folder`.
+        """For each sample, by path, what the predictions in `folder` tell of it.
 
         Raises:
             InputError: they cannot be read, or are not those of this evaluation.

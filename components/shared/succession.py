@@ -4,8 +4,9 @@ import re
 import time
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from kfp_ddp.base.stored import Stored
 from kfp_ddp.components.shared.destination import Destination
 
 FILE = "CHAMPIONS"
@@ -14,10 +15,8 @@ _LARGEST = 4096
 _KEPT = 20
 
 
-class Change(BaseModel):
+class Change(Stored):
     """One move of CHAMPION."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: str
     replaced: str

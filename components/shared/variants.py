@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.base.stored import Stored, first_fault
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.evaluation import Evaluation
 
@@ -20,11 +21,7 @@ FILES = {
 LARGEST = 64 << 20
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Measured(_Frozen):
+class Measured(Stored):
     """A further form of the model, and what it came to on the whole split of the evaluation.
 
     `agreement` is the share of samples that it tells as the checkpoint does, `gain` that of the
@@ -43,16 +40,16 @@ class Measured(_Frozen):
     high: float
     won: int
     lost: int
-    made: dict[str, str | int] = {}
+    made: dict[str, str | int] = Field(default_factory=dict)
     """How it was made, such as the instruction set that it is compiled for."""
 
 
-class Record(_Frozen):
+class Record(Stored):
     """All forms that were asked for: those that are there, and why the others are not."""
 
     format: Literal[1] = 1
-    variants: list[Measured] = []
-    left_out: dict[str, str] = {}
+    variants: list[Measured] = Field(default_factory=list)
+    left_out: dict[str, str] = Field(default_factory=dict)
 
     @property
     def asked(self) -> bool:
@@ -71,9 +68,7 @@ class Record(_Frozen):
         except OSError:
             return cls()
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "the document"
             raise InputError(
-                f"{folder / FILE} does not tell the forms of a model: {field}: {first['msg']}; "
+                f"{folder / FILE} does not tell the forms of a model: {first_fault(error)}; "
                 "export the model again"
             ) from None

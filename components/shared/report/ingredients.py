@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import open_below
+from kfp_ddp.base.stored import Stored, first_fault
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.pictures import MAX_POINTS, is_number
 
@@ -18,11 +19,7 @@ _MEANS = ("loss", "images_per_s", "data_wait_fraction")
 _LAST = ("event", "time", "step", "epoch", "lr", "skipped_images")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Mistake(_Frozen):
+class Mistake(Stored):
     """A sample told wrong: its path below the split, true and predicted class, and its picture."""
 
     path: str
@@ -36,7 +33,7 @@ class Mistake(_Frozen):
     """Whether its pixels are to be seen as squares."""
 
 
-class Dataset(_Frozen):
+class Dataset(Stored):
     """What the version's manifest tells; all of it empty where there is none."""
 
     name: str = ""
@@ -44,26 +41,26 @@ class Dataset(_Frozen):
     digest: str = ""
     files: int = 0
     bytes: int = 0
-    sides: dict[str, int] = {}
+    sides: dict[str, int] = Field(default_factory=dict)
     """Images on each side."""
-    training: dict[str, int] = {}
+    training: dict[str, int] = Field(default_factory=dict)
     """Training images of each class."""
-    problems: list[str] = []
+    problems: list[str] = Field(default_factory=list)
     """In words."""
 
 
-class Ingredients(_Frozen):
+class Ingredients(Stored):
     """All of it; what an evaluation of an earlier version did not leave is empty."""
 
     format: Literal[1] = 1
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
     """Configuration of the training."""
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = Field(default_factory=list)
     """Of the training, few enough to be drawn."""
     dataset: Dataset = Dataset()
-    mistakes: list[Mistake] = []
+    mistakes: list[Mistake] = Field(default_factory=list)
     """Those of the highest loss, the worst first."""
-    surest: list[Mistake] = []
+    surest: list[Mistake] = Field(default_factory=list)
     """Of the others those that the model was surest of."""
     test: Evaluation | None = None
     """What the same checkpoint came to on the test split."""
@@ -86,10 +83,9 @@ class Ingredients(_Frozen):
                 f"{folder / FILE} cannot be read: {error.strerror}; run evaluate again"
             ) from None
         except ValidationError as error:
-            field = ".".join(map(str, error.errors()[0]["loc"])) or "the document"
             raise InputError(
-                f"{folder / FILE} is not what evaluate leaves for its report: {field}: "
-                f"{error.errors()[0]['msg']}; run evaluate again"
+                f"{folder / FILE} is not what evaluate leaves for its report: "
+                f"{first_fault(error)}; run evaluate again"
             ) from None
 
 
