@@ -95,9 +95,7 @@ def _failure(where: Destination, task: str) -> str:
     """The root cause that the ranks of a training left."""
     content = where.read(f"{task}/logs/failure.json", _LARGEST)
     found = Failure.parse((content or b"").decode(errors="replace"))
-    if found is None:
-        return ""
-    return f"rank {found.rank}: {found.error}" if found.rank >= 0 else found.error
+    return found.words if found else ""
 
 
 def _read(where: Destination, name: str) -> dict[str, Any]:

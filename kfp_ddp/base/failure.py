@@ -64,6 +64,11 @@ class Failure:
     pod: str = ""
     """The pod whose log tells more; known to the step alone, so it is not written."""
 
+    @property
+    def words(self) -> str:
+        """The error, and whose it is where it is a rank's."""
+        return f"rank {self.rank}: {self.error}" if self.rank >= 0 else self.error
+
     def to_json(self) -> str:
         """One line, short enough for Kubernetes; `parse` reads it."""
         fields = {**dataclasses.asdict(self), "error": _shortened(self.error)}

@@ -38,7 +38,7 @@ class Ended:
         told = failure.read(RunFolder(run_dir).logs)
         if told is None:
             return f"exit code {self.code}: {self.last_line or 'no output'}"
-        return f"rank {told.rank}: {told.error}" if told.rank >= 0 else told.error
+        return told.words
 
 
 def local_gpus() -> int:

@@ -83,12 +83,11 @@ def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Fail
         return Failure(code, -1, line, retryable=False, time=finished, pod=pod)
     message = str(ended.get("message") or "").strip()
     told = Failure.parse(message) or _of_log(code, message, log)
-    text = f"rank {told.rank}: {told.error}" if told.rank >= 0 else told.error
-    lost = lost_peer(text)
+    lost = lost_peer(told.words)
     return Failure(
         exit_code=code,
         rank=told.rank,
-        error=f"{who}: {text}"[:600],
+        error=f"{who}: {told.words}"[:600],
         retryable=told.retryable or code >= 128 or lost,
         time=told.time or finished,
         consequence=told.consequence or lost,
