@@ -1,7 +1,6 @@
 """The network that is evaluated: a checkpoint, or a bundle."""
 
 import dataclasses
-import hashlib
 import json
 import tempfile
 from pathlib import Path
@@ -52,9 +51,9 @@ def _of_a_checkpoint(path: Path) -> tuple[nn.Module, ModelInfo, str]:
 
 def _training(held: champion.Champion) -> dict[str, Any]:
     """The settings of the training as a bundle tells them: which images are its validation's."""
-    content = held.where.read(held.folder + CONFIG, _LARGEST) or b""
-    if held.listed is None or held.listed.get(CONFIG) != hashlib.sha256(content).hexdigest():
-        raise InputError(f"{held.uri}/{CONFIG} is not what the bundle lists: upload it again")
+    content = held.sealed.read(CONFIG, _LARGEST)
+    if content is None:
+        raise held.sealed.damaged(f"{CONFIG} is missing")
     return dict(json.loads(content)["training"])
 
 

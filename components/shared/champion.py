@@ -1,7 +1,6 @@
 """The model that a new one has to beat: where it lies, what is known of it, who takes its place."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,21 +39,6 @@ class Champion:
     evaluation: Evaluation
 
     @property
-    def where(self) -> Destination:
-        """The place it lies in."""
-        return self.sealed.where
-
-    @property
-    def folder(self) -> str:
-        """Below that: empty, or the version that CHAMPION names with a slash at its end."""
-        return self.sealed.folder
-
-    @property
-    def listed(self) -> Mapping[str, str] | None:
-        """SHA-256 of each file; None where there is an evaluation without a bundle."""
-        return self.sealed.listed
-
-    @property
     def version(self) -> str:
         """What an export calls the bundle; '' without one."""
         return self.sealed.version
@@ -89,14 +73,14 @@ class Champion:
         Raises:
             InputError: the bundle is damaged, or has none.
         """
-        if self.listed is None or WEIGHTS not in self.listed:
+        if WEIGHTS not in (self.sealed.listed or {}):
             raise InputError(
                 f"the champion {self.uri} has no {WEIGHTS} to evaluate on this split: "
                 "name a bundle that export wrote, or leave champion empty"
             )
         target = folder / WEIGHTS
         with target.open("w+b") as file:
-            if not self.where.fetch(self.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
+            if not self.sealed.where.fetch(self.sealed.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
                 raise self.sealed.damaged(f"{WEIGHTS} is missing")
             file.seek(0)
             self.sealed.check(WEIGHTS, sha256_of(file))
