@@ -10,23 +10,21 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from kfp_ddp.base.stored import Stored
 from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.bundle import SUCCESS
+from kfp_ddp.components.shared.bundle import LARGEST_SUCCESS, SUCCESS
 from kfp_ddp.components.shared.champion import pointed_at
 from kfp_ddp.components.shared.destination import Destination
 
 FOLDER = "tried"
 _LARGEST = 4096
 _REASON = 1000
-_LARGEST_SUCCESS = 100
 
 
-class Attempt(BaseModel):
+class Attempt(Stored):
     """A training that came to a verdict."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     format: Literal[1] = 1
     version: str
@@ -94,7 +92,7 @@ def unchanged(where: Destination, name: str) -> Attempt | None:
     if found is None:
         return None
     if found.version:
-        there = where.read(f"{found.version}/{SUCCESS}", _LARGEST_SUCCESS) is not None
+        there = where.read(f"{found.version}/{SUCCESS}", LARGEST_SUCCESS) is not None
         return found if there else None
     return found if pointed_at(where) == found.champion else None
 

@@ -24,8 +24,11 @@ WEIGHTS = "model.safetensors"
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 SIGNATURE = "model.sig"
 """Of all files and the two above, so no manifest can list it."""
+LARGEST_SIGNATURE = 4 << 20
+"""Bytes of a signature that is read; it names each file."""
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
-_LISTED = 1 << 20  # bytes of a manifest, which has a line for each of some twenty files
+LARGEST_MANIFEST, LARGEST_SUCCESS = 1 << 20, 100
+"""Bytes that are read of the two: a manifest has a line for each of some twenty files."""
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
 
@@ -46,8 +49,9 @@ def check_model_name(model_name: str) -> None:
 def digest(folder: Path) -> str:
     """The digest in `_SUCCESS`: sha256 of the manifest, and so of all files. '' if incomplete."""
     try:
-        text = read(folder, SUCCESS, 100).decode(errors="replace").strip()
-        return text if text == hashlib.sha256(read(folder, MANIFEST, _LISTED)).hexdigest() else ""
+        text = read(folder, SUCCESS, LARGEST_SUCCESS).decode(errors="replace").strip()
+        manifest = read(folder, MANIFEST, LARGEST_MANIFEST)
+        return text if text == hashlib.sha256(manifest).hexdigest() else ""
     except (OSError, InputError):
         return ""
 
@@ -88,7 +92,7 @@ def intact(folder: Path, but: Collection[str] = ()) -> bool:
     if not but and not digest(folder):
         return False
     try:
-        manifest = listed_in(read(folder, MANIFEST, _LISTED).decode())
+        manifest = listed_in(read(folder, MANIFEST, LARGEST_MANIFEST).decode())
         listed = {name: wanted for name, wanted in manifest.items() if name not in but}
         there = [name for name in files(folder) if name not in (*_UNLISTED, *but)]
         return there == sorted(listed) and all(

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.bundle import MANIFEST, SUCCESS, listed_in
+from kfp_ddp.components.shared.bundle import (
+    LARGEST_MANIFEST,
+    LARGEST_SUCCESS,
+    MANIFEST,
+    SUCCESS,
+    listed_in,
+)
 from kfp_ddp.components.shared.destination import Destination
-
-_LARGEST_MANIFEST = 1 << 20
-_LARGEST_DIGEST = 100
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Sealed:
     """What to do where it is damaged."""
     listed: Mapping[str, str] | None
     """SHA-256 of each file; None where there is no manifest, and so no bundle."""
-    version: str
-    """The first twelve digits of the manifest's digest; '' without one."""
+    digest: str
+    """SHA-256 of the manifest; '' without one."""
 
     @classmethod
     def at(cls, where: Destination, folder: str, called: str, advice: str) -> "Sealed":
@@ -42,8 +45,8 @@ class Sealed:
             InputError: it cannot be read, or manifest and `_SUCCESS` do not fit.
         """
         none = cls(where, folder, called, advice, None, "")
-        manifest = where.read(folder + MANIFEST, _LARGEST_MANIFEST)
-        success = where.read(folder + SUCCESS, _LARGEST_DIGEST)
+        manifest = where.read(folder + MANIFEST, LARGEST_MANIFEST)
+        success = where.read(folder + SUCCESS, LARGEST_SUCCESS)
         if manifest is None:
             if success is not None:
                 raise none.damaged(f"{MANIFEST} is missing")
@@ -52,7 +55,12 @@ class Sealed:
         if (success or b"").decode(errors="replace").strip() != digest:
             raise none.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
         listed = listed_in(manifest.decode(errors="replace"))
-        return cls(where, folder, called, advice, listed, digest[:12])
+        return cls(where, folder, called, advice, listed, digest)
+
+    @property
+    def version(self) -> str:
+        """What the bundle is called where it is uploaded to; '' for none."""
+        return self.digest[:12]
 
     @property
     def uri(self) -> str:

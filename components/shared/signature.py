@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.files import atomic_write
-from kfp_ddp.components.shared.bundle import MANIFEST, SIGNATURE, SUCCESS, listed_in, read
+from kfp_ddp.components.shared.bundle import (
+    LARGEST_MANIFEST,
+    LARGEST_SIGNATURE,
+    LARGEST_SUCCESS,
+    MANIFEST,
+    SIGNATURE,
+    SUCCESS,
+    listed_in,
+    read,
+)
 from kfp_ddp.components.shared.release import Signing
 from kfp_ddp.components.shared.sealed import Sealed
 from kfp_ddp.components.shared.step import secret
@@ -33,13 +42,12 @@ if TYPE_CHECKING:
     PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey
     PublicKey = EllipticCurvePublicKey | Ed25519PublicKey
 
-LARGEST = 4 << 20
-"""Bytes of a signature that is read; it names each file."""
-_LARGEST_MANIFEST = 1 << 20
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
+_DIGESTS = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
+"""The digest that goes with each curve that is used to sign."""
 _KINDS = "an EC key on P-256, P-384 or P-521, or an Ed25519 key, in PEM"
 
 Opener = Callable[[bytes], bytes]
@@ -64,9 +72,10 @@ def sign(folder: Path, key: "PrivateKey") -> None:
         InputError: the bundle cannot be read.
         StorageError: its folder cannot be written.
     """
-    files = _vouched(read(folder, MANIFEST, _LARGEST_MANIFEST), read(folder, SUCCESS, 100))
+    ends = read(folder, MANIFEST, LARGEST_MANIFEST), read(folder, SUCCESS, LARGEST_SUCCESS)
+    files = _vouched(*ends)
     try:
-        _compare(by_key(key.public_key()).open(read(folder, SIGNATURE, LARGEST)), files)
+        _compare(by_key(key.public_key()).open(read(folder, SIGNATURE, LARGEST_SIGNATURE)), files)
     except (OSError, ValueError):
         content = _signed(_statement(folder.name, files), key)
         try:
@@ -119,7 +128,7 @@ def check(sealed: Sealed, signer: Signer, content: bytes | None = None) -> None:
         InputError: saying why.
     """
     if content is None:
-        content = sealed.where.read(sealed.folder + SIGNATURE, LARGEST)
+        content = sealed.where.read(sealed.folder + SIGNATURE, LARGEST_SIGNATURE)
     if content is None:
         raise InputError(
             f"{sealed.called} {sealed.uri} is not signed: it has no {SIGNATURE}; publish it with "
@@ -176,7 +185,7 @@ def private_key(pem: bytes, password: str, called: str) -> "PrivateKey":
         raise InputError(f"{called} is no private key: give {_KINDS}, with {locked}") from None
     if isinstance(key, ed25519.Ed25519PrivateKey):
         return key
-    if isinstance(key, ec.EllipticCurvePrivateKey) and _known(key.curve.name):
+    if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in _DIGESTS:
         return key
     raise InputError(f"{called} is a key of another kind: give {_KINDS}")
 
@@ -199,7 +208,7 @@ def public_key(pem: bytes, called: str) -> "PublicKey":
         raise InputError(f"{called} is no public key: {advice}") from None
     if isinstance(key, ed25519.Ed25519PublicKey):
         return key
-    if isinstance(key, ec.EllipticCurvePublicKey) and _known(key.curve.name):
+    if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _DIGESTS:
         return key
     raise InputError(f"{called} is a key of another kind: give {_KINDS}")
 
@@ -285,8 +294,9 @@ def fingerprint(key: "PublicKey") -> str:
 
 
 def _vouched_at(sealed: Sealed) -> dict[str, str]:
-    manifest = sealed.where.read(sealed.folder + MANIFEST, _LARGEST_MANIFEST)
-    return _vouched(manifest or b"", sealed.where.read(sealed.folder + SUCCESS, 100) or b"")
+    manifest = sealed.where.read(sealed.folder + MANIFEST, LARGEST_MANIFEST)
+    success = sealed.where.read(sealed.folder + SUCCESS, LARGEST_SUCCESS)
+    return _vouched(manifest or b"", success or b"")
 
 
 def _vouched(manifest: bytes, success: bytes) -> dict[str, str]:
@@ -365,20 +375,11 @@ def _encoded(payload: bytes) -> bytes:
     return f"DSSEv1 {len(_PAYLOAD_TYPE)} {_PAYLOAD_TYPE} {len(payload)} ".encode() + payload
 
 
-def _known(curve: str) -> bool:
-    return curve in ("secp256r1", "secp384r1", "secp521r1")
-
-
 def _ecdsa(curve: str) -> "ECDSA":
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 
-    kinds = {
-        "secp256r1": hashes.SHA256(),
-        "secp384r1": hashes.SHA384(),
-        "secp521r1": hashes.SHA512(),
-    }
-    return ECDSA(kinds[curve])
+    return ECDSA(getattr(hashes, _DIGESTS[curve])())
 
 
 def _json(content: bytes) -> Any:

@@ -88,10 +88,10 @@ def content_of(path: Path) -> bytes:
         InputError: it cannot be read.
     """
     from kfp_ddp.base.errors import InputError
-    from kfp_ddp.components.shared.signature import LARGEST
+    from kfp_ddp.components.shared.bundle import LARGEST_SIGNATURE
 
     try:
         with path.open("rb") as file:
-            return file.read(LARGEST)
+            return file.read(LARGEST_SIGNATURE)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct its path") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.shared.bundle import MANIFEST, SIGNATURE
+from kfp_ddp.components.shared.bundle import LARGEST_SIGNATURE, MANIFEST, SIGNATURE
 from kfp_ddp.components.shared.destination import Destination
 from kfp_ddp.components.shared.evaluation import LARGEST, Evaluation
 from kfp_ddp.components.shared.inference_service import storage_uri
@@ -20,7 +20,6 @@ Value = str | int | float | bool
 BUNDLE = "bundle"
 """The property that holds the address of the bundle, by which its version is known to be ours."""
 _LARGEST_CONFIG = 16 << 20
-_LARGEST_SIGNATURE = 4 << 20
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
     ("model.onnx", "/model.onnx", "onnx"),
@@ -66,10 +65,10 @@ def record_of(where: Destination, name: str, version: str) -> Record:
     lineage = _json(sealed, LINEAGE) or config.get("lineage") or {}
     verdict = _json(sealed, VERDICT)
     place, form = _served(sealed, name)
-    signed = where.read(f"{sealed.folder}{SIGNATURE}", _LARGEST_SIGNATURE) is not None
+    signed = where.read(f"{sealed.folder}{SIGNATURE}", LARGEST_SIGNATURE) is not None
     properties = {
         BUNDLE: sealed.uri,
-        "digest": (where.read(f"{sealed.folder}_SUCCESS", 100) or b"").decode().strip(),
+        "digest": sealed.digest,
         "signed": signed,
         "run_id": lineage.get("run_id"),
         "dataset_digest": result.dataset_digest,
