@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from kfp_ddp import __version__
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, Object, own_pod
+from kfp_ddp.components.shared.cluster.objects import containers
 
 STEP = ("main",)
 """The container of a step's pod that runs its program."""
@@ -35,13 +36,13 @@ def _own_pod() -> list[Object]:
     return [pod] if pod else []
 
 
-def used(pods: Iterable[Object], containers: Collection[str]) -> list[dict[str, str]]:
+def used(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:
     """Name and digest of each image that these containers ran, as the pods' nodes tell them."""
     found: dict[tuple[str, str], None] = {}
     for pod in pods:
         names = {each["name"]: each["image"] for each in pod["spec"]["containers"]}
-        for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        for status in containers(pod):
             digest = str(status.get("imageID") or "").rpartition("@")[2]
-            if digest and status["name"] in containers:
+            if digest and status["name"] in of:
                 found[names[status["name"]], digest] = None
     return [{"image": image, "digest": digest} for image, digest in found]

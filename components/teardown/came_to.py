@@ -11,6 +11,7 @@ from kfp_ddp.base.failure import Failure
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom
 from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
+from kfp_ddp.components.shared.cluster.objects import annotation, containers, phase
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from kfp_ddp.components.shared.launch.ending import terminated
 from kfp_ddp.components.shared.launch.identity import WORKFLOWS
@@ -123,7 +124,7 @@ def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     last: dict[str, Object] = {}
     for pod in sorted(pods, key=lambda each: each["metadata"].get("creationTimestamp", "")):
         last[_node(pod)] = pod
-    failed = [each for each in last.values() if each.get("status", {}).get("phase") == "Failed"]
+    failed = [each for each in last.values() if phase(each) == "Failed"]
     if not failed:
         return None
     first = min(failed, key=_ended_at)
@@ -136,8 +137,8 @@ def _of_run(run_id: str) -> dict[str, str]:
 
 def _node(pod: Object) -> str:
     """The node of the Workflow that a pod is a try of."""
-    named = (pod["metadata"].get("annotations") or {}).get(NODE, pod["metadata"]["name"])
-    return re.sub(r"\(\d+\)$", "", str(named))
+    named = annotation(pod, NODE) or pod["metadata"]["name"]
+    return re.sub(r"\(\d+\)$", "", named)
 
 
 def _step(pod: Object) -> str:
@@ -153,7 +154,7 @@ def _ended_at(pod: Object) -> str:
 
 def _ends(pod: Object) -> Iterator[Object]:
     """How the containers of a pod ended."""
-    for status in pod["status"].get("containerStatuses") or ():
+    for status in containers(pod):
         if "terminated" in status.get("state", {}):
             yield status["state"]["terminated"]
 

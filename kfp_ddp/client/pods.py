@@ -1,6 +1,6 @@
 """The pods of a run as the cluster has them: those of its steps and those of its jobs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -8,6 +8,7 @@ from kfp_ddp.base.errors import StorageError
 from kfp_ddp.client.steps import Step
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
 from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
+from kfp_ddp.components.shared.cluster.objects import annotation, condition, containers, phase
 from kfp_ddp.components.shared.launch.follow.pods import has_started
 from kfp_ddp.components.shared.launch.follow.standing import of_containers
 from kfp_ddp.components.shared.launch.identity import RUN
@@ -48,7 +49,7 @@ def of_step(pods: Sequence[Object], step: Step, driver: bool = False) -> Object 
     wanted = [step.driver] if driver else list(reversed(step.pods))
     for node in wanted:
         for pod in pods:
-            told = (pod["metadata"].get("annotations") or {}).get(NODE)
+            told = annotation(pod, NODE)
             if node and (told == node if told else _number(pod["metadata"]["name"], node)):
                 return pod
     return None
@@ -97,32 +98,22 @@ def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator
 
 def waits_for(pod: Object) -> str:
     """Why a pod does not run yet, in one line; '' where it does, or did."""
-    status = pod.get("status") or {}
-    if status.get("phase") != "Pending":
+    if phase(pod) != "Pending":
         return ""
     if reason := of_containers(pod):
         return reason.text
-    told = [c for c in status.get("conditions") or [] if c["type"] == "PodScheduled"]
-    unplaced = [c["message"] for c in told if c["status"] != "True" and c.get("message")]
-    return short(next(iter(unplaced), "starting"))
+    unplaced = condition(pod, "PodScheduled", "False") or {}
+    return short(unplaced.get("message") or "starting")
 
 
 def ended_by(pod: Object) -> str:
     """What Kubernetes says ended a pod, where it was not its program; '' where it says nothing."""
     status = pod.get("status") or {}
-    for container in status.get("containerStatuses") or []:
+    for container in containers(pod):
         ended = (container.get("state") or {}).get("terminated") or {}
         if container["name"] == MAIN and ended.get("reason") == "OOMKilled":
             return "out of memory (OOMKilled): give the step more memory"
-    told: Mapping[str, str] = next(
-        (
-            each
-            for each in status.get("conditions") or []
-            if each["type"] == "DisruptionTarget" and each["status"] == "True"
-        ),
-        {},
-    )
-    if told:
+    if told := condition(pod, "DisruptionTarget"):
         return short(told.get("message") or told.get("reason") or "the pod was disrupted")
     if status.get("phase") == "Failed" and status.get("reason"):
         return short(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kfp_ddp.components.preflight.claims import held_together, mounted_at_once
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.objects import annotation, phase
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.doctor.finding import ASK_ADMIN, Asked, Finding, items
 
@@ -33,21 +34,20 @@ def claims(api: Api, asked: Asked, nodes: Sequence[Object] | None) -> list[Findi
         said, remedy = _trouble(api.namespace, claim, classes)
         if not said and asked.backend != "local" and name in shared:
             said, remedy = _mode(claim, number, name == asked.data_claim)
-        phase = str(claim.get("status", {}).get("phase", ""))
         modes = ", ".join(claim["spec"].get("accessModes") or [])
-        whole = f"{phase}, {modes}"
+        whole = f"{phase(claim)}, {modes}"
         found.append(Finding("bad" if said else "ok", what, said or whole, remedy))
     return found
 
 
 def _trouble(namespace: str, claim: Object, classes: Sequence[Object] | None) -> tuple[str, str]:
     """Why no pod can mount a claim, and what to do; two empty texts if one can."""
-    name, phase = claim["metadata"]["name"], claim.get("status", {}).get("phase")
+    name = claim["metadata"]["name"]
     if claim["metadata"].get("deletionTimestamp"):
         return "is being deleted", f"kubectl describe pvc -n {namespace} {name} names its last pods"
-    if phase == "Lost":
+    if phase(claim) == "Lost":
         return "is Lost: its volume is gone", "delete it, and make it anew"
-    if phase != "Pending" or classes is None:
+    if phase(claim) != "Pending" or classes is None:
         return "", ""
     known = {each["metadata"]["name"]: each for each in classes}
     wanted = claim["spec"].get("storageClassName")
@@ -116,5 +116,10 @@ def _names(classes: Sequence[Object]) -> str:
 
 
 def _class_title(item: Object) -> str:
-    default = (item["metadata"].get("annotations") or {}).get(DEFAULT) == "true"
-    return f"{item['metadata']['name']} ({item['provisioner']}{', default' if default else ''})"
+    default = ", default" if is_default(item) else ""
+    return f"{item['metadata']['name']} ({item['provisioner']}{default})"
+
+
+def is_default(item: Object) -> bool:
+    """Whether claims that name no class are of this one."""
+    return annotation(item, DEFAULT) == "true"

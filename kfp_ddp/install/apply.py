@@ -4,14 +4,15 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from kfp_ddp.base.errors import InputError, JobError
+from kfp_ddp.base.settings import hint
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom, short
+from kfp_ddp.components.shared.cluster.objects import condition, containers
 from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
 from kfp_ddp.doctor.finding import items
-from kfp_ddp.doctor.storage import CLASSES, DEFAULT
+from kfp_ddp.doctor.storage import CLASSES, is_default
 from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
 
 State = Literal["made", "changed", "unchanged", "left", "refused"]
@@ -55,9 +56,8 @@ def look(api: Api, wanted: Wanted) -> None:
     except ApiError as error:
         if error.status == 404:
             there = [each["metadata"]["name"] for each in items(api, "/api/v1/namespaces") or ()]
-            near = get_close_matches(wanted.namespace, there, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "make it, or give another by -n"
-            raise InputError(f"there is no namespace {wanted.namespace}; {hint}") from None
+            near = hint(wanted.namespace, there) or "; make it, or give another by -n"
+            raise InputError(f"there is no namespace {wanted.namespace}{near}") from None
         if error.status != 403:
             raise
     classes = items(api, CLASSES) if wanted.claims else None
@@ -67,19 +67,14 @@ def look(api: Api, wanted: Wanted) -> None:
 
 def _look_at_class(wanted: Wanted, classes: Sequence[Object]) -> None:
     known = {each["metadata"]["name"]: each for each in classes}
-    default = [
-        name
-        for name, each in known.items()
-        if (each["metadata"].get("annotations") or {}).get(DEFAULT) == "true"
-    ]
+    default = [name for name, each in known.items() if is_default(each)]
     name = wanted.storage_class or next(iter(default), "")
     listed = ", ".join(known) or "none: install a CSI driver"
     if not name:
         raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {listed}"
-        raise InputError(f"there is no storage class {name}; {hint}")
+        near = hint(name, [*known]) or f"; there are {listed}"
+        raise InputError(f"there is no storage class {name}{near}")
     driver = known[name].get("provisioner")
     if wanted.access_mode == "ReadWriteMany" and driver in OF_ONE_NODE:
         raise InputError(
@@ -203,11 +198,10 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     end, told = time.monotonic() + seconds, ""
     describe = f"kubectl describe -n {namespace} job/{name} says why"
     while time.monotonic() < end:
-        status = api.patient(lambda: api.call("GET", path(job, name))).get("status", {})
-        ended = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
-        if "Complete" in ended:
+        now = api.patient(lambda: api.call("GET", path(job, name)))
+        if condition(now, "Complete"):
             return
-        if "Failed" in ended:
+        if condition(now, "Failed"):
             raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
         pods = api.call("GET", core(namespace, "pods"), None, {"labelSelector": f"job-name={name}"})
         waiting = "; ".join(_waits_for(each) for each in pods["items"]).strip("; ")
@@ -220,11 +214,9 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
 
 def _waits_for(pod: Object) -> str:
     """Why a pod does not run yet; '' where it does, or does not say."""
-    status = pod.get("status", {})
-    for each in status.get("containerStatuses", ()):
+    for each in containers(pod):
         if reason := each.get("state", {}).get("waiting", {}).get("reason", ""):
             return str(reason)
-    for each in status.get("conditions", ()):
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return short(each.get("message", each.get("reason", "")))
+    if unplaced := condition(pod, "PodScheduled", "False"):
+        return short(unplaced.get("message", unplaced.get("reason", "")))
     return ""

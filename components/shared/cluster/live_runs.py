@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, custom
+from kfp_ddp.components.shared.cluster.objects import label, phase
 from kfp_ddp.components.shared.launch.identity import RUN, WORKFLOWS
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
@@ -33,19 +34,11 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
         except InputError as error:
             raise StorageError(f"which runs live cannot be seen: {error}") from error
     workflows = _items(api, custom(WORKFLOWS, api.namespace, "workflows"))
-    live = {_label(each, KFP_RUN) for each in workflows if not _over(each)}
+    live = {label(each, KFP_RUN) for each in workflows if phase(each) not in _OVER}
     for kind in KINDS.values():
         jobs = _items(api, kind.path(api.namespace))
-        live |= {_label(job, RUN) for job in jobs if not state(job).over}
+        live |= {label(job, RUN) for job in jobs if not state(job).over}
     return lambda run_id: run_id in live
-
-
-def _over(workflow: Object) -> bool:
-    return (workflow.get("status") or {}).get("phase") in _OVER
-
-
-def _label(item: Object, name: str) -> str:
-    return str((item["metadata"].get("labels") or {}).get(name, ""))
 
 
 def _items(api: Api, path: str) -> list[Object]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, allowed, core, custom
+from kfp_ddp.components.shared.cluster.objects import conditions
 from kfp_ddp.components.shared.launch.job_state import state
 from kfp_ddp.components.shared.launch.specification.kinds import KINDS
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
@@ -155,7 +156,7 @@ def _says_nothing(api: Api, gang: Gang, path: str) -> bool:
         job = api.patient(lambda: api.call("GET", path))
     except ApiError:
         return True
-    if state(job).over or not (job.get("status") or {}).get("conditions"):
+    if state(job).over or not conditions(job):
         return True
     return not allowed(api, "get", gang.group_version.partition("/")[0], "podgroups")
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.cluster.objects import condition, conditions
 
 Phase = Literal["created", "queued", "running", "succeeded", "failed"]
 # The Training Operator has one reason for all failures.
@@ -34,22 +35,21 @@ class State:
 
 def state(job: Object) -> State:
     """The state of a job of any kind, from its conditions."""
-    status: dict[str, Any] = job.get("status") or {}
-    conditions = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    true = {each["type"]: each for each in conditions(job) if each["status"] == "True"}
     for kind, phase in (
         ("Failed", "failed"),
         ("Succeeded", "succeeded"),
         ("Complete", "succeeded"),
     ):
-        if found := conditions.get(kind):
+        if found := true.get(kind):
             said, why = found.get("message", ""), found.get("reason", "")
             return State(phase, said, why)  # type: ignore[arg-type]
-    if "Suspended" in conditions or suspended(job):
-        return State("queued", conditions.get("Suspended", {}).get("message", ""))
-    if "Running" in conditions:
+    if "Suspended" in true or suspended(job):
+        return State("queued", true.get("Suspended", {}).get("message", ""))
+    if "Running" in true:
         return State("running")
     # A TrainJob has no such condition, and counts pods that wait for a node as active too.
-    jobs = status.get("jobsStatus") or []
+    jobs = (job.get("status") or {}).get("jobsStatus") or []
     if any(each.get("ready") or each.get("succeeded") for each in jobs):
         return State("running")
     return State("created")
@@ -61,9 +61,8 @@ def started(job: Object) -> float:
     That is when it was made, or when its queue let it go: what it waited there, or ran before it
     was preempted, counts for no deadline of its own, and for none of its operator's.
     """
-    conditions = (job.get("status") or {}).get("conditions") or []
-    resumed = [c for c in conditions if c["type"] == "Suspended" and c["status"] == "False"]
-    at = resumed[0].get("lastTransitionTime") if resumed else None
+    resumed = condition(job, "Suspended", "False")
+    at = resumed.get("lastTransitionTime") if resumed else None
     return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
 
 

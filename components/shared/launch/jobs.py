@@ -7,6 +7,7 @@ from functools import cached_property
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.components.shared.cluster.api import PASSING, Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.objects import annotation, label
 from kfp_ddp.components.shared.launch.identity import (
     ATTEMPT,
     RUN,
@@ -176,13 +177,13 @@ class Jobs:
             )
 
     def _check_ours(self, found: Object) -> None:
-        name, labels = found["metadata"]["name"], found["metadata"].get("labels", {})
-        if labels.get(RUN) != self.identity.run_id or labels.get(TASK) != self.identity.task:
+        name, run_id = found["metadata"]["name"], label(found, RUN)
+        if run_id != self.identity.run_id or label(found, TASK) != self.identity.task:
             raise InputError(
                 f"{self.kind.title} {name} exists and is not of this run "
-                f"(run {labels.get(RUN, 'unknown')}); it is left alone: rename the task"
+                f"(run {run_id or 'unknown'}); it is left alone: rename the task"
             )
-        if labels.get(SPEC) != self.identity.spec_digest:
+        if label(found, SPEC) != self.identity.spec_digest:
             raise InputError(
                 f"{self.kind.title} {name} of this run was made from another specification; "
                 "delete it to start anew"
@@ -242,10 +243,9 @@ def avoided(jobs: dict[int, Object]) -> frozenset[str]:
     """The nodes that the newest of these jobs avoids."""
     if not jobs:
         return frozenset()
-    annotations = jobs[max(jobs)]["metadata"].get("annotations") or {}
-    return frozenset(filter(None, annotations.get(AVOIDS, "").split(",")))
+    return frozenset(filter(None, annotation(jobs[max(jobs)], AVOIDS).split(",")))
 
 
 def marked(job: Object, mark: str) -> bool:
     """Whether a job bears the mark REPORTED or PREEMPTED."""
-    return mark in (job["metadata"].get("annotations") or {})
+    return annotation(job, mark) != ""

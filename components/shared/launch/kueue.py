@@ -4,6 +4,7 @@ from functools import lru_cache
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, custom, short
+from kfp_ddp.components.shared.cluster.objects import condition, conditions, label
 
 GROUP = "kueue.x-k8s.io"
 QUEUE_LABEL = f"{GROUP}/queue-name"
@@ -58,13 +59,13 @@ def check_queue(api: Api, queue: str) -> list[str]:
 
 def inactive(queue: Object) -> str:
     """Why a LocalQueue admits nothing; '' when it is active."""
-    stopped = _condition(queue, "Active", "False")
+    stopped = condition(queue, "Active", "False")
     return short(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
 
 
 def waiting(job: Object, api: Api) -> str:
     """Which queue holds a suspended job, why, and what stands before it."""
-    queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    queue = label(job, QUEUE_LABEL)
     if not queue:
         return "suspended; somebody else must resume it"
     try:
@@ -74,29 +75,29 @@ def waiting(job: Object, api: Api) -> str:
         return f"waiting in queue {queue}"
     uid = job["metadata"]["uid"]
     ours = next((each for each in workloads if _owner(each).get("uid") == uid), None)
-    if ours is None or not (ours.get("status") or {}).get("conditions"):
+    if ours is None or not conditions(ours):
         return f"waiting for Kueue to take it into queue {queue}"
-    others = [each for each in workloads if each is not ours and not _condition(each, "Finished")]
+    others = [each for each in workloads if each is not ours and not condition(each, "Finished")]
     others = [each for each in others if each["spec"].get("queueName") == queue]
     ahead = [each for each in others if _rank(each) < _rank(ours) and not _holds(each)]
     holders = [each for each in others if _holds(each)]
     words = f"waiting in queue {queue}"
-    evicted = _condition(ours, "Evicted")
+    evicted = condition(ours, "Evicted")
     if evicted is not None:
         words = f"{_evicted(evicted, workloads)}; {words}"
     words += f", behind {_names(ahead)}" if ahead else ", first in line"
     if holders:
         words += f", while {_names(holders)} hold{'' if len(holders) > 1 else 's'} quota"
-    pending = (_condition(ours, "QuotaReserved", "False") or {}).get("message", "")
+    pending = (condition(ours, "QuotaReserved", "False") or {}).get("message", "")
     if pending and pending != (evicted or {}).get("message"):
         words += f" ({short(pending)})"
     return words
 
 
-def _evicted(condition: Object, workloads: list[Object]) -> str:
+def _evicted(evicted: Object, workloads: list[Object]) -> str:
     """Why a job was put back into its queue, with the name of what came before it."""
-    how = "preempted" if condition.get("reason") == "Preempted" else "put back"
-    message = short(condition.get("message", ""))
+    how = "preempted" if evicted.get("reason") == "Preempted" else "put back"
+    message = short(evicted.get("message", ""))
     for workload in workloads:
         known = f"a workload (UID: {workload['metadata'].get('uid')}, "
         head, found, tail = message.partition(known)
@@ -111,7 +112,7 @@ def _owner(workload: Object) -> Object:
 
 
 def _holds(workload: Object) -> bool:
-    return _condition(workload, "QuotaReserved") is not None
+    return condition(workload, "QuotaReserved") is not None
 
 
 def _rank(workload: Object) -> tuple[int, str]:
@@ -127,11 +128,3 @@ def _names(workloads: list[Object]) -> str:
         named.append(f"{owner.get('kind', 'Workload')} {owner.get('name', '')}".strip())
     more = len(workloads) - len(named)
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
-
-
-def _condition(item: Object, kind: str, status: str = "True") -> Object | None:
-    for condition in (item.get("status") or {}).get("conditions") or []:
-        if condition["type"] == kind and condition["status"] == status:
-            found: Object = condition
-            return found
-    return None

@@ -14,6 +14,7 @@ from kfp_ddp.client.inspection.trainings import Training, trainings
 from kfp_ddp.client.pods import Event
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.components.shared.cluster.api import Api, Object, short
+from kfp_ddp.components.shared.cluster.objects import phase
 from kfp_ddp.components.shared.launch.follow.last_words import last_words
 from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
 from kfp_ddp.components.shared.launch.training_progress import TrainingProgress
@@ -180,7 +181,7 @@ def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[],
             seen.notes.append(f"its log was not read: {error}")
     if told := last_error("\n".join(said)):
         return told
-    if any((each.get("status") or {}).get("phase") == "Failed" for each in seen.jobs):
+    if any(phase(each) == "Failed" for each in seen.jobs):
         return root_cause(seen.jobs, "").error
     written = [each.failure for each in seen.trained if each.failure]
     if written:

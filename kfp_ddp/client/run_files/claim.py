@@ -18,6 +18,7 @@ from kfp_ddp.client.run_files.archive import unpack
 from kfp_ddp.client.run_files.execute import execute
 from kfp_ddp.client.run_files.files import RunFiles
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
+from kfp_ddp.components.shared.cluster.objects import conditions, has_ended, label, phase
 from kfp_ddp.components.shared.launch.follow.standing import MAY_PASS, of_containers
 from kfp_ddp.components.shared.workspace.files import plain
 
@@ -115,8 +116,7 @@ def _asked(api: Api, method: str, path: str, body: Object | None = None) -> Obje
 def _sweep(api: Api) -> None:
     """Delete readers that ended and were forgotten."""
     for pod in _asked(api, "GET", core(api.namespace, "pods"))["items"]:
-        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-        if ended and LABEL in (pod["metadata"].get("labels") or {}):
+        if has_ended(pod) and label(pod, LABEL):
             api.delete(core(api.namespace, "pods", pod["metadata"]["name"]))
 
 
@@ -131,8 +131,7 @@ def _node_of(api: Api, claim: str) -> str:
         return ""
     for pod in _asked(api, "GET", core(api.namespace, "pods"))["items"]:
         claims = [v.get("persistentVolumeClaim") for v in pod["spec"].get("volumes") or []]
-        running = (pod.get("status") or {}).get("phase") == "Running"
-        if running and any(each and each["claimName"] == claim for each in claims):
+        if phase(pod) == "Running" and any(each and each["claimName"] == claim for each in claims):
             return str(pod["spec"]["nodeName"])
     return ""
 
@@ -192,11 +191,10 @@ def _wait(api: Api, path: str) -> None:
     until, pod = time.monotonic() + START_SECONDS, None
     while time.monotonic() < until:
         pod = _asked(api, "GET", path)
-        phase = (pod.get("status") or {}).get("phase")
-        if phase == "Running":
+        if phase(pod) == "Running":
             return
         reason = of_containers(pod)
-        if phase == "Failed" or (reason and reason.kind not in MAY_PASS):
+        if phase(pod) == "Failed" or (reason and reason.kind not in MAY_PASS):
             break
         time.sleep(0.3)
     raise JobError(f"the pod that reads the run's files does not start: {_why(pod or {})}")
@@ -204,6 +202,6 @@ def _wait(api: Api, path: str) -> None:
 
 def _why(pod: Object) -> str:
     reason, status = of_containers(pod), pod.get("status") or {}
-    conditions = [c.get("message") for c in status.get("conditions") or [] if c["status"] != "True"]
-    told = reason.text if reason else status.get("message") or next(filter(None, conditions), "")
+    lacking = [each.get("message") for each in conditions(pod) if each["status"] != "True"]
+    told = reason.text if reason else status.get("message") or next(filter(None, lacking), "")
     return short(str(told)) or "no node has taken it"

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core
+from kfp_ddp.components.shared.cluster.objects import containers, has_ended
 from kfp_ddp.components.shared.launch.follow.pods import has_failed, has_started
 from kfp_ddp.components.shared.launch.follow.printer import (
     RECENT_LINES,
@@ -155,9 +156,8 @@ class PodLog(threading.Thread):
 
     def _status(self) -> tuple[int, bool]:
         """Restarts so far, and whether the container has ended for good."""
-        status = self.latest.get("status", {})
-        over = status.get("phase") in ("Succeeded", "Failed")
-        for container in status.get("containerStatuses") or []:
+        over = has_ended(self.latest)
+        for container in containers(self.latest):
             if container["name"] == self.container:
                 ended = "terminated" in (container.get("state") or {})
                 never = self.latest["spec"].get("restartPolicy") == "Never"

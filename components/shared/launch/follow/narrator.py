@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
+from kfp_ddp.components.shared.cluster.objects import condition, containers, phase
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.components.shared.launch.follow.decisions import Look
 from kfp_ddp.components.shared.launch.follow.printer import Printer
@@ -54,24 +55,24 @@ class Narrator:
 
     def tell(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
         """Print it if some time has passed since it was asked for; `pods` are those wanted."""
-        phase = look.state.phase
-        pause = self.pause if phase == self.phase == "queued" else EXPLAIN_SECONDS
+        now = look.state.phase
+        pause = self.pause if now == self.phase == "queued" else EXPLAIN_SECONDS
         if look.state.over or look.clock - self.asked_at < pause:
             return
         self.asked_at = look.clock
         found = explain(look.job, look.state, look.pods.own, events, self.api, pods)
         problems = {who: reason for who, reason in found.items() if reason.kind}
         self.standing = still(self.standing, problems, look.clock)
-        line = f"{look.name} is {phase}" + (f": {in_words(found)}" if found else "")
+        line = f"{look.name} is {now}" + (f": {in_words(found)}" if found else "")
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
         soon = look.clock - self.told_at < MANY_SECONDS
-        if len(found) > MANY_PODS and phase == self.phase and soon:
+        if len(found) > MANY_PODS and now == self.phase and soon:
             return
         self.told_at = look.clock
         self.printer.say(line)
-        self.line, self.phase, self.pause = line, phase, EXPLAIN_SECONDS
+        self.line, self.phase, self.pause = line, now, EXPLAIN_SECONDS
 
 
 def explain(
@@ -136,19 +137,17 @@ def _refused(job: Object, api: Api) -> Reason | None:
 
 
 def _of_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
-    status = pod.get("status", {})
-    if status.get("phase") != "Pending":
+    if phase(pod) != "Pending":
         return None
-    for condition in status.get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            message = str(condition.get("message", ""))
-            return Reason("unschedulable", _unschedulable(pod, message, claim_problem))
+    if unplaced := condition(pod, "PodScheduled", "False"):
+        message = str(unplaced.get("message", ""))
+        return Reason("unschedulable", _unschedulable(pod, message, claim_problem))
     if reason := of_containers(pod):
         return reason
-    for container in status.get("initContainerStatuses") or []:
+    for container in pod["status"].get("initContainerStatuses") or []:
         if "running" in (container.get("state") or {}):
             return Reason("", f"init container {container['name']} runs")
-    return STARTING if status.get("containerStatuses") else Reason("", "waiting for a node")
+    return STARTING if containers(pod) else Reason("", "waiting for a node")
 
 
 def _unmounted(api: Api) -> dict[str, Reason]:
@@ -187,10 +186,9 @@ def claim_problem(api: Api, claim: str) -> str:
         found = api.call("GET", core(api.namespace, "persistentvolumeclaims", claim))
     except ApiError as error:
         return f"claim {claim} does not exist" if error.status == 404 else ""
-    phase = (found.get("status") or {}).get("phase", "")
-    if phase == "Lost":
+    if phase(found) == "Lost":
         return f"claim {claim} has lost its volume"
-    if phase == "Pending":
+    if phase(found) == "Pending":
         storage = found["spec"].get("storageClassName") or "no class"
         return f"claim {claim} is not bound (StorageClass {storage})"
     return ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.cluster.objects import conditions, containers, phase
 from kfp_ddp.components.shared.launch.job_state import started, state
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
@@ -108,7 +109,7 @@ class Pods:
 
 def has_started(pod: Object, container: str) -> bool:
     """Whether the container has a log."""
-    for status in _containers(pod):
+    for status in containers(pod):
         if status["name"] == container:
             now = status.get("state") or {}
             return "running" in now or "terminated" in now or bool(status.get("restartCount"))
@@ -117,12 +118,12 @@ def has_started(pod: Object, container: str) -> bool:
 
 def waits(pod: Object) -> bool:
     """Whether no container of the pod's own has started, be it for a node, an image or a volume."""
-    return _phase(pod) in ("", "Pending")
+    return phase(pod) in ("", "Pending")
 
 
 def writes_no_more(pod: Object) -> bool:
     """Whether the pod writes nothing now and, if it ended, never will again."""
-    return _phase(pod) in ("Succeeded", "Failed", "Pending")
+    return phase(pod) in ("Succeeded", "Failed", "Pending")
 
 
 def created(pod: Object) -> float:
@@ -139,37 +140,28 @@ def seconds_to_stop(pod: Object) -> float:
 
 def ended_at(pod: Object) -> str:
     """When a container of the pod ended badly first, as text that sorts by it; '~' for unknown."""
-    states = [status.get("state") or {} for status in _containers(pod)]
+    states = [status.get("state") or {} for status in containers(pod)]
     ended = [each["terminated"] for each in states if "terminated" in each]
     return min((each["finishedAt"] for each in ended if each.get("finishedAt")), default="~")
 
 
 def has_failed(pod: Object) -> bool:
     """Whether the pod, or a container of it, ended badly."""
-    return _phase(pod) == "Failed" or any(_exit_codes(pod))
+    return phase(pod) == "Failed" or any(_exit_codes(pod))
 
 
 def has_crashed(pod: Object) -> bool:
     """Whether the pod failed of itself, and was neither told to end nor taken from its node."""
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    if any(each["type"] == "DisruptionTarget" for each in conditions):
+    if any(each["type"] == "DisruptionTarget" for each in conditions(pod)):
         return False
     return any(code not in (0, 143) for code in _exit_codes(pod))
 
 
 def was_restarted(pod: Object) -> bool:
     """Whether a container of the pod ended badly before."""
-    return any((status.get("lastState") or {}).get("terminated") for status in _containers(pod))
-
-
-def _phase(pod: Object) -> str:
-    return (pod.get("status") or {}).get("phase") or ""
-
-
-def _containers(pod: Object) -> list[Object]:
-    return (pod.get("status") or {}).get("containerStatuses") or []
+    return any((status.get("lastState") or {}).get("terminated") for status in containers(pod))
 
 
 def _exit_codes(pod: Object) -> list[int]:
-    states = [status.get("state") or {} for status in _containers(pod)]
+    states = [status.get("state") or {} for status in containers(pod)]
     return [int(each["terminated"].get("exitCode") or 0) for each in states if "terminated" in each]

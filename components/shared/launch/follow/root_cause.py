@@ -7,6 +7,7 @@ from datetime import datetime
 
 from kfp_ddp.base.failure import Failure, first_cause, lost_peer
 from kfp_ddp.components.shared.cluster.api import Object
+from kfp_ddp.components.shared.cluster.objects import condition, every_container
 from kfp_ddp.components.shared.launch.follow.last_words import ROOT, last_words
 from kfp_ddp.components.shared.launch.specification.kinds import pod_title
 
@@ -48,17 +49,14 @@ def root_cause(
 
 def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
     status, name, who = pod.get("status", {}), pod["metadata"]["name"], pod_title(pod)
-    conditions = status.get("conditions") or []
-    disruption = next((each for each in conditions if each["type"] == "DisruptionTarget"), None)
-    if disruption is not None and disruption["status"] == "True":
+    if disruption := condition(pod, "DisruptionTarget"):
         line = f"{who}: {disruption.get('message') or disruption.get('reason')}"
         at = _seconds(disruption.get("lastTransitionTime"))
         return Failure(1, -1, line, retryable=True, time=at, pod=name)
     if status.get("reason") in LOST_NODE:
         line = f"{who}: {status['reason']}: {status.get('message', '')}".rstrip(": ")
         return Failure(1, -1, line, retryable=True, time=0, pod=name)
-    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for container in every:
+    for container in every_container(pod):
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):

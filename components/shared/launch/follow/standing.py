@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kfp_ddp.components.shared.cluster.api import Object, short
+from kfp_ddp.components.shared.cluster.objects import every_container
 
 # How long a reason may stand, in seconds, before the job is ended for it. The others have no end
 # but pending_minutes: a node, a claim or a queue may be free tomorrow.
@@ -55,9 +56,7 @@ class Stands:
 
 def of_containers(pod: Object) -> Reason | None:
     """What keeps a container of a pod from starting, by its status; None for nothing."""
-    status = pod.get("status") or {}
-    every = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    for container in every:
+    for container in every_container(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
         why, message = waiting.get("reason", ""), short(str(waiting.get("message", "")))
         pull = f"cannot pull {container.get('image')} ({why}: {message})"
