@@ -1,6 +1,5 @@
 """The metrics of runs as events that TensorBoard reads, brought again while a run goes on."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.client.run_files import RunFiles
+from kfp_ddp.components.shared.launch.training_progress import MetricsTail
 
 METRICS, EVENTS = RunFolder("").metrics.name, RunFolder("").tensorboard.name
 
@@ -24,31 +24,25 @@ class Curves:
         """
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._metrics, self._read = metrics, 0
+        self._metrics = MetricsTail(metrics)
         self._writer = EventFileWriter(str(folder))
 
     def update(self) -> None:
         """Write what is new."""
-        with self._metrics.open("rb") as file:
-            file.seek(self._read)
-            lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]
-        self._read += len(lines)
-        for line in lines.splitlines():
-            for event in _events(line):
+        for told in self._metrics.read():
+            for event in _events(told):
                 self._writer.add_event(event)
         self._writer.flush()
 
 
-def _events(line: bytes) -> Iterator[Any]:
-    """What a line of metrics.jsonl is to TensorBoard; a resume drops what it does again."""
+def _events(fields: dict[str, Any]) -> Iterator[Any]:
+    """What an event of metrics.jsonl is to TensorBoard; a resume drops what it does again."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     try:
-        fields = json.loads(line)
         name, time = fields.pop("event"), float(fields.pop("time"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         return
     if name == "start" and (done := fields.get("resumed_from_step")):
         start = SessionLog(status=SessionLog.START)

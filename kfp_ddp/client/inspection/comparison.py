@@ -1,7 +1,6 @@
 """Runs set side by side: settings that differ, metrics with their intervals, what to mind."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -12,6 +11,8 @@ from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.launch.training_progress import clock
+from kfp_ddp.components.shared.pictures import is_number
+from kfp_ddp.components.shared.report.training import trained
 from kfp_ddp.training.config import TrainConfig
 
 OWN = frozenset({"data", "output_dir", "run_id", "cache_dir", "stop_when_stale", "resume"})
@@ -176,8 +177,7 @@ def _accuracy(found: Evaluation | None) -> Figure | None:
 
 
 def _figure(value: Any) -> Figure | None:
-    known = isinstance(value, int | float) and math.isfinite(value)
-    return Figure(value) if known else None
+    return Figure(value) if is_number(value) else None
 
 
 def _last(events: Sequence[dict[str, Any]], key: str) -> Any:
@@ -192,14 +192,7 @@ def _speed(training: Training) -> Figure | None:
 
 def _seconds(training: Training) -> Figure | None:
     """From the first event to the last, without the time between a stop and going on."""
-    total, before = 0.0, None
-    for event in training.events:
-        at = event.get("time")
-        if not isinstance(at, int | float):
-            continue
-        if before is not None and event.get("event") != "start":
-            total += at - before
-        before = at
+    total, _ = trained(training.events)
     return _figure(total) if total else None
 
 
