@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kfp_ddp.components.preflight.settled import settled
-from kfp_ddp.pipelines.document import Document
+from kfp_ddp.pipelines.document import Document, defaults_of
 
 
 def checked(pipeline: Document, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,11 +17,6 @@ def checked(pipeline: Document, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: what preflight would refuse.
     """
-    defaults = {
-        name: told["defaultValue"]
-        for name, told in pipeline.parameters.items()
-        if "defaultValue" in told
-    }
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:
         return {}
@@ -29,7 +24,7 @@ def checked(pipeline: Document, given: Mapping[str, Any]) -> dict[str, Any]:
     program = pipeline.programs().get(component.get("executorLabel"), "")
     if "kfp_ddp.components.preflight" not in program:
         return {}
-    inputs = _inputs(task, component, {**defaults, **given})
+    inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **given})
     settled(inputs)
     return inputs
 
@@ -39,9 +34,7 @@ def _inputs(
 ) -> dict[str, Any]:
     """What a step of the root gets where its pipeline is given this."""
     declared = component.get("inputDefinitions", {}).get("parameters", {})
-    inputs = {
-        name: told["defaultValue"] for name, told in declared.items() if "defaultValue" in told
-    }
+    inputs = defaults_of(component)
     for name, wired in task.get("inputs", {}).get("parameters", {}).items():
         if "componentInputParameter" in wired:
             inputs[name] = given[wired["componentInputParameter"]]

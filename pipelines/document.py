@@ -9,8 +9,6 @@ import yaml
 from kfp_ddp.base.errors import InputError
 
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
-
-
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -106,6 +104,12 @@ def of_api(spec: Mapping[str, Any], called: str) -> Document:
     if wrong:
         raise InputError(f"{called} is no pipeline of KFP 2, {wrong}")
     return Document(inner, spec.get("platform_spec", {}))
+
+
+def defaults_of(component: Mapping[str, Any]) -> dict[str, Any]:
+    """What the parameters of a component, or of the root, are where nobody gives them."""
+    declared = component.get("inputDefinitions", {}).get("parameters", {})
+    return {name: told["defaultValue"] for name, told in declared.items() if "defaultValue" in told}
 
 
 def _what_is_wrong(documents: list[Any]) -> str:

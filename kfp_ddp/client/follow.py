@@ -59,11 +59,7 @@ def wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def follow(
-    client: "kfp.Client",
-    run_id: str,
-    teller: Teller,
-) -> "V2beta1Run":
+def follow(client: "kfp.Client", run_id: str, teller: Teller) -> "V2beta1Run":
     """Show a run until it is over, and return it.
 
     Raises:
@@ -160,10 +156,8 @@ class TreeTeller(AbstractContextManager["TreeTeller"]):
         from rich.console import Console
         from rich.live import Live
 
-        self._progress, self._live = (
-            progress,
-            Live(console=Console(file=stream), auto_refresh=False),
-        )
+        self._progress = progress
+        self._live = Live(console=Console(file=stream), auto_refresh=False)
 
     def __enter__(self) -> "TreeTeller":
         self._live.__enter__()
@@ -214,7 +208,7 @@ def lasted(start: datetime | None, end: datetime | None) -> str:
 
 def _in_words(step: Step) -> str:
     said = WORDS.get(step.state, step.state.lower())
-    if step.by_driver and step.state in ("RUNNING", "PENDING"):
+    if step.by_driver and step.state in GOING:
         said = "is prepared"
     if step.by_driver and step.state == "FAILED":
         said = "could not be prepared"

@@ -38,16 +38,30 @@ def find_version(
     Raises:
         InputError: there is none.
     """
+    found = version_or_none(client, pipeline, name)
+    if found is None:
+        which = f"version {name!r}" if name else "version"
+        raise InputError(f"pipeline {pipeline.display_name!r} has no {which} on the server")
+    return found
+
+
+def version_or_none(
+    client: "kfp.Client", pipeline: "V2beta1Pipeline", name: str = ""
+) -> "V2beta1PipelineVersion | None":
+    """The same, None where there is none."""
     answer = client.list_pipeline_versions(
         pipeline.pipeline_id, page_size=1, sort_by=NEWEST, filter=named(name) if name else None
     )
-    if not answer.pipeline_versions:
-        which = f"version {name!r}" if name else "version"
-        raise InputError(f"pipeline {pipeline.display_name!r} has no {which} on the server")
-    return answer.pipeline_versions[0]
+    return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
 
 def spec_of(client: "kfp.Client", pipeline_id: str, version_id: str) -> Mapping[str, Any]:
     """What a version holds, as it was uploaded."""
     version = client.get_pipeline_version(pipeline_id, version_id)
     return version.pipeline_spec if isinstance(version.pipeline_spec, Mapping) else {}
+
+
+def graph_of(spec: object) -> Mapping[str, Any]:
+    """The pipeline's spec alone, without that of its platform; empty where it is not known."""
+    found = spec.get("pipeline_spec", spec) if isinstance(spec, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}

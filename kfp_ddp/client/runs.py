@@ -173,15 +173,16 @@ def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
 
 def started(run: "V2beta1Run") -> datetime | None:
     """When it was created."""
-    return _known(run.created_at)
+    return known_time(run.created_at)
 
 
 def ended(run: "V2beta1Run") -> datetime | None:
     """When it ended; None while it goes on."""
-    return _known(run.finished_at)
+    return known_time(run.finished_at)
 
 
-def _known(moment: datetime | None) -> datetime | None:
+def known_time(moment: datetime | None) -> datetime | None:
+    """A time that the server tells; None for what has not come."""
     return moment if moment is not None and moment > NOT_YET else None
 
 

@@ -9,7 +9,7 @@ from kfp_ddp.base.errors import InputError, RefusedError
 from kfp_ddp.base.settings import hint
 from kfp_ddp.client import cron
 from kfp_ddp.client.pages import pages
-from kfp_ddp.client.runs import NOT_YET, UUID, newest_runs
+from kfp_ddp.client.runs import NOT_YET, UUID, known_time, newest_runs
 from kfp_ddp.client.steps import OVER
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def misread(schedule: "V2beta1RecurringRun") -> str:
 def limits(schedule: "V2beta1RecurringRun") -> tuple[datetime | None, datetime | None]:
     """When it begins and ends; None where it is open."""
     found = _trigger(schedule)
-    return _moment(found.get("start_time")), _moment(found.get("end_time"))
+    return known_time(found.get("start_time")), known_time(found.get("end_time"))
 
 
 def next_of(
@@ -150,7 +150,3 @@ def _trigger(schedule: "V2beta1RecurringRun") -> dict[str, Any]:
     trigger = schedule.trigger
     found = trigger and (trigger.cron_schedule or trigger.periodic_schedule)
     return found.to_dict() if found else {}
-
-
-def _moment(value: datetime | None) -> datetime | None:
-    return value if value is not None and value > NOT_YET else None

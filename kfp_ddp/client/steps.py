@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.client.pipelines import graph_of
+
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
 
@@ -89,8 +91,8 @@ def steps_of(run: "V2beta1Run", spec: Mapping[str, Any] | None = None) -> tuple[
     found = _folded(root.children["root"], _workflow(details)) if root else []
     over = (run.state or "") in OVER
     found = [_settled(step) for step in found] if over else found
-    known = _graph(spec or run.pipeline_spec)
-    return tuple(_with_spec(found, known, "root", over)) if known else tuple(found)
+    known = graph_of(spec or run.pipeline_spec)
+    return tuple(_with_spec(found, known, "root", over)) if "root" in known else tuple(found)
 
 
 def every_step(steps: Sequence[Step]) -> list[Step]:
@@ -298,14 +300,6 @@ def _pods(node: _Node, workflow: str) -> tuple[str, ...]:
     tried = {node_id(workflow, f"{node.name}({number})") for number in range(MOST_ATTEMPTS)}
     listed = [one for one in _ids(own) if one in tried] if own else []
     return tuple(listed) or (node_id(workflow, node.name),)
-
-
-def _graph(spec: object) -> Mapping[str, Any] | None:
-    """The pipeline's spec alone, where there is one."""
-    if not isinstance(spec, Mapping):
-        return None
-    inner = spec.get("pipeline_spec", spec)
-    return inner if isinstance(inner, Mapping) and "root" in inner else None
 
 
 def _with_spec(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import yaml
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, RefusedError
-from kfp_ddp.client.pipelines import NEWEST, find_pipeline, named
+from kfp_ddp.client.pipelines import find_pipeline, version_or_none
 from kfp_ddp.pipelines.document import Document
 
 if TYPE_CHECKING:
     import kfp
-    from kfp_server_api import V2beta1Pipeline, V2beta1PipelineVersion
+    from kfp_server_api import V2beta1Pipeline
 
 LONGEST = 32 * 1024**2
 """Bytes that the server takes."""
@@ -70,7 +70,7 @@ def _upload(
     client: "kfp.Client", file: Path, name: str, version: str, description: str
 ) -> Uploaded:
     pipeline = find_pipeline(client, name)
-    if pipeline and (newest := _version(client, pipeline, sort_by=NEWEST)):
+    if pipeline and (newest := version_or_none(client, pipeline)):
         called = newest.display_name
         if called == version or called.startswith(f"{version}-"):
             ids = newest.pipeline_id, newest.pipeline_version_id
@@ -78,7 +78,7 @@ def _upload(
     made, pipeline = pipeline is None, pipeline or _create(client, name)
     unique = version
     for number in itertools.count(2):
-        if made or not _version(client, pipeline, filter=named(unique)):
+        if made or not version_or_none(client, pipeline, unique):
             break
         unique = f"{version}-{number}"  # this content was there before what is the newest now
     try:
@@ -109,10 +109,3 @@ def _create(client: "kfp.Client", name: str) -> "V2beta1Pipeline":
         if error.status == HTTPStatus.CONFLICT:
             raise InputError(f"somebody else creates pipeline {name} at this moment") from None
         raise
-
-
-def _version(
-    client: "kfp.Client", pipeline: "V2beta1Pipeline", **asked: str
-) -> "V2beta1PipelineVersion | None":
-    answer = client.list_pipeline_versions(pipeline.pipeline_id, page_size=1, **asked)
-    return answer.pipeline_versions[0] if answer.pipeline_versions else None

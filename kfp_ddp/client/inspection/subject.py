@@ -12,12 +12,14 @@ from kfp_ddp.base.errors import InputError
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import Connection, open_client
 from kfp_ddp.client.inspection import local_run
+from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.progress import api_of
 from kfp_ddp.client.run_files import PlacedFiles, RunFiles, on_a_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.workspace import is_address
 from kfp_ddp.config import config
+from kfp_ddp.pipelines.document import defaults_of
 
 if TYPE_CHECKING:
     import kfp
@@ -123,7 +125,7 @@ class Subjects:
 
     def _there(self, run: "V2beta1Run") -> Subject:
         spec = runs.spec_of(self.client, run)
-        parameters = _defaults(spec) | runs.parameters_of(run)
+        parameters = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
         return Subject(
             id=run.run_id,
             name=run.display_name,
@@ -134,7 +136,7 @@ class Subjects:
             files=lambda: self._files(run, parameters, spec),
             parameters=parameters,
             page=self.connection.run_page(run.run_id),
-            pipeline=str(_graph(spec).get("pipelineInfo", {}).get("name", "")),
+            pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
             root=_root(run).rstrip("/"),
             cancelled=any(each.state == "CANCELING" for each in run.state_history or []),
             error=(run.error and run.error.message) or "",
@@ -168,26 +170,14 @@ def subjects(connection: Connection) -> Iterator[Subjects]:
         yield Subjects(connection, stack)
 
 
-def _graph(spec: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The pipeline's spec alone, without that of its platform; empty where it is not known."""
-    found = (spec or {}).get("pipeline_spec", spec)
-    return found if isinstance(found, Mapping) else {}
-
-
 def _root(run: "V2beta1Run") -> str:
     given = run.runtime_config and run.runtime_config.pipeline_root
     return str(given or config().pipeline_root)
 
 
-def _defaults(spec: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a pipeline's parameters are where nobody gave them."""
-    inputs = _graph(spec).get("root", {}).get("inputDefinitions", {}).get("parameters", {})
-    return {name: each["defaultValue"] for name, each in inputs.items() if "defaultValue" in each}
-
-
 def _image(spec: Mapping[str, Any] | None) -> str:
     """An image of ours that the run pulled already, else the one that is set."""
-    executors = _graph(spec).get("deploymentSpec", {}).get("executors", {})
+    executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
     images = [str(each.get("container", {}).get("image", "")) for each in executors.values()]
     ours = sorted(image for image in images if "launcher" in image.rpartition("/")[2])
     if ours:
