@@ -123,6 +123,7 @@ def command(
 def _install(
     api: "Api", wanted: "Wanted", chown: str, *, dry_run: bool, quiet: bool
 ) -> "list[Done]":
+    from kfp_ddp.doctor.admission import enforced
     from kfp_ddp.install import apply
     from kfp_ddp.install.manifests import limits, manifests, owner
 
@@ -134,7 +135,7 @@ def _install(
     fresh = any(each.kind == "PersistentVolumeClaim" and each.state == "made" for each in done)
     how: Owner | None = None
     if chown == "auto" and fresh:
-        how = "group" if apply.restricted(api, wanted.namespace) else "root"
+        how = "group" if enforced(api) == "restricted" else "root"
     elif chown in ("root", "group") and wanted.claims:
         how = "root" if chown == "root" else "group"
     job = owner(wanted, how) if how else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, StepResources
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
+from kfp_ddp.components.shared.cluster.objects import label
 from kfp_ddp.components.shared.launch.manifests import pod
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.doctor.finding import Asked, Finding, items
@@ -61,16 +62,21 @@ def _refused(namespace: str, what: str, error: ApiError) -> Finding:
 def _rules(api: Api) -> str:
     """The level and the quotas by which pods were judged, in words."""
     rules = []
-    try:
-        labels = api.call("GET", f"/api/v1/namespaces/{api.namespace}")["metadata"]["labels"]
-        level = labels.get(LEVEL, "privileged")
+    if level := enforced(api):
         how = " (of kfp-ddp compile --restricted)" if level == "restricted" else ""
         rules.append(f"PodSecurity {level}{how}")
-    except (ApiError, KeyError):
-        pass
     quotas = items(api, core(api.namespace, "resourcequotas")) or []
     rules += [f"quota {each['metadata']['name']}" for each in quotas]
     return f", by {' and '.join(rules)}" if rules else ""
+
+
+def enforced(api: Api) -> str:
+    """The level of PodSecurity that the namespace enforces; '' where its labels are not seen."""
+    try:
+        namespace = api.call("GET", f"/api/v1/namespaces/{api.namespace}")
+    except ApiError:
+        return ""
+    return label(namespace, LEVEL) or "privileged"
 
 
 def _step(executor: Object) -> Object:

@@ -4,15 +4,15 @@ from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
 from kfp_ddp.components.shared.launch import kueue
 from kfp_ddp.doctor.finding import ASK_ADMIN, Finding
 
+VOLCANO = "/apis/scheduling.volcano.sh/v1beta1/queues"
+
 
 def queues(api: Api) -> list[Finding]:
     """Queues of Kueue and Volcano, where they are installed."""
     found = []
     for title in ("Kueue", "Volcano"):
-        path = "/apis/scheduling.volcano.sh/v1beta1/queues"
         try:
-            if title == "Kueue":
-                path = kueue.path(api, "localqueues")
+            path = kueue.path(api, "localqueues") if title == "Kueue" else VOLCANO
             items = api.call("GET", path)["items"] if path else None
         except ApiError as error:
             if error.status != 404:
@@ -24,17 +24,13 @@ def queues(api: Api) -> list[Finding]:
 
 
 def _queues_of(title: str, items: list[Object], namespace: str) -> Finding:
-    names = []
-    stopped = False
-    for item in items:
-        trouble = kueue.inactive(item)
-        stopped = stopped or bool(trouble)
-        names.append(item["metadata"]["name"] + (f" ({trouble})" if trouble else ""))
+    troubles = {item["metadata"]["name"]: kueue.inactive(item) for item in items}
+    said = ", ".join(name + (f" ({why})" if why else "") for name, why in troubles.items())
     what = f"queues of {title}"
-    if not names:
+    if not items:
         remedy = f"make a LocalQueue in {namespace}" if title == "Kueue" else "make a Queue"
         return Finding("warn", what, "there are none", remedy)
-    if stopped:
+    if any(troubles.values()):
         remedy = "kubectl describe localqueues and its ClusterQueue"
-        return Finding("warn", what, ", ".join(names), remedy)
-    return Finding("ok", what, ", ".join(names))
+        return Finding("warn", what, said, remedy)
+    return Finding("ok", what, said)

@@ -21,7 +21,6 @@ SAID = ("rules", "roleRef", "subjects", "spec")
 """The parts of an object that are compared and changed."""
 KEPT = ("PersistentVolumeClaim", "Job")
 """Kinds of which one that is there stays as it is: it cannot be changed, and may hold data."""
-ENFORCED = "pod-security.kubernetes.io/enforce"
 # Drivers whose volumes hold one node's file system, whatever a claim asks for.
 OF_ONE_NODE = (
     *("pd.csi.storage.gke.io", "ebs.csi.aws.com", "disk.csi.azure.com", "kubernetes.io/gce-pd"),
@@ -170,15 +169,6 @@ def path(document: Object, name: str = "") -> str:
     if "/" not in version:
         return core(namespace, plural, name)
     return custom(version, namespace, plural, name)
-
-
-def restricted(api: Api, namespace: str) -> bool:
-    """Whether PodSecurity refuses root in it; False where its labels may not be seen."""
-    try:
-        labels = api.call("GET", f"/api/v1/namespaces/{namespace}")["metadata"].get("labels") or {}
-    except ApiError:
-        return False
-    return bool(labels.get(ENFORCED) == "restricted")
 
 
 def lacks_limits(api: Api, namespace: str) -> bool:
