@@ -87,10 +87,8 @@ def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
         yield Path(dataset)
         return
     wanted, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
-    target, options = (
-        Path(folders.scratch_dir(), "data"),
-        options_of(wanted.dataset, wanted.options),
-    )
+    target = Path(folders.scratch_dir(), "data")
+    options = options_of(wanted.dataset, wanted.options)
     only = {row.name for row in manifest.rows(listed)}
     with Progress() as progress:
         found = sync(wanted.source, target, options, progress.watch, run_id=run_id, only=only)
