@@ -17,8 +17,8 @@ from kfp_ddp.components.shared.launch.specification.claims import with_folders
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
+from kfp_ddp.components.shared.supervision import check_backend
 from kfp_ddp.components.shared.workspace import followed
-from kfp_ddp.components.train.settings import check_backend
 
 JOB_OWN = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),

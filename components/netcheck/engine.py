@@ -16,7 +16,7 @@ from kfp_ddp.components.shared.launch.local_ranks import local_gpus, run_ranks
 from kfp_ddp.components.shared.launch.run import launch
 from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
 from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.settings import JOB_OWN, check_backend
+from kfp_ddp.components.shared.supervision import JOB_OWN, check_backend
 from kfp_ddp.training.netcheck.record import RESULT, Network, need, problems, table
 from kfp_ddp.training.netcheck.settings import NetworkCheck
 

@@ -32,7 +32,7 @@ from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpe
 from kfp_ddp.components.shared.launch.specification.quantity import amount
 from kfp_ddp.components.shared.notify import refusals_told
 from kfp_ddp.components.shared.step import step
-from kfp_ddp.components.train.settings import JOB_OWN
+from kfp_ddp.components.shared.supervision import JOB_OWN
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Rule
 

@@ -20,7 +20,7 @@ from kfp_ddp.components.shared import release
 from kfp_ddp.components.shared.launch.specification.launch_spec import IN_WORDS, LaunchSpec
 from kfp_ddp.components.shared.launch.specification.quantity import AMOUNT, QUANTITY, amount
 from kfp_ddp.components.shared.notify import Notification
-from kfp_ddp.components.train.settings import Backend, Supervision
+from kfp_ddp.components.shared.supervision import Backend, Supervision
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import RecipeName
 

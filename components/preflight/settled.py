@@ -28,7 +28,7 @@ from kfp_ddp.components.shared.notify import Notification
 from kfp_ddp.components.shared.places import check_place
 from kfp_ddp.components.shared.release import MODELS as PARTS
 from kfp_ddp.components.shared.release import part_of
-from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
+from kfp_ddp.components.shared.supervision import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured

@@ -17,10 +17,10 @@ from kfp_ddp.components.shared.launch.specification.kinds import KINDS, Kind
 from kfp_ddp.components.shared.notify import Notification, send
 from kfp_ddp.components.shared.rollout import take_back_of
 from kfp_ddp.components.shared.step import step
+from kfp_ddp.components.shared.supervision import Supervision
 from kfp_ddp.components.shared.workspace import is_address
 from kfp_ddp.components.teardown.came_to import outcome
 from kfp_ddp.components.teardown.old_runs import InBucket, OnClaim, Runs, tasks
-from kfp_ddp.components.train.settings import Supervision
 
 
 @step

@@ -27,6 +27,7 @@ from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpe
 from kfp_ddp.components.shared.launch.specification.script import unexpanded
 from kfp_ddp.components.shared.launch.specification.task_config import overlaid
 from kfp_ddp.components.shared.step import step, write_job
+from kfp_ddp.components.shared.supervision import JOB_OWN, Supervision, check_backend
 from kfp_ddp.components.shared.workspace import (
     carried,
     followed,
@@ -35,7 +36,6 @@ from kfp_ddp.components.shared.workspace import (
 )
 from kfp_ddp.components.train.on_node import begun, moved
 from kfp_ddp.components.train.outputs import newest_checkpoint, write_outputs
-from kfp_ddp.components.train.settings import JOB_OWN, Supervision, check_backend
 from kfp_ddp.training.config import TrainConfig
 
 

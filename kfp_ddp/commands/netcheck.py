@@ -99,7 +99,7 @@ def _measured(
 def _job(settings: tuple[str, ...]) -> dict[str, Any]:
     from kfp_ddp.base.settings import check_given
     from kfp_ddp.commands.manifest import setting
-    from kfp_ddp.components.train.settings import JOB_OWN
+    from kfp_ddp.components.shared.supervision import JOB_OWN
 
     fields = dict(map(setting, settings))
     own = ("nodes", "gpus_per_node", "image")

@@ -1,4 +1,4 @@
-"""What a person can set on the train step, beside the training and the job themselves."""
+"""How a step watches its job, and on what: settings that several components take."""
 
 import typing
 from typing import Literal
