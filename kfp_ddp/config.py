@@ -1,16 +1,73 @@
-"""What is set once: by flag, environment, a file of the folder or of the person, or its default."""
+"""What is set once: by flag, environment, a file of the folder or of the person, or its default.
+
+No model of pydantic, whose import is most of the time that a command's `--help` takes.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.client.connection import Connection, setting
 
+T = TypeVar("T")
 PREFIX = "KFP_DDP_"
 HERE = "kfp-ddp.yaml"
+
+
+def setting(default: T, description: str, **more: str) -> T:
+    """A field, with its text; `more` may name another environment variable that sets it."""
+    return field(default=default, metadata={"description": description, **more})
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach KFP, and as whom."""
+
+    host: str = setting(
+        "",
+        "Address of KFP, such as https://kubeflow.example.com/pipeline; empty for the service of "
+        "the cluster that this runs in, or a port forwarded through the kubeconfig.",
+        variable="KF_PIPELINES_ENDPOINT",
+    )
+    namespace: str = setting(
+        "",
+        "Namespace of the runs: your profile where KFP has several users; empty for the pod's own, "
+        "or the kubeconfig's.",
+    )
+    kfp_namespace: str = setting("kubeflow", "Namespace that KFP itself runs in.")
+    context: str = setting("", "Context of the kubeconfig; empty for the current one.")
+    port_forward: bool = setting(
+        False, "Reach KFP by a port forwarded through the kubeconfig, whatever host is set."
+    )
+    token_file: str = setting(
+        "", "File with a token, read anew for each request; KFP_DDP_TOKEN holds one itself."
+    )
+    cookie_file: str = setting(
+        "",
+        "File with the cookie of a session, as in authservice_session=MTY1...; KFP_DDP_COOKIE "
+        "holds one itself.",
+    )
+    username: str = setting("", "Who logs in at the Dex of a Kubeflow platform: an e-mail address.")
+    password_file: str = setting("", "File with the password; KFP_DDP_PASSWORD holds one itself.")
+    iap_client_id: str = setting(
+        "",
+        "Client of Google's Identity-Aware Proxy that stands before KFP.",
+        variable="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+    )
+    ca_file: str = setting("", "File with the certificates to trust; empty for the usual ones.")
+    ui: str = setting(
+        "",
+        "Address of the UI for links to runs; empty for the host.",
+        variable="KF_PIPELINES_UI_ENDPOINT",
+    )
+    timeout: float = setting(30.0, "The longest wait for an answer, in seconds.")
+
+    def run_page(self, run_id: str) -> str:
+        """Address of a run in the UI; '' where none is known."""
+        ui = self.ui or ("" if self.port_forward else self.host)
+        return f"{ui.rstrip('/')}/#/runs/details/{run_id}" if ui else ""
 
 
 @dataclass(frozen=True)

@@ -1,74 +1,17 @@
-"""Where the KFP API server is, and who asks it.
-
-No model of pydantic, whose import is most of the time that a command's `--help` takes.
-"""
+"""A connection to the KFP API server, and what it needs of this machine."""
 
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.config import Connection
 
 if TYPE_CHECKING:
     import kfp
 
-T = TypeVar("T")
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-def setting(default: T, description: str, **more: str) -> T:
-    """A field, with its text; `more` may name another environment variable that sets it."""
-    return field(default=default, metadata={"description": description, **more})
-
-
-@dataclass(frozen=True)
-class Connection:
-    """How to reach KFP; `kfp_ddp.config` reads it from flags, the environment and files."""
-
-    host: str = setting(
-        "",
-        "Address of KFP, such as https://kubeflow.example.com/pipeline; empty for the service of "
-        "the cluster that this runs in, or a port forwarded through the kubeconfig.",
-        variable="KF_PIPELINES_ENDPOINT",
-    )
-    namespace: str = setting(
-        "",
-        "Namespace of the runs: your profile where KFP has several users; empty for the pod's own, "
-        "or the kubeconfig's.",
-    )
-    kfp_namespace: str = setting("kubeflow", "Namespace that KFP itself runs in.")
-    context: str = setting("", "Context of the kubeconfig; empty for the current one.")
-    port_forward: bool = setting(
-        False, "Reach KFP by a port forwarded through the kubeconfig, whatever host is set."
-    )
-    token_file: str = setting(
-        "", "File with a token, read anew for each request; KFP_DDP_TOKEN holds one itself."
-    )
-    cookie_file: str = setting(
-        "",
-        "File with the cookie of a session, as in authservice_session=MTY1...; KFP_DDP_COOKIE "
-        "holds one itself.",
-    )
-    username: str = setting("", "Who logs in at the Dex of a Kubeflow platform: an e-mail address.")
-    password_file: str = setting("", "File with the password; KFP_DDP_PASSWORD holds one itself.")
-    iap_client_id: str = setting(
-        "",
-        "Client of Google's Identity-Aware Proxy that stands before KFP.",
-        variable="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
-    )
-    ca_file: str = setting("", "File with the certificates to trust; empty for the usual ones.")
-    ui: str = setting(
-        "",
-        "Address of the UI for links to runs; empty for the host.",
-        variable="KF_PIPELINES_UI_ENDPOINT",
-    )
-    timeout: float = setting(30.0, "The longest wait for an answer, in seconds.")
-
-    def run_page(self, run_id: str) -> str:
-        """Address of a run in the UI; '' where none is known."""
-        ui = self.ui or ("" if self.port_forward else self.host)
-        return f"{ui.rstrip('/')}/#/runs/details/{run_id}" if ui else ""
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.client.connection import Connection, secret_of
+from kfp_ddp.client.connection import secret_of
+from kfp_ddp.config import Connection
 
 IN_CLUSTER_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError, RefusedError
-from kfp_ddp.client.connection import Connection
 from kfp_ddp.client.pages import pages
+from kfp_ddp.config import Connection
 
 if TYPE_CHECKING:
     import kfp

@@ -15,8 +15,9 @@ import urllib3
 from kfp_server_api.rest import RESTClientObject
 
 from kfp_ddp.base.errors import InputError, RefusedError, ServerError
-from kfp_ddp.client.connection import Connection, own_namespace
+from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.login import Login
+from kfp_ddp.config import Connection
 
 CONNECT_SECONDS = 10.0
 LONGEST_MESSAGE = 300

@@ -8,8 +8,8 @@ import click
 from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.connection import Connection
     from kfp_ddp.client.inspection.comparison import Comparison
+    from kfp_ddp.config import Connection
 
 
 @click.command("compare")

@@ -8,8 +8,8 @@ import click
 from kfp_ddp.commands.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.connection import Connection
     from kfp_ddp.client.inspection.description import Description
+    from kfp_ddp.config import Connection
 
 EVENTS = 8
 """That are shown; --json has all."""

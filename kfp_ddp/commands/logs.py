@@ -7,7 +7,7 @@ import click
 from kfp_ddp.commands.options import connected
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.connection import Connection
+    from kfp_ddp.config import Connection
 
 
 @click.command("logs")

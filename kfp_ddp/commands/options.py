@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from kfp_ddp import config
-from kfp_ddp.client.connection import Connection
+from kfp_ddp.config import Connection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.client.connection import Connection
 from kfp_ddp.commands.options import AS_JSON, configured, connected, typed
+from kfp_ddp.config import Connection
 
 if TYPE_CHECKING:
     from kfp_ddp.pipelines.document import Document

@@ -2,8 +2,8 @@
 
 import click
 
-from kfp_ddp.client.connection import Connection
 from kfp_ddp.commands.options import AS_JSON, connected, echo_json
+from kfp_ddp.config import Connection
 
 
 @click.command("runs")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.client.connection import Connection
 from kfp_ddp.commands.options import AS_JSON, configured, connected, echo_json
+from kfp_ddp.config import Connection
 
 
 @click.command("upload")

@@ -11,7 +11,8 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.base.errors import InputError, ServerError
-from kfp_ddp.client.connection import Connection, open_client
+from kfp_ddp.client.connection import open_client
+from kfp_ddp.config import Connection
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.scene import namespace
 

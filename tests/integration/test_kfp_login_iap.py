@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.client.connection import Connection, open_client
+from kfp_ddp.client.connection import open_client
+from kfp_ddp.config import Connection
 from tests.kfp_server.server import KfpServer
 from tests.serving import serving
 

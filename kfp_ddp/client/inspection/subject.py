@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.client import runs
-from kfp_ddp.client.connection import Connection, open_client
+from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.inspection import local_run
 from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.progress import api_of
@@ -18,7 +18,7 @@ from kfp_ddp.client.run_files import PlacedFiles, RunFiles, on_a_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.components.shared.cluster.api import Api
 from kfp_ddp.components.shared.workspace import is_address
-from kfp_ddp.config import config
+from kfp_ddp.config import Connection, config
 from kfp_ddp.pipelines.document import defaults_of
 
 if TYPE_CHECKING:
