@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 _FORMAT = 2  # of the bundle; a new one makes existing bundles be made again
-_LARGEST_CONFIG = 16 << 20
 
 
 @step
@@ -123,7 +122,7 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
 def _made_of(target: Path) -> str:
     """The key of what an existing bundle was made from, '' if there is none."""
     try:
-        config = json.loads(bundle.read(target, "config.json", _LARGEST_CONFIG))
+        config = json.loads(bundle.read(target, "config.json", bundle.LARGEST_CONFIG))
         return str(config["export"]["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.stored import mapping_of
 from kfp_ddp.components.shared import pictures
 from kfp_ddp.components.shared.workspace import opened
 from kfp_ddp.training.config import TrainConfig
@@ -39,10 +40,7 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
     with opened(run_dir, "leaderboard") as folder:
         files = RunFolder(folder.path)
         events = pictures.read_events(files.metrics)
-        try:
-            settings = json.loads(files.config.read_text())
-        except (OSError, ValueError):  # it failed before it began
-            settings = {}
+        settings = mapping_of(files.config)  # none where it failed before it began
     evaluations = [event for event in events if event.get("event") == "eval"]
     step = int(checkpoint.rpartition("-")[2] or -1) if checkpoint else -1
     told: dict[str, Any] = {"step": -1}

@@ -29,6 +29,8 @@ LARGEST_SIGNATURE = 4 << 20
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
 LARGEST_MANIFEST, LARGEST_SUCCESS = 1 << 20, 100
 """Bytes that are read of the two: a manifest has a line for each of some twenty files."""
+LARGEST_CONFIG = 16 << 20
+"""Bytes that are read of its config, and of what else it tells of itself."""
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
 

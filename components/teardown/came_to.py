@@ -1,14 +1,14 @@
 """What the run came to: by what its steps left in its folder, and by its pods."""
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.base.failure import Failure
-from kfp_ddp.base.run_folder import EXPORTED, VERDICT
+from kfp_ddp.base.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.base.stored import mapping_in
 from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom
 from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
 from kfp_ddp.components.shared.cluster.objects import annotation, containers, phase
@@ -21,7 +21,7 @@ from kfp_ddp.components.shared.step import last_error
 NODE = "workflows.argoproj.io/node-name"
 _LARGEST = 1 << 20
 _LINES = "400"
-_METRICS = "metrics.jsonl"
+_METRICS = RunFolder("").metrics.name
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
@@ -101,10 +101,9 @@ def _failure(where: Destination, task: str) -> str:
 
 def _read(where: Destination, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(where.read(name, _LARGEST) or b"{}")
-    except (ValueError, KfpDdpError):
+        return mapping_in(where.read(name, _LARGEST))
+    except KfpDdpError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _cancelled(api: Api, run_id: str) -> bool:

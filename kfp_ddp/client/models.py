@@ -1,13 +1,14 @@
 """Models at a destination of exports: their versions, where each is from, and which is to beat."""
 
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.base.settings import hint
+from kfp_ddp.base.stored import mapping_in
 from kfp_ddp.components.shared import succession
+from kfp_ddp.components.shared.bundle import LARGEST_CONFIG
 from kfp_ddp.components.shared.champion import find, move, pointed_at
 from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
 from kfp_ddp.components.shared.exported import exported
@@ -17,7 +18,6 @@ from kfp_ddp.components.shared.release import Registering
 
 REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
 """The variable with a bearer token for the registry."""
-_LARGEST_CONFIG = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def described(where: Destination, name: str, version: str, now: str) -> Version:
         held = find(uri)
         if held is None or held.version != version:
             return Version(version, uri, champion, damaged="its files are not those of this name")
-        config = _json(where, f"{name}/{version}/config.json")
-        lineage = _json(where, f"{name}/{version}/{LINEAGE}") or config.get("lineage", {})
+        config = mapping_in(held.sealed.read("config.json", LARGEST_CONFIG))
+        lineage = mapping_in(held.sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage", {})
     except InputError as error:
         return Version(version, uri, champion, damaged=str(error))
     evaluation = held.evaluation
@@ -207,11 +207,3 @@ def _one(name: str, word: str, known: list[str]) -> str:
         many = f"{len(found)} versions" if found else "no version"
         raise InputError(f"{word!r} is {many} of {name}: there are {', '.join(known)}")
     return found[0]
-
-
-def _json(where: Destination, file: str) -> dict[str, Any]:
-    try:
-        found = json.loads(where.read(file, _LARGEST_CONFIG) or b"{}")
-    except ValueError:
-        found = {}
-    return found if isinstance(found, dict) else {}

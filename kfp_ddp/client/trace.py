@@ -1,6 +1,5 @@
 """A trace of one rank of a training that runs: asked for in its folder, and waited for."""
 
-import json
 import os
 import tempfile
 import time
@@ -10,6 +9,7 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.stored import mapping_in
 from kfp_ddp.base.trace_request import Request
 from kfp_ddp.components.shared.destination import Destination, open_destination
 from kfp_ddp.components.shared.workspace import is_address
@@ -93,11 +93,8 @@ def _last_event(where: Destination) -> dict[str, Any]:
         where.fetch(_METRICS, file, _LARGEST)
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
         metrics = file.read()
-    try:
-        event = json.loads(metrics[: metrics.rfind(b"\n") + 1].splitlines()[-1])
-    except (ValueError, IndexError):
-        return {}
-    return event if isinstance(event, dict) else {}
+    whole = metrics[: metrics.rfind(b"\n") + 1].splitlines()
+    return mapping_in(whole[-1]) if whole else {}
 
 
 def _made(where: Destination, asked: Request) -> str:

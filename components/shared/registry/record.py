@@ -8,7 +8,8 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.shared.bundle import LARGEST_SIGNATURE, MANIFEST, SIGNATURE
+from kfp_ddp.base.stored import mapping_in
+from kfp_ddp.components.shared.bundle import LARGEST_CONFIG, LARGEST_SIGNATURE, MANIFEST, SIGNATURE
 from kfp_ddp.components.shared.destination import Destination
 from kfp_ddp.components.shared.evaluation import LARGEST, Evaluation
 from kfp_ddp.components.shared.inference_service import storage_uri
@@ -19,7 +20,6 @@ from kfp_ddp.training.config import TrainConfig
 Value = str | int | float | bool
 BUNDLE = "bundle"
 """The property that holds the address of the bundle, by which its version is known to be ours."""
-_LARGEST_CONFIG = 16 << 20
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
     ("model.onnx", "/model.onnx", "onnx"),
@@ -61,9 +61,9 @@ def record_of(where: Destination, name: str, version: str) -> Record:
     if sealed.listed is None or content is None or sealed.version != version:
         raise InputError(f"there is no whole bundle {sealed.uri} to register: publish it first")
     result = Evaluation.parse(content.decode(errors="replace"), f"{sealed.uri}/metrics.json")
-    config = _json(sealed, "config.json")
-    lineage = _json(sealed, LINEAGE) or config.get("lineage") or {}
-    verdict = _json(sealed, VERDICT)
+    config = mapping_in(sealed.read("config.json", LARGEST_CONFIG))
+    lineage = mapping_in(sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage") or {}
+    verdict = mapping_in(sealed.read(VERDICT, LARGEST_CONFIG))
     place, form = _served(sealed, name)
     signed = where.read(f"{sealed.folder}{SIGNATURE}", LARGEST_SIGNATURE) is not None
     properties = {
@@ -115,13 +115,3 @@ def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(value: Any) -> Value:
     return value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
-
-
-def _json(sealed: Sealed, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(sealed.read(name, _LARGEST_CONFIG) or b"{}")
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        found = {}
-    return found if isinstance(found, dict) else {}

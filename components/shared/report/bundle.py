@@ -37,11 +37,7 @@ def _forms(parity: Mapping[str, Any], latency: Mapping[str, Any]) -> str:
     note = f"{parity['samples']} samples against the checkpoint" if parity.get("samples") else ""
     if latency.get("machine"):
         note += f"; times of {latency['machine']}, {latency.get('threads', 1)} threads"
-    left = "".join(
-        f'<p class="soft">{escape(name)} is left out: {escape(str(why))}</p>'
-        for name, why in (parity.get("left_out") or {}).items()
-    )
-    return f'{table(head, rows)}<p class="soft">{escape(note)}</p>{left}'
+    return f'{table(head, rows)}<p class="soft">{escape(note)}</p>{_left_out(parity)}'
 
 
 def _variants(record: Mapping[str, Any]) -> str:
@@ -56,13 +52,16 @@ def _variants(record: Mapping[str, Any]) -> str:
         for one in record.get("variants") or []
         if isinstance(one, dict) and is_number(one.get("gain"))
     ]
-    left = "".join(
+    head = ("variant", "MB", "accuracy", "to the checkpoint", "same answer")
+    shown = f"<h3>Variants, on the whole split</h3>{table(head, rows)}" if rows else ""
+    return shown + _left_out(record)
+
+
+def _left_out(record: Mapping[str, Any]) -> str:
+    return "".join(
         f'<p class="soft">{escape(name)} is left out: {escape(str(why))}</p>'
         for name, why in (record.get("left_out") or {}).items()
     )
-    head = ("variant", "MB", "accuracy", "to the checkpoint", "same answer")
-    shown = f"<h3>Variants, on the whole split</h3>{table(head, rows)}" if rows else ""
-    return shown + left
 
 
 def _infra(found: Mapping[str, Any]) -> str:

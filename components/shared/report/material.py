@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.files import open_below
 from kfp_ddp.base.run_folder import VERDICT, RunFolder
+from kfp_ddp.base.stored import mapping_in
 from kfp_ddp.components.shared.destination import sha256
 from kfp_ddp.components.shared.evaluation import (
     FILE,
@@ -142,10 +142,9 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object of a folder; {} where there is none that can be read."""
     try:
         with open_below(folder, name) as file:
-            found = json.loads(file.read(_LARGEST))
-    except (OSError, ValueError, RecursionError):
+            return mapping_in(file.read(_LARGEST))
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _confused(predictions: Path) -> Counter[tuple[str, str]]:

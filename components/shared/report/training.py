@@ -1,12 +1,12 @@
 """The training of the model: when, how long, on what, and its curves."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.stored import mapping_of
 from kfp_ddp.components.shared.pictures import is_number, page, read_events, training_curves
 from kfp_ddp.components.shared.report.material import Material
 from kfp_ddp.components.shared.report.text import duration, moment
@@ -28,11 +28,8 @@ def training_page(run_dir: Path) -> str:
     """A page of the curves alone, for a run whose evaluation is still to come."""
     run = RunFolder(run_dir)
     events = read_events(run.metrics)
-    try:
-        config = json.loads(run.config.read_text())
-    except (OSError, ValueError):
-        config = {}
-    model = str(config.get("model", "")) if isinstance(config, dict) else ""
+    config = mapping_of(run.config)
+    model = str(config.get("model", ""))
     of = f"run {config['run_id']}" if model and config.get("run_id") else ""
     said = " · ".join(escape(each) for each in (of, told(events)) if each)
     title = f"Training of {model}" if model else "Training"

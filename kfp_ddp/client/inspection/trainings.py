@@ -1,6 +1,5 @@
 """The trainings of a run, as the files of their folders tell them."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -10,6 +9,7 @@ from typing import Any
 from kfp_ddp.base import failure
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.base.stored import mapping_of
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.components.shared import evaluation
 from kfp_ddp.components.shared.evaluation import Evaluation
@@ -70,22 +70,14 @@ def _found(folder: Path) -> Iterator[Training]:
         newest = newest_checkpoint(path)
         yield Training(
             task=path.name,
-            settings=_json(there.config),
+            settings=mapping_of(there.config),
             events=read_events(there.metrics),
             evaluation=_evaluation(evaluated),
             checkpoint=newest.step if newest else None,
             failure=_failure(there.logs),
-            verdict=_json(there.evaluation("val") / VERDICT),
-            exported=_json(path / EXPORTED),
+            verdict=mapping_of(there.evaluation("val") / VERDICT),
+            exported=mapping_of(path / EXPORTED),
         )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _evaluation(path: Path) -> Evaluation | None:
