@@ -50,36 +50,14 @@ def manifest(
     if runtime not in RUNTIMES:
         raise InputError(f"runtime is {runtime!r}: give one of {', '.join(RUNTIMES)}")
     address = storage_uri(bundle)
-    told = {"resources": dict(resources)} if resources else {}
     if runtime == OURS:
-        if not image:
-            raise InputError(
-                f"runtime {OURS} needs an image: one with this package and its extra serve"
-            )
-        container = {
-            "name": "kserve-container",
-            "image": image,
-            "command": ["kfp-ddp", "serve", MOUNTED, "--name", model_name, "--port", str(PORT)],
-            "env": [
-                {"name": "STORAGE_URI", "value": address},
-                {"name": "PROTOCOL", "value": "v2"},
-            ],
-            "ports": [{"containerPort": PORT, "protocol": "TCP"}],
-            "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": PORT}},
-            **told,
-        }
-        predictor: dict[str, Any] = {"containers": [container]}
+        server = _own_server(address, model_name, image)
+        predictor: dict[str, Any] = {"containers": [server]}
     else:
-        model: dict[str, Any] = {
-            "modelFormat": {"name": "onnx"},
-            "protocolVersion": "v2",
-            "runtime": runtime,
-            "storageUri": f"{address}/serving",
-            **told,
-        }
-        if runtime == OPENVINO:
-            model |= {"storageUri": f"{address}/serving/{model_name}", "args": [_EXACT]}
-        predictor = {"model": model}
+        server = _model(address, model_name, runtime)
+        predictor = {"model": server}
+    if resources:
+        server["resources"] = dict(resources)
     if service_account:
         predictor["serviceAccountName"] = service_account
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
@@ -89,6 +67,38 @@ def manifest(
         "metadata": metadata,
         "spec": {"predictor": predictor},
     }
+
+
+def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
+    """The container of our server, to which KServe brings the bundle."""
+    if not image:
+        raise InputError(
+            f"runtime {OURS} needs an image: one with this package and its extra serve"
+        )
+    return {
+        "name": "kserve-container",
+        "image": image,
+        "command": ["kfp-ddp", "serve", MOUNTED, "--name", model_name, "--port", str(PORT)],
+        "env": [
+            {"name": "STORAGE_URI", "value": address},
+            {"name": "PROTOCOL", "value": "v2"},
+        ],
+        "ports": [{"containerPort": PORT, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": PORT}},
+    }
+
+
+def _model(address: str, model_name: str, runtime: str) -> dict[str, Any]:
+    """The model for a runtime that KServe has."""
+    model = {
+        "modelFormat": {"name": "onnx"},
+        "protocolVersion": "v2",
+        "runtime": runtime,
+        "storageUri": f"{address}/serving",
+    }
+    if runtime == OPENVINO:
+        return model | {"storageUri": f"{address}/serving/{model_name}", "args": [_EXACT]}
+    return model
 
 
 def served_name(name: str, model_name: str, runtime: str) -> str:
