@@ -12,7 +12,7 @@ from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared.champion import Champion
 from kfp_ddp.components.shared.comparison import compare
 from kfp_ddp.components.shared.evaluation import AGAIN, FILE, Compared, Evaluation, Told
-from kfp_ddp.components.shared.step import secret
+from kfp_ddp.components.shared.step import needed_secret
 
 Predictions = dict[str, Told]
 _NAMED = 3  # classes in a line
@@ -42,12 +42,7 @@ def signed(key: str, held: Champion) -> list[Check]:
 
     if not key:
         return []
-    pem = secret(key)
-    if not pem:
-        raise InputError(
-            f"the bucket's secret (bucket_secret) holds no key {key}, which champion_key names: "
-            f"add it, as by kubectl create secret generic … --from-file={key}=…"
-        )
+    pem = needed_secret(key, "champion_key")
     signer = signature.by_key(signature.public_key(pem.encode(), f"champion_key ({key})"))
     signature.check(held.sealed, signer)
     return [Check("champion_key", True, f"the champion is signed by {signer.name}")]

@@ -26,7 +26,7 @@ from kfp_ddp.components.shared.bundle import (
 )
 from kfp_ddp.components.shared.release import Signing
 from kfp_ddp.components.shared.sealed import Sealed
-from kfp_ddp.components.shared.step import secret
+from kfp_ddp.components.shared.step import needed_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -152,15 +152,10 @@ def key_of(signing: Signing) -> "PrivateKey | None":
     """
     if not signing.sign_key:
         return None
-    held = {name: secret(name) for name in (signing.sign_key, signing.sign_password) if name}
-    for name, content in held.items():
-        if not content:
-            raise InputError(
-                f"the bucket's secret (bucket_secret) holds no key {name}, which release names to "
-                f"sign with: add it, as by kubectl create secret generic … --from-file={name}=…"
-            )
-    password = held.get(signing.sign_password, "")
-    return private_key(held[signing.sign_key].encode(), password, f"sign_key ({signing.sign_key})")
+    pem, password = needed_secret(signing.sign_key, "sign_key"), ""
+    if signing.sign_password:
+        password = needed_secret(signing.sign_password, "sign_password")
+    return private_key(pem.encode(), password, f"sign_key ({signing.sign_key})")
 
 
 def private_key(pem: bytes, password: str, called: str) -> "PrivateKey":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from kfp_ddp.base.errors import KfpDdpError
+from kfp_ddp.base.errors import InputError, KfpDdpError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +61,25 @@ def secret(key: str) -> str:
         return (Path(KEY).parent / key).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return os.environ.get(key, "").strip()
+
+
+def needed_secret(key: str, setting: str) -> str:
+    """The same of a key that has to be there.
+
+    Args:
+        key: A plain name.
+        setting: What names it.
+
+    Raises:
+        InputError: it is not.
+    """
+    content = secret(key)
+    if not content:
+        raise InputError(
+            f"{setting} names the key {key}, which the bucket's secret (bucket_secret) does not "
+            f"hold: add it, as by kubectl create secret generic … --from-file={key}=…"
+        )
+    return content
 
 
 def last_error(log: str) -> str:

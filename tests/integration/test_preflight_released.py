@@ -14,7 +14,7 @@ def test_nothing_named_is_nothing_to_look_at() -> None:
 @pytest.mark.parametrize(
     ("release", "words"),
     [
-        ({"sign_key": "signing.pem"}, r"holds no key signing\.pem, which release names to sign"),
+        ({"sign_key": "signing.pem"}, r"sign_key names the key signing\.pem, which the bucket's"),
         ({"sign_key": "sick.pem"}, r"sign_key \(sick\.pem\) is no private key"),
         ({"registry": "http://x"}, "release names the registry http://x, and no destination"),
         ({"registry": "http://x", "registry_token": "word"}, "registry_token names the key word"),

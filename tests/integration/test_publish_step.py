@@ -327,7 +327,7 @@ def test_a_key_that_the_secret_lacks_is_told_before_anything_is_uploaded(
 ) -> None:
     given = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
     with pytest.raises(
-        SystemExit, match=r"^error: the bucket's secret .* holds no key signing\.pem"
+        SystemExit, match=r"^error: sign_key names the key signing\.pem, which the bucket's"
     ):
         publish.python_func(**given)
     assert not (tmp_path / "models").exists()

@@ -272,7 +272,7 @@ def test_the_key_comes_from_the_secret(monkeypatch: pytest.MonkeyPatch, password
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        ("", "holds no key signing.pem, which release names"),
+        ("", "sign_key names the key signing.pem, which the bucket's secret"),
         ("no key", r"sign_key \(signing.pem\) is no private key: give an EC key"),
         (public(KEY).decode(), "is no private key: give an EC key.*with no password"),
         (pem(KEY, "word").decode(), "is no private key: .*with the right password"),

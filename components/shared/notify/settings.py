@@ -5,9 +5,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.shared.step import secret
+from kfp_ddp.components.shared.step import needed_secret
 
 KEY = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"
 KEY_IN_WORDS = "the name of a key of the bucket's secret, not what the secret holds"
@@ -71,9 +70,4 @@ def check_keys(notification: Notification) -> None:
         InputError: naming the first.
     """
     for name, key in notification.keys.items():
-        if not secret(key):
-            raise InputError(
-                f"{name} names the key {key}, which the bucket's secret (bucket_secret) does not "
-                f'hold: add it, as by kubectl patch secret … -p \'{{"stringData": {{"{key}": '
-                '"…"}}\''
-            )
+        needed_secret(key, name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.shared.registry.record import BUNDLE, Record, Value
 from kfp_ddp.components.shared.release import Registering
-from kfp_ddp.components.shared.step import secret
+from kfp_ddp.components.shared.step import needed_secret
 
 if TYPE_CHECKING:
     from model_registry.types import ModelVersion, RegisteredModel
@@ -230,13 +230,10 @@ def registry_of(settings: Registering) -> Registry | None:
     """
     if not settings.registry:
         return None
-    token = secret(settings.registry_token) if settings.registry_token else ""
-    if settings.registry_token and not token:
-        raise InputError(
-            f"registry_token names the key {settings.registry_token}, which the bucket's secret "
-            "(bucket_secret) does not hold: add it"
-        )
-    token = token or _own_token(settings.registry.startswith("https://"))
+    if settings.registry_token:
+        token = needed_secret(settings.registry_token, "registry_token")
+    else:
+        token = _own_token(settings.registry.startswith("https://"))
     return Registry(settings.registry, token, settings.registry_author)
 
 
