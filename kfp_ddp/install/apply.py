@@ -208,5 +208,5 @@ def _waits_for(pod: Object) -> str:
         if reason := each.get("state", {}).get("waiting", {}).get("reason", ""):
             return str(reason)
     if unplaced := condition(pod, "PodScheduled", "False"):
-        return short(unplaced.get("message", unplaced.get("reason", "")))
+        return short(str(unplaced.get("message") or unplaced.get("reason", "")))
     return ""
