@@ -11,10 +11,10 @@ from typing import Any
 
 from kfp_ddp.base.errors import InputError, JobError
 from kfp_ddp.components.deploy.standing import component
+from kfp_ddp.components.shared.bundle import REQUEST, RESPONSE
 from kfp_ddp.components.shared.cluster.api import Object, short
 from kfp_ddp.components.shared.sealed import Sealed
 
-REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
 # Of the largest logit: half precision, which some runtimes choose by themselves, is off by 0.2 %.
 TOLERANCE = 0.01
 SILENT_SECONDS, WRONG_SECONDS = 60.0, 20.0

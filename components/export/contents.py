@@ -77,7 +77,7 @@ def write(
     for name, content in told.items():
         bundle.write_json(folder / name, content)
     infra.try_out(folder, reference, images, parity["allowed_abs_difference"], model_name)
-    shutil.copyfile(evaluation, folder / "metrics.json")
+    shutil.copyfile(evaluation, folder / bundle.METRICS)
     shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
     text = card.readme(model_name, result, signature, parity, record, config)
     (folder / "README.md").write_text(text, encoding="utf-8")

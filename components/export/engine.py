@@ -142,7 +142,7 @@ def _fill(
         name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("config", "parity", "latency", "signature", "classes")
     }
-    result = Evaluation.read(folder / "metrics.json")
+    result = Evaluation.read(folder / bundle.METRICS)
     digest = bundle.digest(folder)
     weights = {p.name: p.stat().st_size for p in sorted(folder.glob("model.*"))}
     described = {

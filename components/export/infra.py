@@ -28,7 +28,6 @@ from kfp_ddp.components.export.runtimes import Predict
 from kfp_ddp.components.shared import bundle
 
 FILE = "infra.json"
-REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
 SECONDS = 300.0
 """In which a model has to be loaded and to have answered."""
 SECONDS_EACH = 0.2
@@ -118,8 +117,8 @@ def write_sample(
         "parameters": {"allowed_abs_difference": allowed},
         "outputs": [{**answer, **data}],
     }
-    (folder / REQUEST).parent.mkdir(exist_ok=True)
-    for file, content in ((REQUEST, request), (RESPONSE, response)):
+    (folder / bundle.REQUEST).parent.mkdir(exist_ok=True)
+    for file, content in ((bundle.REQUEST, request), (bundle.RESPONSE, response)):
         (folder / file).write_text(json.dumps(content, separators=(",", ":")) + "\n")
 
 

@@ -13,10 +13,11 @@ from kfp_ddp.base.stored import Stored, first_fault
 from kfp_ddp.components.gate.checks import Check, at_least, at_most, own_checks
 from kfp_ddp.components.gate.rules import Rules
 from kfp_ddp.components.shared import variants
+from kfp_ddp.components.shared.bundle import METRICS
 from kfp_ddp.components.shared.destination import open_destination, sha256
 from kfp_ddp.components.shared.sealed import Sealed
 
-INFRA, LATENCY, METRICS = "infra.json", "latency.json", "metrics.json"
+INFRA, LATENCY = "infra.json", "latency.json"
 _LARGEST = 1 << 20
 _BATCH = "batch_1"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.base.files import atomic_write
-from kfp_ddp.base.run_folder import EXPORTED, VERDICT
+from kfp_ddp.base.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.components.publish.sealing import sealed
 from kfp_ddp.components.shared import attempts
 from kfp_ddp.components.shared import bundle as bundles
@@ -69,7 +69,7 @@ def run(
         folder, verdict, report = task.here(bundle), None, None
         if evaluation:
             beside = task.file(evaluation).parent
-            verdict, report = _blessed(beside / VERDICT, folder), beside / "report.html"
+            verdict, report = _blessed(beside / VERDICT, folder), beside / REPORT
         folder = sealed(folder, lineage, verdict, report)
         task.put()  # first, so that a step that is run again publishes the same
         if key is not None:
@@ -127,7 +127,7 @@ def _blessed(verdict: Path, folder: Path) -> Path:
         ) from None
     if not blessed:
         raise InputError(f"the gate did not bless this model, so it is not published: {reason}")
-    metrics = folder / "metrics.json"
+    metrics = folder / bundles.METRICS
     judged = said.get("evaluation_sha256", "")
     if judged and metrics.is_file() and judged != sha256(metrics):
         raise InputError(
@@ -186,7 +186,7 @@ def _prune(models: Destination, keep: int, service: str) -> None:
 
 def _described(folder: Path, name: str, place: str, lineage: Lineage, stays: str) -> dict[str, Any]:
     """The bundle in the words of an artifact's metadata, from its files alone."""
-    result = Evaluation.read(folder / "metrics.json")
+    result = Evaluation.read(folder / bundles.METRICS)
     return {
         "name": name,
         "uri": place,

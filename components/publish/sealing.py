@@ -4,13 +4,12 @@ import shutil
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import VERDICT
+from kfp_ddp.base.run_folder import REPORT, VERDICT
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.evaluation import Evaluation
 from kfp_ddp.components.shared.lineage import FILE as LINEAGE
 from kfp_ddp.components.shared.lineage import Lineage
 
-REPORT = "report.html"
 _OURS = frozenset({LINEAGE, VERDICT, REPORT})
 
 
@@ -40,7 +39,7 @@ def sealed(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | 
         and all(_same(path, folder / name) for name, path in there.items())
     ):
         return folder
-    dataset_digest = Evaluation.read(folder / "metrics.json").dataset_digest
+    dataset_digest = Evaluation.read(folder / bundle.METRICS).dataset_digest
     skipped = {bundle.MANIFEST, bundle.SUCCESS, *_OURS}
     with bundle.replacing(folder.parent) as made:
         for name in bundle.files(folder):

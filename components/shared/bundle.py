@@ -21,6 +21,10 @@ from kfp_ddp.components.shared.destination import Destination, sha256, sha256_of
 
 NAME = RunFolder("").bundle.name
 WEIGHTS = "model.safetensors"
+METRICS = "metrics.json"
+"""The evaluation."""
+REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
+"""A request of the v2 protocol, and what a server of the bundle answers."""
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 SIGNATURE = "model.sig"
 """Of all files and the two above, so no manifest can list it."""

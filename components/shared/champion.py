@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.bundle import MANIFEST, WEIGHTS
+from kfp_ddp.components.shared.bundle import MANIFEST, METRICS, WEIGHTS
 from kfp_ddp.components.shared.destination import (
     Destination,
     Folder,
@@ -24,7 +24,7 @@ from kfp_ddp.components.shared.sealed import Sealed
 
 CHAMPION = "CHAMPION"
 """Beside the versions of a model: the one that a next one has to beat."""
-_FILES: tuple[str, ...] = (FILE, "metrics.json")  # beside a run, and in a bundle
+_FILES: tuple[str, ...] = (FILE, METRICS)  # beside a run, and in a bundle
 _LARGEST_WEIGHTS = 4 << 30
 _LARGEST_POINTER = 100
 _ADVICE = "upload that bundle again, or name another champion"

@@ -16,6 +16,8 @@ WANDB = "wandb.json"
 """There, too: how far Weights & Biases was told."""
 VERDICT = "verdict.json"
 """Beside an evaluation: what the gate said of it."""
+REPORT = "report.html"
+"""There, too: its report."""
 EXPORTED = "exported.json"
 """In a run's folder: what was exported of it, and whether it is the champion now."""
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import variants
+from kfp_ddp.components.shared.bundle import REQUEST, RESPONSE
 from kfp_ddp.components.shared.onnx_runtimes import Loaded, load
 from kfp_ddp.components.shared.open_bundle import model_name, open_bundle
 from kfp_ddp.components.shared.sealed import Sealed
@@ -72,8 +73,8 @@ def _file(sealed: Sealed, variant: str) -> str:
 
 def _try(sealed: Sealed, loaded: Loaded, exact: bool) -> None:
     """Ask for the bundle's own sample; one of an older bundle, without any, is only asked."""
-    request = sealed.read("sample/request.json", _LARGEST_JSON)
-    response = sealed.read("sample/response.json", _LARGEST_JSON)
+    request = sealed.read(REQUEST, _LARGEST_JSON)
+    response = sealed.read(RESPONSE, _LARGEST_JSON)
     shape = [max(size, 1) for size in loaded.entry[1]]
     if request is None or response is None:
         loaded(np.zeros(shape, np.uint8))

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from kfp_ddp.components.export import infra, infra_process
+from kfp_ddp.components.shared import bundle
 
 IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
 SUMS = IMAGES.astype(np.float32).sum((2, 3))
@@ -127,11 +128,11 @@ def test_a_sample_is_a_request_of_the_protocol_with_its_answer(tmp_path: Path) -
     assert image.dtype == np.uint8
     assert len(np.unique(image)) > 40
     infra.write_sample(tmp_path, image, np.array([0.1, -2], np.float32), "flowers", 1e-4)
-    request = json.loads((tmp_path / infra.REQUEST).read_text())
+    request = json.loads((tmp_path / bundle.REQUEST).read_text())
     (entry,) = request["inputs"]
     assert (entry["name"], entry["datatype"], entry["shape"]) == ("images", "UINT8", [1, 3, 32, 32])
     assert entry["data"] == image.ravel().tolist()
-    response = json.loads((tmp_path / infra.RESPONSE).read_text())
+    response = json.loads((tmp_path / bundle.RESPONSE).read_text())
     (answer,) = response["outputs"]
     assert answer["data"] == [pytest.approx(0.1), -2]
     assert response["parameters"] == {"allowed_abs_difference": 1e-4}

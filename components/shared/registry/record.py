@@ -9,7 +9,13 @@ from typing import Any
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.run_folder import VERDICT
 from kfp_ddp.base.stored import mapping_in
-from kfp_ddp.components.shared.bundle import LARGEST_CONFIG, LARGEST_SIGNATURE, MANIFEST, SIGNATURE
+from kfp_ddp.components.shared.bundle import (
+    LARGEST_CONFIG,
+    LARGEST_SIGNATURE,
+    MANIFEST,
+    METRICS,
+    SIGNATURE,
+)
 from kfp_ddp.components.shared.destination import Destination
 from kfp_ddp.components.shared.evaluation import LARGEST, Evaluation
 from kfp_ddp.components.shared.inference_service import storage_uri
@@ -57,10 +63,10 @@ def record_of(where: Destination, name: str, version: str) -> Record:
     if not re.fullmatch("[0-9a-f]{12}", version):
         raise InputError(f"version={version!r} is none: it is 12 hexadecimal digits")
     sealed = Sealed.at(where, f"{name}/{version}/", "the bundle", "publish it again")
-    content = sealed.read("metrics.json", LARGEST)
+    content = sealed.read(METRICS, LARGEST)
     if sealed.listed is None or content is None or sealed.version != version:
         raise InputError(f"there is no whole bundle {sealed.uri} to register: publish it first")
-    result = Evaluation.parse(content.decode(errors="replace"), f"{sealed.uri}/metrics.json")
+    result = Evaluation.parse(content.decode(errors="replace"), f"{sealed.uri}/{METRICS}")
     config = mapping_in(sealed.read("config.json", LARGEST_CONFIG))
     lineage = mapping_in(sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage") or {}
     verdict = mapping_in(sealed.read(VERDICT, LARGEST_CONFIG))

@@ -7,6 +7,7 @@ again when one of them is new.
 from pathlib import Path
 
 from kfp_ddp.base.files import atomic_write
+from kfp_ddp.base.run_folder import REPORT
 from kfp_ddp.components.shared.pictures import page
 from kfp_ddp.components.shared.report import ingredients
 from kfp_ddp.components.shared.report.bundle import bundle as _bundle
@@ -20,7 +21,7 @@ from kfp_ddp.components.shared.report.provenance import problems, provenance
 from kfp_ddp.components.shared.report.time_spent import where_the_time_went
 from kfp_ddp.components.shared.report.training import training, training_page
 
-FILE = "report.html"
+FILE = REPORT
 INGREDIENTS = ingredients.FILE
 
 __all__ = ["FILE", "INGREDIENTS", "html", "training_page", "write"]

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from kfp_ddp.base.errors import InputError, StorageError, full
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.run_folder import REPORT, RunFolder
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.pictures import read_events, training_curves
@@ -109,7 +109,7 @@ def _taken(folder: Path, size: int) -> Taken:
     return Taken(
         task=folder.name,
         bundle=_there(task.bundle),
-        report=_there(task.evaluation("val") / "report.html"),
+        report=_there(task.evaluation("val") / REPORT),
         loss_curve=_there(loss_curve),
         checkpoint=newest.path if newest else None,
         bytes=size,
