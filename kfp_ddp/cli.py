@@ -98,7 +98,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kfp-ddp")
 def app() -> None:
-    """Train with PyTorch DDP from Kubeflow Pipelines: bucket to evaluated, exported model."""
+    """Train with PyTorch DDP from Kubeflow Pipelines: bucket to evaluated, exported model.
+
+    A run exports its model as a bundle, a folder of all that is needed to serve it. The champion is
+    the exported version that the next model has to beat. A rank is one process of a training.
+
+    \b
+    kfp-ddp demo                     all of it, on this machine
+    kfp-ddp run ./photos --local     your photographs, a folder for each class
+    """
 
 
 def main() -> NoReturn:

@@ -115,7 +115,7 @@ def until_over(
         lines = LineTeller(lambda line: print(line, file=stream, flush=True), progress)
         return follow(client, run_id, lines)
     except KeyboardInterrupt:
-        print(f"the run goes on: kfp-ddp status {run_id[:8]} --watch", file=sys.stderr)
+        print(f"the run goes on: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -8,7 +8,7 @@ from kfp_ddp.config import Connection
 
 @click.command("cancel")
 @click.argument("run")
-@click.option("--wait", is_flag=True, help="Until it is over.")
+@click.option("--wait", is_flag=True, help="Wait until it is over.")
 @AS_JSON
 @connected
 def command(connection: Connection, run: str, wait: bool, as_json: bool) -> None:

@@ -20,7 +20,7 @@ OURS = Path("compiled")
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail if a file is stale or orphaned.")
 @click.option(
-    "--directory",
+    *("--output", "-o", "--directory", "directory"),
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the YAML files.  [default: compiled; with FILE that of the file]",
 )

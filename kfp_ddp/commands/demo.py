@@ -10,13 +10,15 @@ from kfp_ddp.commands.options import AS_JSON
 
 @click.command("demo")
 @click.option(
-    "--output",
+    *("--output", "-o"),
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo-output"),
     show_default=True,
     help="Folder for the bucket, the synced data and the results.",
 )
-@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True, help="DDP ranks.")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=2, show_default=True, help="Processes that train."
+)
 @click.option("--epochs", type=click.IntRange(1), help="Epochs instead of the demo's own number.")
 @AS_JSON
 def command(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from kfp_ddp.commands.options import AS_JSON, echo_json
+from kfp_ddp.commands.options import AS_JSON, configured, echo_json
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 
 @click.command("doctor")
-@click.option("--namespace", "-n", default="", help="Namespace of the runs; the context's own.")
+@configured("namespace", "context")
 @click.option(
     "--service-account",
     default="",

@@ -58,7 +58,12 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 @click.option(
     "--copies", is_flag=True, help="The rights for publish=clone, snapshot, populator and auto."
 )
-@click.option("--bucket-secret", default="kfp-ddp-bucket", show_default=True, help="Looked at.")
+@click.option(
+    "--bucket-secret",
+    default="kfp-ddp-bucket",
+    show_default=True,
+    help="Secret with a bucket's credentials; whether it is there is told.",
+)
 @click.option(
     "--dry-run", is_flag=True, help="Let the server say what it would do; change nothing."
 )

@@ -22,18 +22,21 @@ def _help(name: str) -> str:
 
 @click.command("netcheck")
 @configured("namespace", "context")
-@click.option("--nodes", default=2, show_default=True, help="Pods; with local, processes.")
+@click.option("--nodes", default=2, show_default=True, help="Pods, or processes of local.")
 @click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each, by NCCL.")
 @click.option(
-    "--kind",
+    *("--backend", "--kind", "kind"),
     type=click.Choice(["pytorchjob", "trainjob", "local"]),
     default="pytorchjob",
     show_default=True,
-    help="What the pods are of; local: processes of this machine.",
+    help="What makes the pods; local: processes of this machine.",
 )
-@click.option("--image", default="", help="Of the pods; the trainer's by default.")
+@click.option("--image", default="", help="Image of the pods.  [default: the trainer's]")
 @click.option(
-    "--job", "settings", multiple=True, metavar="SETTING=VALUE", help="Further ones of the job."
+    *("--job", "settings"),
+    multiple=True,
+    metavar="SETTING=VALUE",
+    help="A setting of the job, as of train. May be repeated.",
 )
 @click.option("--gradient-mb", type=float, help=_help("gradient_mb"))
 @click.option("--step-ms", type=float, help=_help("step_ms"))

@@ -9,15 +9,17 @@ PLACES = ("{}", "*/{}", "work/*/*/{}")
 
 
 @click.command("report")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--split", default="val", show_default=True, help="Of which evaluation.")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option("--split", default="val", show_default=True, help="The split evaluated.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File. [report.html beside it]"
+    *("--output", "-o"),
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: report.html beside it]",
 )
 def command(folder: Path, split: str, output: Path | None) -> None:
     """Make the report of a run anew: one HTML file, with the verdict and the exported model.
 
-    DIR is what `run --local` or `download` wrote, the folder of a run, or that of an evaluation.
+    FOLDER is what `run --local` or `download` wrote, the folder of a run, or that of an evaluation.
     Of several the newest is taken.
 
     kfp-ddp report run-output

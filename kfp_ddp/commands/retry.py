@@ -8,7 +8,9 @@ from kfp_ddp.config import Connection
 
 @click.command("retry")
 @click.argument("run")
-@click.option("--follow", is_flag=True, help="Show its steps until it ends; 1 if it failed again.")
+@click.option(
+    "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed again."
+)
 @AS_JSON
 @connected
 def command(connection: Connection, run: str, follow: bool, as_json: bool) -> None:

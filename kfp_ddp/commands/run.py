@@ -38,13 +38,19 @@ ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
     type=click.Path(path_type=Path, dir_okay=False),
     help="YAML file of such settings, under those of --set.",
 )
-@click.option("--gpus", type=click.IntRange(0), help="GPUs of each node; as gpus_per_node.")
+@click.option(
+    *("--gpus", "--gpus-per-node", "gpus"), type=click.IntRange(0), help="GPUs of each node."
+)
 @click.option("--name", default="", help="Name of the run.  [default: by model and time]")
-@click.option("--follow", is_flag=True, help="Show its steps until it ends; 1 if it failed.")
-@click.option("--wait", is_flag=True, help="Wait in silence until it ends; 1 if it failed.")
+@click.option(
+    "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed."
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait in silence until it ends; exit code 1 if it failed."
+)
 @click.option("--dry-run", is_flag=True, help="Check all and print what would be sent.")
 @click.option(
-    "--output",
+    *("--output", "-o"),
     type=click.Path(path_type=Path, file_okay=False),
     help="With --local, folder for the copied data and the results: a new one, or that of an "
     "earlier run.  [default: run-output]",
@@ -91,7 +97,6 @@ def _here(word: str, options: dict[str, Any]) -> None:
 
     require("local")
     from kfp_ddp.local import own, photographs
-    from kfp_ddp.local.results import example, shown
     from kfp_ddp.local.session import conduct
 
     folder, compiled = options["output"] or Path("run-output"), _compiled(word, options)
@@ -102,10 +107,7 @@ def _here(word: str, options: dict[str, Any]) -> None:
             return photographs.train(word, folder.resolve(), *given, options["ranks"] or 0)
         return own.run(compiled, "" if word == str(compiled) else word, folder.resolve(), *given)
 
-    summary = conduct(begin, folder, options["as_json"])
-    if "bundle" in summary and not options["as_json"]:
-        picture = example(folder)
-        click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")
+    conduct(begin, folder, options["as_json"])
 
 
 def _compiled(word: str, options: dict[str, Any]) -> Path | None:
@@ -161,7 +163,7 @@ def _on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
         if staying:
             run = until_over(client, connection, run.run_id, options["wait"], as_json)
         elif not as_json:
-            click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --watch")
+            click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --follow")
         if as_json:
             told = {"run_id": run.run_id, "state": run.state, "page": page, **made.document()}
             _print(told, as_json)

@@ -9,7 +9,7 @@ from kfp_ddp.config import Connection
 @click.command("runs")
 @click.option("--experiment", default="", help="Only those of this experiment.")
 @click.option("--state", default="", help="Only those in this state, such as failed or running.")
-@click.option("--most", type=click.IntRange(1), default=20, show_default=True, help="So many.")
+@click.option("--most", type=click.IntRange(1), default=20, show_default=True, help="Runs to list.")
 @AS_JSON
 @connected
 def command(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:

@@ -273,7 +273,7 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
         echo_json(runs.document(run, connection))
         return
     click.echo(f"{run.display_name} begins: {connection.run_page(run.run_id) or run.run_id}")
-    click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --watch")
+    click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --follow")
 
 
 @command.command("delete")

@@ -16,25 +16,25 @@ from kfp_ddp.components.shared.inference_service import RUNTIMES
 @click.option(
     "--runtime",
     type=click.Choice(["onnxruntime", "openvino"]),
-    help="What computes it; without, what is installed.",
+    help="What computes it.  [default: what is installed]",
 )
-@click.option("--name", help="Of the model in requests; without, that of the bundle.")
+@click.option("--name", help="Name of the model in requests.  [default: that of the bundle]")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Of HTTP."
+    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port of HTTP."
 )
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
     default=8081,
     show_default=True,
-    help="Of gRPC; 0 for none.",
+    help="Port of gRPC; 0 for none.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="That one call may use; 0 for as many as the runtime thinks fit.",
+    help="Threads of one call; 0 for as many as the runtime thinks fit.",
 )
 @click.option(
     "--max-batch",
@@ -55,7 +55,7 @@ from kfp_ddp.components.shared.inference_service import RUNTIMES
     type=click.Choice(RUNTIMES),
     help="Print KServe's InferenceService for the bundle's address instead, on this runtime.",
 )
-@click.option("--image", default="", help="Of --manifest kfp-ddp: one with the extra serve.")
+@click.option("--image", default="", help="Image for --manifest kfp-ddp, with the extra serve.")
 def command(
     bundle: str,
     variant: str,

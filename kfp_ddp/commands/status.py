@@ -8,7 +8,11 @@ from kfp_ddp.config import Connection
 
 @click.command("status")
 @click.argument("run")
-@click.option("--watch", is_flag=True, help="Show it until it ends; 1 if it failed.")
+@click.option(
+    *("--follow", "--watch", "watch"),
+    is_flag=True,
+    help="Show its steps until it ends; exit code 1 if it failed.",
+)
 @AS_JSON
 @connected
 def command(connection: Connection, run: str, watch: bool, as_json: bool) -> None:
@@ -16,7 +20,7 @@ def command(connection: Connection, run: str, watch: bool, as_json: bool) -> Non
 
     RUN is an id or the first characters of one, a name, or last.
 
-    kfp-ddp status last --watch
+    kfp-ddp status last --follow
     """
     from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client

@@ -8,27 +8,29 @@ from kfp_ddp.base.trace_request import MOST_STEPS
 
 
 @click.command("trace")
-@click.argument("run", metavar="DIR|ADDRESS")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Who traces.")
+@click.argument("run", metavar="FOLDER|ADDRESS")
+@click.option(
+    "--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank that traces."
+)
 @click.option(
     "--steps",
     type=click.IntRange(1, MOST_STEPS),
     default=5,
     show_default=True,
-    help="How many; the file grows with them.",
+    help="Steps to trace; the file grows with them.",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Folder for the trace of a run in a bucket. [here]",
+    help="Folder for the trace of a run in a bucket.  [default: here]",
 )
-@click.option("--minutes", default=5.0, show_default=True, help="How long to wait for it.")
+@click.option("--minutes", default=5.0, show_default=True, help="The longest wait for it.")
 def command(run: str, rank: int, steps: int, output: Path, minutes: float) -> None:
     """Trace the next steps of one rank of a training while it runs, and print where the file is.
 
-    DIR is the folder of the run's training, where its metrics.jsonl is, or what `run --local`
+    FOLDER is that of the run's training, where its metrics.jsonl is, or what `run --local`
     writes; ADDRESS the same in a bucket. A run on a claim is traced from a pod that mounts it:
     kubectl exec POD -- kfp-ddp trace /work/RUN_ID/train --rank 3. The rank looks for the request
     each 10 seconds; the others wait for it while it traces. Open the file in

@@ -15,9 +15,9 @@ from kfp_ddp.doctor.storage import claims, storage
 
 
 def examine(asked: Asked) -> list[Finding]:
-    """All findings for the current context."""
+    """All findings, of the cluster first."""
     try:
-        api = Api.connect(asked.namespace)
+        api = Api.connect(asked.namespace, asked.context)
         version = api.call("GET", "/version")
     except KfpDdpError as error:
         said = str(error).splitlines()[0].partition("; ")[0]

@@ -26,6 +26,8 @@ class Asked:
 
     namespace: str = ""
     """Where it runs; empty for the context's own."""
+    context: str = ""
+    """Of the kubeconfig; empty for the current one."""
     service_account: str = ""
     """Whose rights are asked for; empty for those of who asks."""
     host: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.local import engine, machine, survey
+from kfp_ddp.local import engine, machine, results, survey
 from kfp_ddp.local.choice import Choice, choose
 from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.given import form_of, named_after
@@ -84,7 +84,7 @@ def _in_words(choice: Choice) -> str:
         parts.append(f"{epochs} epochs")
     if batch := arguments.get("batch_size"):
         parts.append(f"batch {batch}")
-    parts.append(f"{choice.ranks} rank(s)")
+    parts.append(results.ranks(choice.ranks))
     if choice.minutes:
         parts.append(f"about {max(1, round(choice.minutes))} min of training")
     return ", ".join(parts)

@@ -111,7 +111,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
 
 def told(summary: Mapping[str, Any]) -> list[str]:
     """The summary for people: a line for each of its figures and files."""
-    speed = f"{summary['images_per_second']:,.0f} images/s on {summary['ranks']} rank(s)"
+    speed = f"{summary['images_per_second']:,.0f} images/s on {ranks(summary['ranks'])}"
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
@@ -122,6 +122,11 @@ def told(summary: Mapping[str, Any]) -> list[str]:
         "loss curve": shown(summary["loss_curve"]),
     }
     return [f"  {name:<12}{value}" for name, value in lines.items() if value]
+
+
+def ranks(number: int) -> str:
+    """So many processes of a training, in words."""
+    return f"{number} rank{'s' if number > 1 else ''}"
 
 
 def shown(path: str | Path) -> str:

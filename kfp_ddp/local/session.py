@@ -12,8 +12,8 @@ import click
 from kfp_ddp.local import results
 
 
-def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> dict[str, Any]:
-    """Run, and print the summary as a table, or as JSON with all else on stderr; returns it.
+def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> None:
+    """Run, and print the summary as a table, or as JSON with all else on stderr.
 
     Raises:
         SystemExit: 130 after an interrupt, with a line.
@@ -32,4 +32,6 @@ def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> d
             click.echo("\n" + "\n".join(results.told(summary)))
         seconds = f"{summary['seconds']:.0f} seconds"
         click.echo(f"\n  {seconds}; all of it lies in {results.shown(output)}/")
-    return summary
+        if "bundle" in summary:
+            picture = results.example(output)
+            click.echo(f"  try it: kfp-ddp predict {results.shown(summary['bundle'])} {picture}")

@@ -124,7 +124,7 @@ def test_a_watched_run_that_failed_ends_the_command_with_1(
 ) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
     kfp_server.put_run(run_id, "FAILED", DONE | {"train": "FAILED", "teardown": "SUCCEEDED"})
-    watched = call("status", "last", "--watch")
+    watched = call("status", "last", "--follow")
     assert "✗ train           failed" in watched.output
     assert "– evaluate        not run" in watched.output
     assert isinstance(watched.exception, JobError)
@@ -227,5 +227,5 @@ def test_an_interrupt_ends_the_following_and_not_the_run(
     with pytest.raises(SystemExit) as ended:
         follow.until_over(client, Connection(), run_id)
     assert ended.value.code == 130
-    assert f"the run goes on: kfp-ddp status {run_id[:8]} --watch" in capsys.readouterr().err
+    assert f"the run goes on: kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
     assert not kfp_server.asked("terminate_run")

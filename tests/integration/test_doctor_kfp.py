@@ -2,6 +2,7 @@
 
 import http.server
 import importlib.metadata
+import json
 import socket
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from kfp_ddp.cli import app
 from kfp_ddp.doctor.examine import examine
 from kfp_ddp.doctor.finding import Asked
 
@@ -142,6 +145,23 @@ def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -
     assert lines[2].startswith("✗ KFP         SDK")
     for line in (lines[1], lines[3]):
         assert line.index("→") == len("✗ API server  ")
+
+
+def test_the_context_that_is_set_once_is_the_one_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text(
+        json.dumps(
+            {"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "u"}}]}
+            | {"current-context": "mine", "kind": "Config", "clusters": [], "users": []}
+        )
+    )
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("KFP_DDP_CONTEXT", "staging")
+    answer = CliRunner().invoke(app, ["doctor", "--json"])
+    (found,) = json.loads(answer.output)["findings"]
+    assert (found["what"], found["state"]) == ("API server", "bad")
+    assert "staging" in found["said"]
 
 
 def doctor(host: str) -> dict[str, str]:

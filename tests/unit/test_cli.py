@@ -60,6 +60,21 @@ def _subs(group: click.Group) -> list[click.Command]:
     return list(group.commands.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [
+        ("compile", {"--output", "-o", "--directory"}),
+        ("netcheck", {"--backend", "--kind"}),
+        ("run", {"--gpus", "--gpus-per-node"}),
+        ("status", {"--follow", "--watch"}),
+    ],
+)
+def test_an_option_is_spelt_as_in_other_commands_and_as_it_was(name: str, spelt: set[str]) -> None:
+    command = app.get_command(click.Context(app), name)
+    assert command is not None
+    assert spelt in [{*one.opts} for one in command.params]
+
+
 def test_a_demo_of_no_epochs_is_refused_before_it_begins() -> None:
     answer = CliRunner().invoke(app, ["demo", "--epochs", "0"])
     assert answer.exit_code == 2

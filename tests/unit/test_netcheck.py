@@ -131,7 +131,7 @@ def test_nccl_says_what_it_goes_by() -> None:
 
 
 def measured_here(*words: str) -> "subprocess.CompletedProcess[str]":
-    asked = ["netcheck", "--kind", "local", "--nodes", "2", "--largest-mb", "1", *words]
+    asked = ["netcheck", "--backend", "local", "--nodes", "2", "--largest-mb", "1", *words]
     program = [sys.executable, "-m", "kfp_ddp.cli", *asked]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

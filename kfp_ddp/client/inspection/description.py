@@ -201,7 +201,7 @@ def _next(found: Description, failed: Leaf | None) -> Iterator[tuple[str, str]]:
             yield "kfp-ddp doctor", "what the cluster lacks"
         follow = "" if failed else " -f"
         yield f"kfp-ddp logs {word} {found.step}".rstrip() + follow, "what it writes"
-        yield f"kfp-ddp status {word} --watch", "its steps as they go on"
+        yield f"kfp-ddp status {word} --follow", "its steps as they go on"
     else:
         if failed is not None:
             yield f"kfp-ddp logs {word} {failed.label}", "all that the step wrote"
