@@ -1,12 +1,13 @@
 """The bundle's own sample, sent to a service by the v2 protocol, and what came back compared."""
 
 import json
+import math
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from kfp_ddp.base.errors import InputError, JobError
@@ -22,6 +23,7 @@ SILENT_SECONDS, WRONG_SECONDS = 60.0, 20.0
 _PAUSE = 0.5
 _LARGEST = 64 << 20
 _LARGEST_ANSWER = 16 << 20
+_PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Sample:
             logits = tuple(map(float, output["data"]))
             given = float(response["parameters"]["allowed_abs_difference"])
             name = str(output["name"])
+            if not all(map(math.isfinite, (*logits, given))):
+                raise ValueError("a number in it is not finite")
         except (ValueError, KeyError, TypeError) as error:
             raise bundle.damaged(f"{RESPONSE} holds no answer ({error!r})") from None
         allowed = max(given, TOLERANCE * max(map(abs, logits), default=0.0))
@@ -63,13 +67,14 @@ class Sample:
         try:
             outputs = {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
             found = [float(value) for value in outputs[self.output]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             said = short(answer[:200].decode("utf-8", "replace"))
             return f"it is no v2 answer with {self.output}: {said}"
         if len(found) != len(self.logits):
             return f"it has {len(found)} logits, the bundle {len(self.logits)}"
-        worst = max((abs(a - b) for a, b in zip(found, self.logits, strict=True)), default=0.0)
-        if not worst <= self.allowed:  # NaN is not, either
+        apart = [abs(a - b) for a, b in zip(found, self.logits, strict=True)]
+        if not all(each <= self.allowed for each in apart):  # NaN is not, but max passes over it
+            worst = next((each for each in apart if math.isnan(each)), max(apart))
             return (
                 f"its logits differ from the bundle's by {worst:.3g}, {self.allowed:.3g} is allowed"
             )
@@ -109,7 +114,7 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
         # Not by a proxy: the address is one of the cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=seconds) as answer:
-            content = answer.read(_LARGEST_ANSWER)
+            content = _whole(answer, time.monotonic() + seconds)
     except urllib.error.HTTPError as error:
         with error:
             said = short(error.read(400).decode("utf-8", "replace"))
@@ -121,6 +126,16 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
         return f"{path} {short(why)}", SILENT_SECONDS
     wrong = sample.difference(content)
     return (f"{path} answers wrongly: {wrong}" if wrong else ""), WRONG_SECONDS
+
+
+def _whole(answer: HTTPResponse, until: float) -> bytes:
+    """What an answer holds; the time-out of the connection is that of each of its parts alone."""
+    content = b""
+    while len(content) < _LARGEST_ANSWER and (part := answer.read1(_PART)):
+        content += part
+        if time.monotonic() > until:
+            raise TimeoutError
+    return content
 
 
 def try_out(

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from kfp_ddp.components.deploy.canary import Sample, address, ask, try_out
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.sealed import Sealed
+from tests.serving import serving
 
 LOGITS = (2.0, -50.0, 3.0)
 SAMPLE = Sample(b'{"inputs": []}', "logits", LOGITS, 0.5)
@@ -63,7 +65,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
         (answer(2.0, -50.0), "it has 2 logits, the bundle 3"),
         (answer(*LOGITS, name="scores"), "it is no v2 answer with logits: {"),
         (b'{"outputs": [{"name": "logits", "data": [NaN, 1, 2]}]}', "its logits differ"),
+        (b'{"outputs": [{"name": "logits", "data": [2, NaN, 3]}]}', "its logits differ from the"),
         (b'{"outputs": [{"name": "logits", "data": ["a", 1, 2]}]}', "it is no v2 answer"),
+        (answer(2.0, -50.0, 10**400), "it is no v2 answer"),
+        (b"[" * 100_000, "it is no v2 answer"),
         (b"\xff<html>", "it is no v2 answer with logits: "),
     ],
 )
@@ -112,6 +117,35 @@ def test_a_server_that_is_late_is_told_as_late(server: Callable[[list[Answer]], 
         silent.listen()
         said, _ = ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "flowers", SAMPLE, 0.1)
     assert said.endswith("/v2/models/flowers/infer did not answer within 0.1 s")
+
+
+def test_a_server_that_never_comes_to_an_end_is_late() -> None:
+    over = threading.Event()
+
+    class Drip(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while not over.wait(0.02):
+                self.wfile.write(b" ")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Drip)) as url:
+        try:
+            said, _ = ask(url, "flowers", SAMPLE, 0.5)
+        finally:
+            over.set()
+    assert said.endswith("/v2/models/flowers/infer did not answer within 0.5 s")
+
+
+def test_a_sample_without_a_number_for_each_logit_is_none(tmp_path: Path) -> None:
+    for place, logit, allowed in (("a", math.nan, 1e-3), ("b", 1.0, math.inf)):
+        outputs = [{"name": "logits", "data": [logit]}]
+        said = {"outputs": outputs, "parameters": {"allowed_abs_difference": allowed}}
+        with pytest.raises(InputError, match="a number in it is not finite"):
+            Sample.of(sealed(tmp_path / place, json.dumps(said)))
 
 
 def sealed(folder: Path, response: str) -> Sealed:
