@@ -51,7 +51,9 @@ def own_namespace(context: str = "") -> str:
         return OWN_NAMESPACE.read_text().strip()
     from kubernetes import config
 
-    with contextlib.suppress(config.ConfigException):
+    from kfp_ddp.components.shared.cluster.api import config_faults
+
+    with contextlib.suppress(*config_faults()):
         contexts, current = config.list_kube_config_contexts()
         named = {each["name"]: each for each in contexts}
         found: dict[str, Any] = named.get(context) or current

@@ -26,11 +26,24 @@ class Login:
         return bool(self.token or self.token_file or self.cookie)
 
     def headers(self) -> dict[str, str]:
-        """What goes with the next request."""
+        """What goes with the next request.
+
+        Raises:
+            InputError: the file cannot be read, or no header can hold what is in it.
+        """
         if self.cookie:
-            return {"Cookie": self.cookie}
+            return {"Cookie": self._checked(self.cookie)}
         token = self.token or (secret_of("", self.token_file) if self.token_file else "")
-        return {"Authorization": f"Bearer {token}"} if token else {}
+        return {"Authorization": f"Bearer {self._checked(token)}"} if token else {}
+
+    def _checked(self, secret: str) -> str:
+        """The same, if it fits into a header: http's own error would show it."""
+        if not (secret.isascii() and secret.isprintable()):
+            raise InputError(
+                f"{self.name} holds line ends or other than ASCII: give it in one line, as it was "
+                "issued"
+            )
+        return secret
 
 
 def find(connection: Connection, host: str) -> Login:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kfp_ddp.base.errors import InputError, KfpDdpError, ServerError
+from kfp_ddp.components.shared.cluster.api import config_faults
 
 SECONDS = 10.0
 PIECE = 65536
@@ -84,7 +85,7 @@ def core_api(context: str = "") -> Any:
     configuration = client.Configuration()
     try:
         config.load_kube_config(context=context or None, client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
+    except config_faults() as error:
         said = " ".join(str(error).split())
         raise InputError(
             f"no address of KFP is set and no port can be forwarded ({said}): give --host, set "

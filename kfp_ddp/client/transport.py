@@ -107,7 +107,6 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         more["headers"] = {**more.get("headers", {}), **self._login.headers()}
         try:
             answer = super().request(method, url, **more)
-            json.loads(answer.data)
         except kfp_server_api.ApiException as error:
             if not error.status:  # a certificate, the only one of them that has no answer
                 raise ServerError(
@@ -116,11 +115,19 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             raise self._refusal(error) from None
         except urllib3.exceptions.HTTPError as error:
             raise ServerError(self._silence(error)) from None
-        except ValueError:
+        self._check(answer)
+        return answer
+
+    def _check(self, answer: Any) -> None:
+        """Refuse what is no JSON object."""
+        try:
+            found = json.loads(answer.data)
+        except (ValueError, RecursionError):
             if "json" in (kind := _kind(answer)):
                 raise ServerError(self._silent("the answer broke off")) from None
             raise self._stranger(f"with {kind} where KFP answers JSON") from None
-        return answer
+        if not isinstance(found, dict):
+            raise self._stranger("with JSON that is none of KFP's")
 
     def _silent(self, said: str) -> str:
         return (

@@ -5,11 +5,15 @@ import json
 import re
 import urllib.error
 import urllib.request
+from http.client import HTTPException
+from urllib.parse import urlsplit
 
+from kfp_ddp.components.shared.markdown import printable
 from kfp_ddp.doctor.finding import Finding
 
 NEEDED_MINOR = (2, 17)
 NEEDED = "2.17"
+_LARGEST = 1 << 20
 
 
 def kfp_server(host: str) -> Finding:
@@ -22,22 +26,25 @@ def kfp_server(host: str) -> Finding:
             f"SDK {sdk}; the API server was not asked",
             "give --host, to see its version",
         )
-    if not host.startswith(("http://", "https://")):
+    if "@" in host.rpartition("://")[2].partition("/")[0]:
+        remedy = "give one without, as http://localhost:8888"
+        return Finding("bad", "KFP", "the host holds a login, which is not used", remedy)
+    if not _is_address(host):
         remedy = "give one as http://localhost:8888"
-        return Finding("bad", "KFP", f"{host} is not an http(s) URL", remedy)
+        return Finding("bad", "KFP", f"{host!r} is not an http(s) URL", remedy)
     url = f"{host.rstrip('/')}/apis/v2beta1/healthz"
     forward = "kubectl port-forward -n kubeflow svc/ml-pipeline 8888; --host http://localhost:8888"
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
-            server = str(json.load(answer)["tag_name"])
+            server = printable(str(json.loads(answer.read(_LARGEST))["tag_name"]))[:100]
     except urllib.error.HTTPError as error:
         error.close()
         said = f"{url} answers {error.code} {error.reason}"
         return Finding("bad", "KFP", said, f"bypass the login: {forward}")
-    except OSError as error:
-        reason = getattr(error, "reason", error)
+    except (OSError, HTTPException) as error:
+        reason = printable(str(getattr(error, "reason", error)))
         return Finding("bad", "KFP", f"{url} does not answer ({reason})", forward)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         said = f"{url} is not answered by a KFP API server"
         return Finding("bad", "KFP", said, f"if it is a login page, bypass it: {forward}")
     said = f"SDK {sdk}, API server {server}"
@@ -54,6 +61,17 @@ def kfp_server(host: str) -> Finding:
         remedy = f"compile with kfp {number[0]}.{number[1]}: a newer one may write what it ignores"
         return Finding("warn", "KFP", said, remedy)
     return Finding("ok", "KFP", said)
+
+
+def _is_address(host: str) -> bool:
+    """Whether a request can be sent there."""
+    try:
+        parts = urlsplit(host)
+        whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    plain = host.isascii() and host.isprintable() and " " not in host
+    return whole and plain and parts.scheme in ("http", "https")
 
 
 def _minor(version: str) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ import http.server
 import importlib.metadata
 import json
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -15,11 +16,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
+from kfp_ddp.client.connection import own_namespace
+from kfp_ddp.client.port_forward import core_api
 from kfp_ddp.doctor.examine import examine
 from kfp_ddp.doctor.finding import Asked
+from tests.serving import serving
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
+KUBECONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+"""Where the client took KUBECONFIG from when it was imported."""
 SDK = importlib.metadata.version("kfp")
 
 
@@ -59,6 +66,20 @@ def server(body: bytes, status: int = 200) -> Iterator[str]:
         finally:
             listening.shutdown()
             thread.join()
+
+
+@contextmanager
+def talking(answer: bytes) -> Iterator[str]:
+    """A server that says the same to everybody, whatever it is asked; its URL."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline().strip():
+                pass
+            self.wfile.write(answer)
+
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
@@ -128,6 +149,65 @@ def test_a_host_that_is_no_url_is_an_error() -> None:
     found = doctor("localhost:8888")
     assert found["state"] == "bad"
     assert found["remedy"] == "give one as http://localhost:8888"
+
+
+@pytest.mark.parametrize(
+    "host", ["http://local host:8888", "http://localhost:port", "http://\x1b[31m", "http://[::1"]
+)
+def test_a_host_that_no_request_can_be_sent_to_is_an_error(host: str) -> None:
+    found = doctor(host)
+    assert found["said"] == f"{host!r} is not an http(s) URL"
+
+
+def test_a_login_in_the_host_is_not_shown() -> None:
+    for host in ("http://me:secret@localhost:8888", "me:secret@localhost"):
+        found = doctor(host)
+        assert found["said"] == "the host holds a login, which is not used"
+        assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"[" * 100_000,
+        b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"tag_name": "9\\u001b[31m"}',
+    ],
+)
+def test_what_answers_with_anything_is_told_and_the_rest_is_still_found(answer: bytes) -> None:
+    with talking(answer) as url:
+        assert doctor(url)["state"] in ("bad", "warn")
+
+
+def test_a_kubeconfig_that_is_none_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broken"
+    monkeypatch.setattr(KUBECONFIG, str(file))
+    for content in (b"a: [b\n c", b"- 1", b"\xff\xfe\x00"):
+        file.write_bytes(content)
+        (found,) = examine(Asked())
+        assert "no Kubernetes cluster is configured (" in found.said
+        with pytest.raises(InputError, match="no address of KFP is set"):
+            core_api()
+        assert own_namespace() == ""
+
+
+def test_a_login_page_before_the_cluster_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config"
+    monkeypatch.setattr(KUBECONFIG, str(file))
+    page = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"
+    with talking(page) as url:
+        cluster = {"name": "it", "cluster": {"server": url}}
+        context = {"name": "it", "context": {"cluster": "it", "user": "me"}}
+        user = {"name": "me", "user": {"token": "secret"}}
+        named = {"clusters": [cluster], "contexts": [context], "users": [user]}
+        file.write_text(json.dumps({"kind": "Config", "current-context": "it", **named}))
+        (found,) = examine(Asked())
+        assert "what answers is no API server of Kubernetes" in found.said
 
 
 def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -> None:

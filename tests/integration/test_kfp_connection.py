@@ -85,6 +85,17 @@ def test_a_login_page_is_no_answer(kfp_server: KfpServer, fault: faults.Fault) -
     assert "set a token, a cookie or a user of Dex" in asked(Connection(host=kfp_server.url))
 
 
+@pytest.mark.parametrize("text", ["null", "[]", "1", '"ok"'])
+def test_json_of_something_else_is_no_answer(kfp_server: KfpServer, text: str) -> None:
+    kfp_server.fail("*", faults.other_json(text))
+    assert "answers with JSON that is none of KFP's" in asked(Connection(host=kfp_server.url))
+
+
+def test_json_without_an_end_to_its_brackets_is_no_answer(kfp_server: KfpServer) -> None:
+    kfp_server.fail("*", faults.other_json("[" * 100_000))
+    assert "the answer broke off" in asked(Connection(host=kfp_server.url))
+
+
 def test_nothing_that_creates_is_sent_twice(kfp_server: KfpServer) -> None:
     with open_client(Connection(host=kfp_server.url)) as client:
         kfp_server.fail("create_experiment", faults.gone)
@@ -178,6 +189,21 @@ def test_a_token_file_that_cannot_be_used(kfp_server: KfpServer, tmp_path: Path)
     assert "is empty" in asked(connection)
     file.write_bytes(b"\xff\xfe")
     assert asked(connection) == f"cannot read {file}: it is not text"
+    assert not kfp_server.requests
+
+
+@pytest.mark.parametrize("secret", [f"{SECRET}\nsecond", f"“{SECRET}”", f"{SECRET}\r\nX: 1"])
+def test_a_login_that_fits_into_no_header_is_not_shown(
+    kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(secret)
+    line = asked(Connection(host=kfp_server.url, token_file=str(file)))
+    assert line.startswith(f"the token in {file} holds line ends or other than ASCII")
+    monkeypatch.setenv("KFP_DDP_COOKIE", secret)
+    assert asked(Connection(host=kfp_server.url)).startswith("the cookie of KFP_DDP_COOKIE holds")
+    monkeypatch.setenv("KFP_DDP_TOKEN", secret)
+    assert asked(Connection(host=kfp_server.url)).startswith("the token of KFP_DDP_TOKEN holds")
     assert not kfp_server.requests
 
 

@@ -55,6 +55,11 @@ def page(handler: Any, _: Any) -> None:
     _send(handler, 200, "<!DOCTYPE html><html><body>Log in</body></html>", "text/html")
 
 
+def other_json(text: str) -> Fault:
+    """An answer of something that speaks JSON, too."""
+    return lambda handler, _: _send(handler, 200, text)
+
+
 def status(code: int, why: str = "injected") -> Fault:
     """An answer of the gateway with this status."""
 

@@ -46,6 +46,14 @@ class ApiError(KfpDdpError):
         return self.status in PASSING
 
 
+def config_faults() -> tuple[type[Exception], ...]:
+    """What Kubernetes' client raises of a kubeconfig that is none: its own, and its parser's."""
+    import yaml
+    from kubernetes import config
+
+    return config.ConfigException, yaml.YAMLError, OSError, TypeError, ValueError
+
+
 class Api:
     """Requests in one namespace."""
 
@@ -72,9 +80,10 @@ class Api:
                 config.load_kube_config(client_configuration=configuration, context=context or None)
                 contexts, current = config.list_kube_config_contexts()
                 chosen = next((each for each in contexts if each["name"] == context), current)
-            except (config.ConfigException, TypeError) as error:
+            except config_faults() as error:
+                said = " ".join(str(error).split())
                 raise InputError(
-                    f"no Kubernetes cluster is configured ({error}): let KUBECONFIG name one, run "
+                    f"no Kubernetes cluster is configured ({said}): let KUBECONFIG name one, run "
                     "in a pod of one, or train without by backend=local"
                 ) from error
             found = chosen["context"].get("namespace", "default")
@@ -132,7 +141,15 @@ class Api:
             response.release_conn()
         if raw:
             return {"value": data.decode("utf-8", "replace")}
-        found = json.loads(data) if data else {}
+        try:
+            found = json.loads(data) if data else {}
+        except (ValueError, RecursionError):
+            raise ApiError(
+                0,
+                "",
+                "what answers is no API server of Kubernetes, which speaks JSON: see where "
+                "the kubeconfig leads, and whether a login stands before it",
+            ) from None
         return found if isinstance(found, dict) else {"value": found}
 
     def pages(self, path: str, query: dict[str, str] | None = None) -> Iterator[Object]:
