@@ -91,10 +91,12 @@ def _width(paths: list[Path]) -> int:
 
 
 def _print(answer: dict[str, Any], width: int) -> None:
+    from kfp_ddp.components.shared.markdown import printable
+
     if "error" in answer:
-        click.echo(f"error: {answer['error']}", err=True)
+        click.echo(f"error: {printable(answer['error'])}", err=True)
         return
-    name = answer["picture"]
+    name = printable(answer["picture"])
     name = name if len(name) <= width else f"…{name[1 - width :]}"
     told = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
-    click.echo(f"{name:<{width}}  {told}")
+    click.echo(f"{name:<{width}}  {printable(told)}")

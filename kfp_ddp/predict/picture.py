@@ -3,6 +3,7 @@
 import math
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,13 @@ def square(path: Path, short_side: int, size: int) -> Bytes:
     pixels = _decoded(path)
     scale = short_side / min(pixels.shape[:2])
     height, width = (max(short_side, round(side * scale)) for side in pixels.shape[:2])
-    pixels = _resized(_resized(pixels.swapaxes(0, 1), width).swapaxes(0, 1), height)
-    top, left = (height - size) // 2, (width - size) // 2
-    return pixels[top : top + size, left : left + size].transpose(2, 0, 1)
+    # Of a line of pixels, grown, there is far more than the square: no more is read or made.
+    down, across = (
+        _middle(length, full, size)
+        for length, full in zip(pixels.shape[:2], (height, width), strict=True)
+    )
+    pixels = pixels[down.used, across.used]
+    return _resized(_resized(pixels.swapaxes(0, 1), across).swapaxes(0, 1), down).transpose(2, 0, 1)
 
 
 def _decoded(path: Path) -> Bytes:
@@ -57,24 +62,55 @@ def _decoded(path: Path) -> Bytes:
         ) from None
 
 
-def _resized(pixels: Bytes, size: int) -> Bytes:
-    """Resize the first side, bilinear with antialiasing, in the integers of torch's kernel."""
-    length = pixels.shape[0]
-    if length == size:
-        return pixels
+class _Middle(NamedTuple):
+    """How the rows in the middle of a side that is resized are made."""
+
+    used: slice
+    """The pixels of the side that they are made of."""
+    taps: NDArray[np.int64]
+    """Numbers of these: [rows, taps]."""
+    weights: NDArray[np.int32]
+    """As whole numbers of 2^-bits."""
+    bits: int
+
+
+def _middle(length: int, size: int, kept: int) -> _Middle:
+    """Bilinear with antialiasing, in the integers of torch's kernel.
+
+    Args:
+        length: Pixels of the side.
+        size: Pixels that it is resized to.
+        kept: So many of them, in the middle, are made.
+    """
+    # All of them share the bits of the largest weight, which is 1 at the edge of what grows.
+    largest = 1.0 if length <= size else _taps(length, size, 0, size)[1].max()
+    # As many bits as a weight has room for in 16, its sign included.
+    bits = next(b for b in range(23) if b == 22 or int(0.5 + largest * (2 << b)) >= 1 << 15)
+    taps, weights = _taps(length, size, (size - kept) // 2, kept)
+    taps = np.minimum(taps, length - 1)
+    first, last = int(taps.min()), int(taps.max())
+    fixed = (weights * (1 << bits) + 0.5).astype(np.int32)
+    return _Middle(slice(first, last + 1), taps - first, fixed, bits)
+
+
+def _resized(pixels: Bytes, how: _Middle) -> Bytes:
+    """Resize the first side."""
+    total = np.full((len(how.taps), *pixels.shape[1:]), 1 << (how.bits - 1), np.int32)
+    for column, tap in zip(how.weights.T, how.taps.T, strict=True):
+        total += column[:, None, None] * pixels[tap]
+    return (total >> how.bits).clip(0, 255).astype(np.uint8)
+
+
+def _taps(
+    length: int, size: int, top: int, kept: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The pixels that `kept` rows from `top` on are made of, and their weights: [kept, taps]."""
     scale = length / size
     reach = max(scale, 1.0)
-    centre = scale * (np.arange(size) + 0.5)
+    centre = scale * (np.arange(top, top + kept) + 0.5)
     first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
     last = np.minimum((centre + reach + 0.5).astype(np.int64), length)
     taps = first[:, None] + np.arange(math.ceil(reach) * 2 + 1)
     weights = np.maximum(1 - abs((taps - centre[:, None] + 0.5) / reach), 0)
     weights *= taps < last[:, None]
-    weights /= weights.sum(1, keepdims=True)
-    # As many bits as a weight has room for in 16, its sign included.
-    bits = next(b for b in range(23) if b == 22 or int(0.5 + weights.max() * (2 << b)) >= 1 << 15)
-    fixed = (weights * (1 << bits) + 0.5).astype(np.int32)
-    total = np.full((size, *pixels.shape[1:]), 1 << (bits - 1), np.int32)
-    for column, tap in zip(fixed.T, np.minimum(taps, length - 1).T, strict=True):
-        total += column[:, None, None] * pixels[tap]
-    return (total >> bits).clip(0, 255).astype(np.uint8)
+    return taps, weights / weights.sum(1, keepdims=True)

@@ -1,3 +1,4 @@
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 from PIL import Image
 
 from kfp_ddp.base.errors import InputError
+from kfp_ddp.commands import predict
 from kfp_ddp.predict.picture import square
 from kfp_ddp.training import images, transforms
 
@@ -39,6 +41,20 @@ def test_a_picture_is_to_the_bit_what_training_makes_of_it(
     made.save(path)
     trained = transforms.evaluate(images.read(str(path)), size).numpy()
     assert np.array_equal(square(path, short, size), trained)
+
+
+@pytest.mark.parametrize("shape", [(1, 100_000), (20_000, 2), (300, 90_000)])
+def test_of_a_line_no_more_is_made_than_the_square(shape: tuple[int, int], tmp_path: Path) -> None:
+    path = tmp_path / "line.png"
+    Image.new("RGB", shape, (10, 200, 30)).save(path)
+    tracemalloc.start()
+    try:
+        found = square(path, 256, 224)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (found == np.array([10, 200, 30], np.uint8)[:, None, None]).all()
+    assert most < 300 << 20  # the largest is 81 MB as it is
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -77,3 +93,13 @@ def test_what_is_no_picture_is_one_line(tmp_path: Path) -> None:
         assert str(path) in line
         assert why in line
         assert "\n" not in line
+
+
+def test_names_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of a file is whoever's who made it, and so is that of a class."""
+    classes = [{"class": "cat\x1b[2J", "probability": 1.0}]
+    predict._print({"picture": "a\x1b]0;t\x07\n.jpg", "classes": classes}, 10)
+    predict._print({"picture": "b", "error": "cannot read b\x1b[2J"}, 10)
+    out, err = capsys.readouterr()
+    assert out == "…x07\\n.jpg  cat\\x1b[2J 100.0%\n"
+    assert err == "error: cannot read b\\x1b[2J\n"
