@@ -17,6 +17,7 @@ from kfp_ddp.components.shared import succession
 from kfp_ddp.components.shared.bundle import LARGEST_SUCCESS, SUCCESS
 from kfp_ddp.components.shared.champion import pointed_at
 from kfp_ddp.components.shared.destination import Destination
+from kfp_ddp.components.shared.markdown import printable
 
 FOLDER = "tried"
 _LARGEST = 4096
@@ -75,7 +76,7 @@ def note(where: Destination, name: str, *, version: str, champion: str, reason: 
     Raises:
         KfpDdpError: it cannot be written.
     """
-    short = reason[:_REASON]
+    short = printable(reason)[:_REASON]  # an escape takes more of what may be read than a letter
     said = Attempt(version=version, champion=champion, reason=short, at=round(time.time(), 3))
     where.update(_file(name), lambda _: f"{said.model_dump_json()}\n".encode())
 

@@ -134,3 +134,10 @@ def test_notes_of_what_was_not_blessed_are_kept_as_many(models: Destination) -> 
         note(models, str(number), version="", champion="", reason="not blessed")
     assert prune(models, 2) == []
     assert len(list(models.list(f"{attempts.FOLDER}/"))) == 2
+
+
+@pytest.mark.parametrize("letter", ["\x01", "🦊", '"', "\u202e"])
+def test_a_reason_of_whatever_letters_can_be_read_again(models: Destination, letter: str) -> None:
+    note(models, "1", version="", champion=version(1), reason=letter * 2000)
+    models.update("CHAMPION", lambda _: f"{version(1)}\n".encode())
+    assert unchanged(models, "1") is not None
