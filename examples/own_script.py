@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -36,10 +36,11 @@ class Images(Dataset):
         with open(os.environ["KFP_DDP_IMAGES"], newline="") as file:
             self.rows = [row for row in csv.DictReader(file) if row["split"] == split]
         size = config["image_size"]
+        short = round(size / 0.875) if size >= 128 else size
         self.transform = v2.Compose(
             [
                 v2.PILToTensor(),
-                v2.Resize(size, antialias=True),
+                v2.Resize(short, antialias=True),
                 v2.CenterCrop(size),
                 v2.ToDtype(torch.float32, scale=True),
                 v2.Normalize(config["mean"], config["std"]),
@@ -51,7 +52,8 @@ class Images(Dataset):
 
     def __getitem__(self, at: int) -> tuple[torch.Tensor, int]:
         row = self.rows[at]
-        return self.transform(Image.open(row["path"]).convert("RGB")), int(row["target"])
+        upright = ImageOps.exif_transpose(Image.open(row["path"]))  # as photographs are turned
+        return self.transform(upright.convert("RGB")), int(row["target"])
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Each file in examples/ does what it says; own_script.py does so in test_sweep_local.py."""
 
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from PIL import Image
 
 from kfp_ddp.cli import app
 from kfp_ddp.local.results import outputs
-from kfp_ddp.training import rank
+from kfp_ddp.training import images, rank, transforms
 from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.config import parse
 from tests.local_pipeline import pipeline
@@ -92,3 +93,21 @@ def test_a_program_starts_a_run_and_waits_for_it(
     (asked,) = kfp_server.asked("create_run")
     parameters = asked.body["runtime_config"]["parameters"]
     assert parameters["training"] == {"image_size": 64}
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_a_script_of_ones_own_sees_a_photograph_as_the_evaluation_does(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photograph, exif = tmp_path / "turned.jpg", Image.Exif()
+    exif[0x112] = 6  # as of a camera that was held upright
+    Image.radial_gradient("L").crop((0, 0, 250, 160)).convert("RGB").save(photograph, exif=exif)
+    listed = tmp_path / "images.csv"
+    listed.write_text(f"path,split,target\n{photograph},val,1\n")
+    monkeypatch.setenv("KFP_DDP_IMAGES", str(listed))
+    script = runpy.run_path(str(EXAMPLES / "own_script.py"))
+    settings = {"image_size": size, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    seen, target = script["Images"]("val", settings)[0]
+    wanted = transforms.evaluate(images.read(str(photograph)), size)
+    assert (seen * 255 - wanted).abs().max() <= 2
+    assert target == 1
