@@ -1,5 +1,7 @@
 """The `teardown` step: end the processes and jobs that a run left behind."""
 
+import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,9 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
+    elif os.environ.get("KFP_POD_NAME"):  # on a cluster a run without jobs rolls out, too
+        with contextlib.suppress(InputError):  # its pod may have no token
+            ended += take_back_of(Api.connect(), run_id)
     # Last, and these alone: what else of the job cannot be used, train tells.
     told = {"keep_runs": keep, **job}
     supervision = {name: told[name] for name in Supervision.model_fields if name in told}
