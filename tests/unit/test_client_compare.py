@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kfp_ddp.base import packed
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
+from kfp_ddp.client.inspection.comparison import shown
 from tests import run_output
 
 
@@ -25,6 +27,10 @@ def test_settings_that_differ_stand_side_by_side_and_others_not_at_all(tmp_path:
     found = compared(one, two)
     assert found["settings"] == {"learning_rate": [0.1, 0.2], "ema_decay": [0.0, 0.9]}
     assert [run["letter"] for run in found["runs"]] == ["A", "B"]
+
+
+def test_a_file_of_code_is_told_by_size_and_digest() -> None:
+    assert shown(packed.pack(b"pass")) == "a file of 4 bytes, sha256 d74ff0ee8da3"
 
 
 def test_a_setting_that_a_run_is_older_than_was_its_default_there(tmp_path: Path) -> None:

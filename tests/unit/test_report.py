@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.base import packed
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.shared import report
 from kfp_ddp.components.shared.destination import sha256
@@ -156,9 +157,11 @@ def test_mistakes_have_their_names_and_slices_their_intervals(tmp_path: Path) ->
 
 
 def test_settings_that_were_changed_are_told_apart_from_the_default(tmp_path: Path) -> None:
-    config = {"epochs": 7, "momentum": 0.9, "own": "x", "data": "/d"}
+    code = packed.pack(b"pass\n" * 1000)
+    config = {"epochs": 7, "momentum": 0.9, "own": "x", "data": "/d", "model_code": code}
     said = text(report.html(reports.make(tmp_path, TWO, COUNTS, config=config)))
-    assert "not the default epochs 7 own x 2 settings as they are by default" in said
+    file = "model_code a file of 5,000 bytes, sha256 b13680bfbc6b"
+    assert f"not the default epochs 7 own x {file} 2 settings as they are by default" in said
     assert "or of the place momentum 0.9" in said
 
 

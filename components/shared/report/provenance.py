@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from kfp_ddp.base import packed
 from kfp_ddp.components.shared.pictures import is_number
 from kfp_ddp.components.shared.report.material import Material
 from kfp_ddp.components.shared.report.text import facts
@@ -60,5 +61,5 @@ def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     for name, value in config.items():
         known = TrainConfig.model_fields.get(name)
         same = known is not None and known.default == value
-        (default if same or name in _PLACES else changed)[name] = value
+        (default if same or name in _PLACES else changed)[name] = packed.in_words(value)
     return changed, default

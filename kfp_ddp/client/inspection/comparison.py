@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import combinations
 from typing import Any
 
+from kfp_ddp.base import packed
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training
 from kfp_ddp.components.shared.evaluation import Evaluation
@@ -119,6 +120,7 @@ def shown(value: Any) -> str:
     """A setting as people read it."""
     if value is None:
         return NONE
+    value = packed.in_words(value)
     return value or "''" if isinstance(value, str) else json.dumps(value)
 
 
