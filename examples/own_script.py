@@ -91,7 +91,7 @@ def main() -> None:
         output = os.environ["KFP_DDP_OUTPUT"]
         torch.save(network.module.state_dict(), f"{output}/model.pt")
         with open(f"{output}/result.json", "w") as file:
-            json.dump({"step": step, "loss": loss.item()}, file)
+            json.dump({"step": step}, file)
     dist.destroy_process_group()
 
 

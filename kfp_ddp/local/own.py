@@ -1,6 +1,7 @@
 """Any compiled pipeline, run on this machine."""
 
 import contextlib
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,17 @@ def run(
     engine.prepare(output)
     click.echo(f"{pipeline.name} on this machine\n")
     engine.execute(output, compiled, arguments, {}, said if form.subjects else _outputs)
-    return {"pipeline": pipeline.name, "seconds": round(time.monotonic() - started, 1)}
+    seconds = round(time.monotonic() - started, 1)
+    return {"pipeline": pipeline.name, "seconds": seconds, **report(output)}
+
+
+def report(output: Path) -> dict[str, str]:
+    """The report with the gate's verdict, copied to the top of `output`, where there is one."""
+    target = output / "report.html"
+    target.unlink(missing_ok=True)
+    for made in output.glob("artifacts/*/gate/gate_report"):
+        shutil.copyfile(made, target)
+    return {"report": str(target)} if target.exists() else {}
 
 
 def said(output: Path, step: str) -> str:

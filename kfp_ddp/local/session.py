@@ -30,6 +30,8 @@ def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> N
     else:
         if "accuracy" in summary:
             click.echo("\n" + "\n".join(results.told(summary)))
+        elif "report" in summary:
+            click.echo(f"\n  report      {results.shown(summary['report'])}")
         seconds = f"{summary['seconds']:.0f} seconds"
         click.echo(f"\n  {seconds}; all of it lies in {results.shown(output)}/")
         if "bundle" in summary:

@@ -46,6 +46,17 @@ def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
     assert "  uploaded    s3://models/flowers/1" in lines
 
 
+def test_the_report_of_any_pipeline_stands_at_the_top_where_its_gate_made_one(
+    tmp_path: Path,
+) -> None:
+    assert own.report(tmp_path) == {}
+    made = tmp_path / "artifacts" / "run" / "gate" / "gate_report"
+    made.parent.mkdir(parents=True)
+    made.write_text("<html>")
+    assert own.report(tmp_path) == {"report": str(tmp_path / "report.html")}
+    assert (tmp_path / "report.html").read_text() == "<html>"
+
+
 def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_path: Path) -> None:
     wrote(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
     wrote(tmp_path, "changes", changed=True, reason="nothing new")
