@@ -150,6 +150,8 @@ def _training(
         InputError: naming the setting.
     """
     own = {n: BOX for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""}
+    if parameters.sweep:
+        own.pop("batch_size", None)  # the form of a sweep has no box for it
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
     given = {**under, **filled_in(inputs, TrainConfig), **training, **over, **folders}

@@ -36,10 +36,11 @@ def test_each_trial_has_its_settings_over_those_that_all_have(tmp_path: Path) ->
     assert "stop_behind_epochs" not in found.training
     kept = plan(
         tmp_path,
-        training={"stop_behind_epochs": 5},
+        training={"stop_behind_epochs": 5, "batch_size": 18},  # which has no box in this form
         sweep={"space": {"learning_rate": [0.1, 0.2]}, "stop_behind_epochs": 0},
     )
     assert {each["stop_behind_epochs"] for each in kept.trials} == {5}
+    assert {each["batch_size"] for each in kept.trials} == {18}
 
 
 def test_without_a_sweep_there_are_no_trials(tmp_path: Path) -> None:
