@@ -50,7 +50,7 @@ class Tally:
         self._columns: dict[str, list[Array]] = {
             name: [] for name in ("targets", "predicted", "confidence", "loss", "logits")
         }
-        self._scratch = np.empty((0, classes), np.float32)
+        self._scratch: Array = np.empty(0)
         self._areas: Areas | None = None
 
     @torch.inference_mode()
@@ -67,8 +67,8 @@ class Tally:
         confidence = 1 / total
         loss = np.log(total) + (first - own)
         self._top5 += int((_ahead(given, own, truth, predicted) < 5).sum())
-        values = (truth, predicted, confidence, loss, given)
-        self._add(dict(zip(self._columns, values, strict=True)))
+        values = {"targets": truth, "predicted": predicted, "confidence": confidence}
+        self._add({**values, "loss": loss, "logits": given})
         return Batch(*map(torch.from_numpy, (predicted, confidence, loss)))
 
     def _add(self, columns: Mapping[str, Array]) -> None:
@@ -88,7 +88,7 @@ class Tally:
 
         With them 4 a sample and class, until those are too many for an ROC.
         """
-        empty = np.zeros((0, self.classes), np.float32)
+        empty = np.zeros((0, self.classes))
         arrays = {n: np.concatenate(v) if v else empty for n, v in self._columns.items()}
         found = {name: torch.from_numpy(values) for name, values in arrays.items()}
         return {**found, "top5": torch.tensor(self._top5)}
@@ -191,14 +191,13 @@ class Tally:
 
 def bin_of(confidence: Array) -> NDArray[np.int64]:
     """The bin of each, closed on the right (Guo et al. 2017, arXiv:1706.04599, section 2)."""
-    number: NDArray[np.int64] = np.ceil(confidence * CALIBRATION_BINS).astype(np.int64)
-    return number.clip(1, CALIBRATION_BINS) - 1
+    number: NDArray[np.int64] = np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1
+    return number
 
 
 def _ahead(logits: Array, own: Array, targets: Array, predicted: Array) -> NDArray[np.int64]:
     """Classes that are likelier than the true one; of equal ones the first is taken as likelier."""
-    likelier: NDArray[np.int64]
-    likelier = (logits > own[:, None]).sum(1, dtype=np.uint32).astype(np.int64)
+    likelier: NDArray[np.int64] = (logits > own[:, None]).sum(1)
     close = ((likelier < 5) & (targets != predicted)).nonzero()[0]
     before = np.arange(logits.shape[1]) < targets[close, None]
     likelier[close] += ((logits[close] == own[close, None]) & before).sum(1)

@@ -71,7 +71,7 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
             scores = np.concatenate([own.odds(columns) for own in rows], axis=1)
             sides = [
                 (np.sort(s[targets != c]), np.sort(s[targets == c]))
-                for c, s in zip(columns, scores, strict=True)
+                for c, s in enumerate(scores, start)
             ]
             per_class.extend(_area(*side) for side in sides)
             yield np.sort(np.concatenate([negative for negative, _ in sides]))
@@ -113,7 +113,7 @@ class _Rows:
 
     def negatives(self, columns: range) -> Iterator[Array]:
         """Those of each class where it is not the true one."""
-        for number, odds in zip(columns, self.odds(columns), strict=True):
+        for number, odds in enumerate(self.odds(columns), columns.start):
             yield odds[self.targets != number]
 
 
@@ -127,8 +127,8 @@ def _levels(negative: Array, positive: Array) -> Array:
 def _curve(blocks: Iterable[Array], positive: Array, level: Array) -> Roc:
     """The curve at some scores, and the area; `blocks` of the negatives and all else sorted."""
     wins = count = 0
-    below = np.zeros(len(level), np.int64)
-    lowest = level[-1]
+    below = np.zeros(len(level))
+    lowest = math.inf
     for negative in blocks:
         wins += _wins(negative, positive)
         count += len(negative)

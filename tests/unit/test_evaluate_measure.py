@@ -1,12 +1,13 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kfp_ddp.components.evaluate import measure, roc
-from kfp_ddp.components.evaluate.measure import Tally
+from kfp_ddp.components.evaluate.measure import Tally, bin_of
 from kfp_ddp.components.shared.evaluation import wilson
 
 
@@ -85,7 +86,12 @@ def test_the_roc_agrees_with_sklearn(classes: int) -> None:
 
 def test_no_roc_where_one_of_two_classes_is_missing() -> None:
     logits, _ = logits_and_targets(50, 2)
-    assert tally(logits, torch.zeros(50, dtype=torch.int64), [50]).roc() is None
+    areas = tally(logits, torch.zeros(50, dtype=torch.int64), [50]).areas()
+    assert (areas.roc, areas.per_class, areas.macro) == (None, [None, None], None)
+
+
+def test_of_no_samples_there_is_no_roc() -> None:
+    assert Tally(3).roc() is None
 
 
 def test_saturated_logits_give_finite_numbers() -> None:
@@ -104,6 +110,7 @@ def test_batches_do_not_show_in_the_counts() -> None:
     logits, targets = logits_and_targets(997, 7)
     one, many = tally(logits, targets, [997]), tally(logits, targets, [1] * 97 + [900])
     assert torch.equal(one.confusion, many.confusion)
+    assert one.confusion.dtype == torch.int64
     assert (one.loss, one.top5, one.calibration()) == (many.loss, many.top5, many.calibration())
     assert one.areas() == many.areas()
 
@@ -114,6 +121,15 @@ def test_a_class_that_is_neither_there_nor_predicted_is_left_out_of_macro_means(
     results = counts.per_class(["a", "b", "c"])
     assert (results[2].samples, results[2].f1) == (0, 0)
     assert counts.macro(results) == (1, 1, 1)
+
+
+def test_names_and_results_are_those_of_all_classes() -> None:
+    counts = Tally(3)
+    counts.update(torch.eye(3), torch.arange(3))
+    with pytest.raises(ValueError, match="zip"):
+        counts.per_class(["a", "b"])
+    with pytest.raises(ValueError, match="zip"):
+        counts.macro(counts.per_class(["a", "b", "c"])[:2])
 
 
 def test_wilson_against_published_values() -> None:
@@ -166,6 +182,18 @@ def test_of_equally_likely_classes_the_first_counts_as_likelier() -> None:
     assert (counts.correct, counts.top5) == (2, 0.5)
 
 
+def test_a_class_has_ahead_of_it_what_is_likelier_and_what_ties_before_it() -> None:
+    """The last has three and two before it, so it is the sixth; class 4 is the fifth."""
+    logits = torch.tensor([3.0, 3, 3, 1, 1, 0, 1]).expand(2, 7)
+    assert tally(logits, torch.tensor([6, 4]), [2]).top5 == 0.5
+
+
+def test_a_confidence_is_in_the_bin_that_ends_at_it() -> None:
+    bins = bin_of(np.array([0.01, 1 / 15, 0.07, 0.5, 14 / 15, 0.94, 1.0], np.float32))
+    assert bins.dtype == np.int64
+    assert bins.tolist() == [0, 0, 1, 7, 13, 14, 14]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_area_of_each_of_many_classes_is_sklearns(monkeypatch: pytest.MonkeyPatch) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
@@ -176,7 +204,7 @@ def test_the_area_of_each_of_many_classes_is_sklearns(monkeypatch: pytest.Monkey
     score = logits.double().softmax(1)
     own = [sklearn.roc_auc_score(targets == name, score[:, name]) for name in range(59)]
     assert found.per_class[:59] == pytest.approx(own, abs=1e-12)
-    assert found.per_class[59] is None
+    assert found.per_class[59:] == [None]
     assert found.macro == pytest.approx(sum(own) / 59)
     assert found.roc is not None
     truth = torch.nn.functional.one_hot(targets, 60)
@@ -195,3 +223,5 @@ def test_the_intervals_of_a_class_are_wilsons_and_none_where_there_is_nothing() 
     assert (first.precision_low, first.precision_high) == wilson(1, 2)
     assert (second.recall_low, second.recall_high) == wilson(1, 2)
     assert (third.recall_low, third.precision_high, third.roc_auc) == (None, None, None)
+    told = counts.per_class(["a", "b", "c"], [0.5, 0.75, None])
+    assert [one.roc_auc for one in told] == [0.5, 0.75, None]

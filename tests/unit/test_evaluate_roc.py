@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.evaluate import measure
+from kfp_ddp.components.evaluate import measure, roc
 from kfp_ddp.components.evaluate.measure import Tally
 
 SCALES = (1e-6, 1e-3, 0.01, 0.3, 1.0, 5.0, 30.0, 300.0, 1e4)
@@ -107,3 +107,42 @@ def test_the_curve_begins_before_the_highest_score_and_ends_at_the_lowest() -> N
     assert roc.threshold[0] == 1.0
     assert roc.threshold[1] == pytest.approx(float(odds.max().sigmoid()), abs=1e-12)
     assert roc.threshold[-1] == pytest.approx(float(odds.min().sigmoid()), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("odds", "levels", "false", "true"),
+    [
+        (range(12), [11, 9, 7, 6, 5, 3, 1, 0], [0, 1, 2, 3, 3, 4, 5, 6], [1, 2, 3, 3, 4, 5, 6, 6]),
+        (
+            range(11, -1, -1),
+            [11, 9, 8, 7, 5, 3, 2, 1, 0],
+            [0, 1, 2, 2, 3, 4, 5, 5, 6],
+            [1, 2, 2, 3, 4, 5, 5, 6, 6],
+        ),
+    ],
+)
+def test_of_many_scores_some_and_the_lowest_are_levels(
+    odds: range,
+    levels: list[int],
+    false: list[int],
+    true: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The odd of 12 log-odds are positive. Of all every third is drawn, and of those the even."""
+    monkeypatch.setattr(roc, "_BLOCK", 4)
+    score, tally = torch.tensor(odds), Tally(2)
+    tally.update(torch.stack([torch.zeros(12), score.float()], 1), score % 2)
+    found = tally.roc()
+    assert found is not None
+    told = torch.tensor(levels).double().sigmoid().tolist()
+    assert found.threshold == pytest.approx([1.0, *told], abs=1e-15)
+    assert found.false_positive_rate == pytest.approx([0, *(n / 6 for n in false)])
+    assert found.true_positive_rate == pytest.approx([0, *(n / 6 for n in true)])
+    assert found.area == 21 / 36
+    assert tally.areas().per_class == [21 / 36, 21 / 36]
+
+
+def test_logits_without_their_targets_have_no_areas() -> None:
+    logits, targets = torch.eye(2).numpy(), torch.arange(2).numpy()
+    with pytest.raises(ValueError, match="zip"):
+        roc.areas([logits], [targets, targets], 2)
