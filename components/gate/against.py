@@ -62,7 +62,6 @@ def against(rules: Rules, challenger: Evaluation, folder: Path, held: Champion) 
     """
     mine, theirs, note = challenger, held.evaluation, ""
     told = _told(challenger, folder, rules.max_p_value < 1)
-    its: Predictions | None = None
     if held.evaluation.same_samples(challenger):
         its = held.told()
         if its is None and rules.max_p_value < 1:
@@ -120,8 +119,7 @@ def _of_known_classes(
     if mine != (again.samples, again.samples_digest, again.dataset_digest):
         return None
     correct = sum(one.right for one in part.values())
-    figures = {"samples": len(part), "correct": correct, "accuracy": correct / len(part)}
-    return challenger.model_copy(update=figures), part
+    return challenger.model_copy(update={"samples": len(part), "correct": correct}), part
 
 
 def incomparable(held: Champion, challenger: Evaluation) -> str:
@@ -167,7 +165,7 @@ def _some(names: Sequence[str]) -> str:
 def _renamed(name: str, gone: set[str]) -> str:
     """The class that a new one may have been, to follow it in a line; '' where none is near."""
     lower = {each.casefold(): each for each in sorted(gone)}
-    near = difflib.get_close_matches(name.casefold(), lower, n=1)
+    near = difflib.get_close_matches(name.casefold(), lower)
     return f" (was {lower[near[0]]!r} renamed? then name it as before)" if near else ""
 
 

@@ -85,6 +85,8 @@ def test_what_lacks_predictions_is_compared_by_its_accuracy_alone(
     assert "improvement on the champion 0.0200 >= 0" in reason
     compared = json.loads((tmp_path / "run" / VERDICT).read_text())["compared"]
     assert (compared["gain"], compared["won"], compared["p_value"]) == (0.02, None, None)
+    with pytest.raises(SystemExit, match="predictions"):
+        judged(tmp_path, 0.97, evaluation=path, champion=champion, max_p_value=0.05)
 
 
 def test_what_does_not_compare_fails_as_the_champion(tmp_path: Path) -> None:

@@ -280,6 +280,13 @@ def test_the_table_of_the_readme_is_what_the_gate_says() -> None:
     assert rest.partition(END)[0] == table(), "python -m tests.unit.test_gate_table writes it"
 
 
+def test_a_key_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAME, "no key")
+    said = say(tmp_path, Given(champion=5), {"champion_key": NAME})
+    assert said.state == "error"
+    assert said.words.startswith(f"champion_key ({NAME}) is no public key: ")
+
+
 def test_an_accuracy_that_is_none_never_holds(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="accuracy is nan"):
         judged(tmp_path, math.nan, min_accuracy=0.5)

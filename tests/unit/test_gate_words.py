@@ -216,6 +216,15 @@ def test_a_bundle_without_variants_loses_nothing_by_them(tmp_path: Path) -> None
     }
 
 
+def test_the_size_of_a_bundle_is_that_of_all_its_files_in_millions_of_bytes(tmp_path: Path) -> None:
+    run = gating.evaluation(tmp_path / "run", gating.hits(3))
+    bundle = gating.bundled(tmp_path / "bundle", run, megabytes=0.5)
+    gating.judged(tmp_path, 0.97, evaluation=run, bundle=bundle, max_bundle_mb=1)
+    told = json.loads((tmp_path / "run" / VERDICT).read_text())["rules"]
+    (size,) = [each["value"] for each in told if each["rule"] == "max_bundle_mb"]
+    assert size == sum(path.stat().st_size for path in Path(bundle).iterdir()) / 10**6
+
+
 def test_a_process_that_failed_without_a_word_is_said_to(tmp_path: Path) -> None:
     run = gating.evaluation(tmp_path / "run", gating.hits(3))
     bundle = gating.bundled(tmp_path / "bundle", run, infra=gating.infra(passed=False))
