@@ -18,6 +18,9 @@ CHECKOUT = Path(__file__).parents[1]
 MADE = {".git", ".venv", "__pycache__", "build", "dist"}
 """Folders of the checkout whose content is made from the rest, or is not ours."""
 
+# Tests are more than the cores, and threads of torch that wait for each other there stand still.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A runner in the background ignores SIGINT, and so would every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
