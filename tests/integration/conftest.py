@@ -4,6 +4,7 @@ import functools
 import json
 import shutil
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,25 +78,41 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
         yield made
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of an S3 server of our own."""
-    import boto3
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The URL of an S3 server of our own."""
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
+
+    put, at_once = S3Response.put_object, threading.Lock()
+
+    def put_object(self: Any) -> Any:
+        with at_once:  # S3 lets no other write between its look at a condition and the write
+            return put(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Response, "put_object", put_object)
+        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+        server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an S3 server that has an empty bucket and nothing else."""
+    import boto3
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:{port}")
-    requests.post(f"http://{host}:{port}/moto-api/reset", timeout=10).raise_for_status()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server)
+    requests.post(f"{s3_server}/moto-api/reset", timeout=10).raise_for_status()
     client = boto3.client("s3")
     client.create_bucket(Bucket="bucket")
     yield client
     client.close()
-    server.stop()
 
 
 @pytest.fixture

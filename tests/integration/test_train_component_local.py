@@ -75,7 +75,7 @@ def start(tmp_path: Path, given: dict[str, Any]) -> "subprocess.Popen[str]":
 
 
 def run(tmp_path: Path, given: dict[str, Any]) -> tuple[int, str]:
-    code = start(tmp_path, given).wait(timeout=120)
+    code = start(tmp_path, given).wait(timeout=300)
     return code, (tmp_path / "log").read_text()
 
 
@@ -91,35 +91,43 @@ def launchers(work_dir: Path) -> list[psutil.Process]:
 
 
 def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline, "waited in vain:\n" + log.read_text()
         time.sleep(0.1)
 
 
-def test_train_writes_checkpoint_artifacts_and_progress(tmp_path: Path, dataset: Path) -> None:
-    code, output = run(tmp_path, arguments(dataset, tmp_path / "work"))
+@pytest.fixture(scope="module")
+def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training of six steps left, its log too."""
+    folder = tmp_path_factory.mktemp("trained")
+    code, output = run(folder, arguments(dataset, folder / "work"))
     assert code == 0, output
+    return folder
+
+
+def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
+    output = (trained / "log").read_text()
     outputs = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
     checkpoint = Path(outputs["checkpoint"])
-    assert checkpoint == tmp_path / "work/run-1/train/checkpoints/step-00000006"
-    assert outputs["run_dir"] == str(tmp_path / "work/run-1/train")
+    assert checkpoint == trained / "work/run-1/train/checkpoints/step-00000006"
+    assert outputs["run_dir"] == str(trained / "work/run-1/train")
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     model = outputs["trained_model"]
     assert model["digest"] == "sha256:" + manifest["files"]["state.pt"]["sha256"]
     assert model["path"] == str(checkpoint)
     assert model["kfp_ddp"] == {"version": __version__, "step": [], "workers": []}
-    record = json.loads(next((tmp_path / "outputs").rglob("training_job")).read_text())
+    record = json.loads(next((trained / "outputs").rglob("training_job")).read_text())
     assert record["kfp_ddp"] == model["kfp_ddp"]
     assert outputs["train_metrics"]["step"] == 6
     assert outputs["train_metrics"]["train_loss"] > 0
     assert "loss" not in outputs["train_metrics"], "evaluate has one too"
     assert outputs["train_metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
-    html = next((tmp_path / "outputs").rglob("loss_curve")).read_text()
+    html = next((trained / "outputs").rglob("loss_curve")).read_text()
     assert "<svg" in html
     assert "step 6/6" in output
     assert "[rank0]" in output
-    assert not (tmp_path / "work/run-1/train/process.json").exists()
+    assert not (trained / "work/run-1/train/process.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -191,8 +199,10 @@ def test_no_process_outlives_the_step(
         assert "training was stopped; newest checkpoint: step" in log.read_text()
 
 
-def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path: Path, dataset: Path) -> None:
-    assert run(tmp_path, arguments(dataset, tmp_path / "work"))[0] == 0
+def test_a_stopped_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, dataset: Path, trained: Path
+) -> None:
+    shutil.copytree(trained / "work", tmp_path / "work")
     code, output = run(tmp_path, arguments(dataset, tmp_path / "work", epochs=3))
     assert code == 0, output
     events = (tmp_path / "work/run-1/train/metrics.jsonl").read_text().splitlines()
