@@ -6,7 +6,7 @@ below the last row of a crop it need not decode at all. torchcodec offers no way
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class Need(NamedTuple):
     """By how much its sides may be divided; 1, 2, 4 or 8."""
     rows: int
     """Rows from its top, of all of the image."""
+    drawn: Any = None
+    """What chance made of it, handed on with the image."""
 
 
 Needed = Callable[[int, int], Need]
@@ -49,6 +51,8 @@ class Decoded(NamedTuple):
     height: int
     width: int
     divisor: int = 1
+    drawn: Any = None
+    """As in `Need`."""
 
 
 def decoded(data: bytes, needed: Needed) -> Decoded | None:
@@ -64,7 +68,7 @@ def decoded(data: bytes, needed: Needed) -> Decoded | None:
     height, width = frame.height, frame.width
     if swapped:
         height, width = width, height
-    by, rows = needed(height, width)
+    by, rows, drawn = needed(height, width)
     while mirrored and (height % by or width % by):  # the pixel at the end, not whole, comes first
         by //= 2
     image = None
@@ -76,7 +80,7 @@ def decoded(data: bytes, needed: Needed) -> Decoded | None:
         return None
     if swapped:
         image = image.transpose(-1, -2)
-    return Decoded(image.flip(mirrored) if mirrored else image, height, width, by)
+    return Decoded(image.flip(mirrored) if mirrored else image, height, width, by, drawn)
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:

@@ -85,28 +85,29 @@ def finish(
     epoch: int,
     position: int,
     prepared: bool,
-    whole: tuple[int, int, int] | None = None,
+    whole: tuple[int, int, int, "Drawn | None"] | None = None,
 ) -> Tensor:
     """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
 
     `whole` is height and width of all of an image of which no more than was `needed` is decoded,
-    and its divisor.
+    its divisor, and what was drawn for that; what is not drawn yet is drawn here, and is the same.
     """
     if not for_training:
         return image if prepared else evaluate(image, config.image_size)
     size = size_of_epoch(config, epoch)
     augment = augmentation(config)
-    draw = generator(config.seed, epoch, position)
     own = own_model.of(config)
     if own and own.transforms:
-        return own.transformed(image, size, draw)
+        return own.transformed(image, size, generator(config.seed, epoch, position))
     if augment.startswith("crop"):
-        height, width, by = whole or (*image.shape[-2:], 1)
-        crop = _crop(height, width, config.crop_min_area, draw)
+        height, width, by, drawn = whole or (*image.shape[-2:], 1, None)
+        crop, draw = drawn or _drawn(config, epoch, position, height, width)
         top, left, high, wide = _in_divided(crop, image, by)
         image = image[:, top : top + high, left : left + wide]
-    elif not (prepared and _whole(config, for_training)):
-        image = evaluate(image, size)
+    else:
+        draw = generator(config.seed, epoch, position)
+        if not (prepared and _whole(config, for_training)):
+            image = evaluate(image, size)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
@@ -156,6 +157,15 @@ class Crop(NamedTuple):
     width: int
 
 
+Drawn = tuple[Crop, random.Random]
+"""A random crop, and what the rest of the transform draws from."""
+
+
+def _drawn(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Drawn:
+    draw = generator(config.seed, epoch, position)
+    return _crop(height, width, config.crop_min_area, draw), draw
+
+
 def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop:
     """A random part of an image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
     for _ in range(10):
@@ -178,10 +188,10 @@ def needed(config: TrainConfig, epoch: int, position: int, height: int, width: i
     own = own_model.of(config)
     if not augmentation(config).startswith("crop") or (own and own.transforms):
         return Need(1, height)
-    crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
-    least = _SPARE * size_of_epoch(config, epoch)
+    drawn = _drawn(config, epoch, position, height, width)
+    crop, least = drawn[0], _SPARE * size_of_epoch(config, epoch)
     by = next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
-    return Need(by, crop.top + crop.height)
+    return Need(by, crop.top + crop.height, drawn)
 
 
 def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:

@@ -78,6 +78,26 @@ def test_training_sees_what_it_would_of_the_whole_image(
     assert not torch.equal(small, whole)
 
 
+def test_a_crop_is_drawn_once_and_the_rest_goes_on_from_it(
+    split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, config = scan(split), run(split)
+    keys = [(epoch, position) for epoch in range(4) for position in range(4)]
+    draw, needed, drawn = transforms._crop, transforms.needed, list[Any]()
+
+    def counted(*given: Any) -> transforms.Crop:
+        drawn.append(given)
+        return draw(*given)
+
+    monkeypatch.setattr(transforms, "_crop", counted)
+    once = Images(index, config, for_training=True).__getitems__(keys).images
+    assert len(drawn) == len(keys)
+    # As where an image is not decoded in part, which draws when it is cut.
+    monkeypatch.setattr(transforms, "needed", lambda *given: needed(*given)._replace(drawn=None))
+    assert torch.equal(Images(index, config, for_training=True).__getitems__(keys).images, once)
+    assert len(drawn) == 3 * len(keys)
+
+
 @pytest.mark.parametrize(
     ("height", "width", "fields", "expected"),
     [
@@ -153,7 +173,7 @@ def test_rows_below_a_crop_are_not_decoded_and_those_above_are_the_same(
         for rows in (*draw.sample(range(1, height), 8), height - 1, height):
             found = decoded(content, lambda *_, rows=rows: Need(1, rows))
             assert found is not None
-            assert found[1:] == (height, width, 1)
+            assert found[1:] == (height, width, 1, None)
             there = found.image.shape[1]
             assert rows <= there
             assert there == (height if options.get("progressive") else min(height, rows + 2))
@@ -168,7 +188,7 @@ def test_what_is_turned_is_decoded_to_its_last_row(orientation: int) -> None:
     whole = decode_image(content, mode="RGB")
     found = decoded(content, lambda *_: Need(1, 40))
     assert found is not None
-    assert found[1:] == (*whole.shape[1:], 1)
+    assert found[1:] == (*whole.shape[1:], 1, None)
     assert torch.equal(found.image, whole)
 
 
