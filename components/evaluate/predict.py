@@ -20,7 +20,7 @@ from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import MAX_PIXELS
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.memory import keep_freed
-from kfp_ddp.training.model import logits, normalise
+from kfp_ddp.training.model import affine, logits
 
 TOP5 = "top5"
 """The one part of a tally's state that is no column of its samples."""
@@ -119,11 +119,8 @@ def predict_share(
     if world.device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
-        for images, targets, positions in _batches(
-            index, info.image_size, batch_size, world, on_bad_image, max_pixels
-        ):
-            pixels = normalise(images.to(world.device), info.mean, info.std)
-            said = logits(model, pixels, info.test_time_flip).float()
+        batches = _batches(index, info.image_size, batch_size, world, on_bad_image, max_pixels)
+        for said, targets, positions in _fetched(_said(model, info, batches, world.device)):
             finite = said.isfinite().all(1)
             if not finite.all():
                 at = int(positions[int((~finite).nonzero()[0])])
@@ -134,6 +131,44 @@ def predict_share(
             tally.update(said, targets)
             counted.append(positions)
     return Share(torch.cat(counted), tally)
+
+
+_Said = tuple[Tensor, Tensor, Tensor]
+"""Logits float32, targets and positions of a batch."""
+
+
+def _said(
+    model: torch.nn.Module, info: ModelInfo, batches: Iterator[_Said], device: torch.device
+) -> Iterator[_Said]:
+    """What the model says of each batch of images, on its device; a GPU is not waited for."""
+    scale, shift = (part.to(device).view(1, -1, 1, 1) for part in affine(info.mean, info.std))
+    for images, targets, positions in batches:
+        given = images.pin_memory() if device.type == "cuda" else images
+        pixels = torch.addcmul(shift, given.to(device, non_blocking=True), scale)
+        yield logits(model, pixels, info.test_time_flip).float(), targets, positions
+
+
+def _fetched(said: Iterator[_Said]) -> Iterator[_Said]:
+    """The same on the CPU; of a GPU a batch later, while it computes the next one."""
+    coming: deque[tuple[_Said, torch.cuda.Event]] = deque()
+
+    def arrived() -> _Said:
+        (own, targets, positions), event = coming.popleft()
+        event.synchronize()
+        return own.clone(), targets, positions  # pinned memory is for those that follow
+
+    for own, targets, positions in said:
+        if own.device.type != "cuda":
+            yield own, targets, positions
+            continue
+        here = torch.empty(own.shape, pin_memory=True).copy_(own, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(own.device))
+        coming.append(((here, targets, positions), event))
+        if len(coming) > 1:
+            yield arrived()
+    while coming:
+        yield arrived()
 
 
 def merged(index: data.Index, shares: Sequence[Share], on_bad_image: str = "fail") -> Predictions:

@@ -1,5 +1,6 @@
 """The loop on a GPU that is pretended (`tests/pretended_gpu.py`): what its steps wait for."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kfp_ddp.components.evaluate.measure import Tally
 from kfp_ddp.components.evaluate.predict import predict
 from kfp_ddp.training import learner, prefetch, rank, strategies
-from kfp_ddp.training.checkpoint import Checkpoint, load_model, newest_valid
+from kfp_ddp.training.checkpoint import Checkpoint, ModelInfo, load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import scan
+from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.trainer import Trainer
 from tests.pretended_gpu import GPU, pretended
 from tests.training_ranks import config, dataset
@@ -181,3 +184,31 @@ def test_a_run_on_a_gpu_comes_to_what_it_comes_to_on_a_cpu(data: Path, tmp_path:
         there = predict(network, info, index, 4, GPU)
     assert gpu.kernels > 20
     torch.testing.assert_close(there.confidence, here.confidence, rtol=1e-3, atol=1e-4)
+
+
+def test_an_evaluation_has_the_next_batch_on_the_gpu_while_it_waits_for_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = scan(data / "val")
+    network = build("cifar_resnet8", len(index.classes)).eval()
+    info = ModelInfo("cifar_resnet8", tuple(index.classes), 32, MEAN, STD, 1, {})
+    asked, counted = list[int](), list[int]()
+    network.register_forward_hook(lambda *_: asked.append(1))
+    update = Tally.update
+
+    def counting(self: Tally, *given: Tensor) -> Any:
+        counted.append(len(asked))
+        return update(self, *given)
+
+    monkeypatch.setattr(Tally, "update", counting)
+    others = set[int]()
+    for size, ahead in ((4, [2, 2]), (2, [2, 3, 4, 4])):
+        asked.clear()
+        counted.clear()
+        with pretended() as gpu:
+            predict(copy.deepcopy(network), info, index, size, GPU)
+            events = [wait.endswith(": an event") for wait in gpu.waits]
+        assert counted == ahead
+        assert sum(events) == len(ahead), "one a batch"
+        others.add(len(events) - sum(events))
+    assert len(others) == 1, "what else is waited for is waited for once"
