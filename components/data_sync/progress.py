@@ -3,13 +3,13 @@
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TextIO
 
 from kfp_ddp.components.data_sync.meter import Meter
 from kfp_ddp.components.data_sync.text import human
 
 _BAR = 24
+_CLEAR = "\r\033[K"
 
 
 class Progress:
@@ -30,16 +30,11 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         if self._live:
-            self._stream.write("\r\033[K")
+            self._stream.write(_CLEAR)
             self._stream.flush()
 
     def watch(self, phase: str, meter: Meter | None, files: int, size: int) -> None:
@@ -74,5 +69,5 @@ class Progress:
     def _write(self, text: str) -> None:
         if self._quiet:
             return
-        self._stream.write(f"\r\033[K{text}" if self._live else f"{text}\n")
+        self._stream.write(f"{_CLEAR}{text}" if self._live else f"{text}\n")
         self._stream.flush()
