@@ -13,7 +13,7 @@ import kfp_ddp
 from kfp_ddp.base.errors import InputError
 from kfp_ddp.base.settings import Settings, hint
 from kfp_ddp.components.preflight.parameters import MODELS, SUBJECTS
-from kfp_ddp.components.train.settings import JOB_OWN
+from kfp_ddp.components.shared.supervision import JOB_OWN
 from kfp_ddp.pipelines.document import Document
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
