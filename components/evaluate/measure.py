@@ -197,7 +197,8 @@ def bin_of(confidence: Array) -> NDArray[np.int64]:
 
 def _ahead(logits: Array, own: Array, targets: Array, predicted: Array) -> NDArray[np.int64]:
     """Classes that are likelier than the true one; of equal ones the first is taken as likelier."""
-    likelier: NDArray[np.int64] = (logits > own[:, None]).sum(1)
+    likelier: NDArray[np.int64]
+    likelier = (logits > own[:, None]).sum(1, dtype=np.uint32).astype(np.int64)  # int64 takes more
     close = ((likelier < 5) & (targets != predicted)).nonzero()[0]
     before = np.arange(logits.shape[1]) < targets[close, None]
     likelier[close] += ((logits[close] == own[close, None]) & before).sum(1)

@@ -142,6 +142,22 @@ def test_of_many_scores_some_and_the_lowest_are_levels(
     assert tally.areas().per_class == [21 / 36, 21 / 36]
 
 
+def test_the_curve_counts_the_negatives_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block for each class, where three times as many scores as a block holds are there."""
+    monkeypatch.setattr(roc, "_BLOCK", 60)
+    logits, targets = drawn(60, 3, 1.0, 5)
+    tally = Tally(3)
+    tally.update(logits, targets)
+    found = tally.roc()
+    assert found is not None
+    others = [logits.double()[:, [at for at in range(3) if at != c]] for c in range(3)]
+    odds = torch.stack([logits.double()[:, c] - o.logsumexp(1) for c, o in enumerate(others)], 1)
+    negative = odds[torch.nn.functional.one_hot(targets, 3) == 0].sigmoid()
+    assert len(found.threshold) > 20
+    for threshold, rate in zip(found.threshold[1:], found.false_positive_rate[1:], strict=True):
+        assert rate == pytest.approx(float((negative >= threshold - 1e-12).double().mean()))
+
+
 def test_logits_without_their_targets_have_no_areas() -> None:
     logits, targets = torch.eye(2).numpy(), torch.arange(2).numpy()
     with pytest.raises(ValueError, match="zip"):
