@@ -98,7 +98,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
     }
     for name, (step, artifact) in pictures.items():
         target = output / f"{name}.html"
-        shutil.copyfile(_newest(output, f"*/{step}/{artifact}"), target)
+        shutil.copyfile(_written(output, f"*/{step}/{artifact}")[-1], target)
         summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
     if verdict["blessed"]:
@@ -146,9 +146,13 @@ def example(output: Path) -> str:
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
-    """Parameters and artifact metadata that a step wrote, in one table by name."""
-    document = json.loads(_newest(output, f"*/{step}/executor_output.json").read_text())
+    """Parameters and artifact metadata that a step wrote, in one table by name.
+
+    Those of a loop lie a folder deeper, that of their iteration; then the newest tells.
+    """
     found: dict[str, Any] = {}
+    written = _written(output, f"*/**/{step}/executor_output.json")
+    document = json.loads(written[-1].read_text()) if written else {}
     for artifacts in document.get("artifacts", {}).values():
         for artifact in artifacts["artifacts"]:
             found |= artifact.get("metadata", {})
@@ -156,8 +160,10 @@ def outputs(output: Path, step: str) -> dict[str, Any]:
     return found
 
 
-def _newest(output: Path, pattern: str) -> Path:
-    return sorted((output / "artifacts").glob(pattern))[-1]
+def _written(output: Path, pattern: str) -> list[Path]:
+    """Those of the steps' files, the newest at the end."""
+    found = (output / "artifacts").glob(pattern)
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _events(output: Path) -> list[dict[str, Any]]:

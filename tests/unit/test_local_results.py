@@ -1,6 +1,7 @@
 """What a run on this machine says of its steps, from what these wrote."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,12 @@ def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_pat
     assert own.said(tmp_path, "changes") == "nothing new"
     assert own.said(tmp_path, "leaderboard") == "trials 3"
     assert own.said(tmp_path, "train") == "loss 0.5"
+
+
+def test_a_step_of_a_loop_says_what_its_newest_iteration_wrote(tmp_path: Path) -> None:
+    assert own.said(tmp_path, "train") == ""
+    for iteration, step in enumerate((18, 24)):
+        wrote(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
+        written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
+        os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
+    assert own.said(tmp_path, "train") == "18 steps"
