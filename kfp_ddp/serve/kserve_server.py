@@ -6,10 +6,12 @@ from typing import Any, NoReturn
 import numpy as np
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer
 from kserve.errors import InvalidInput, ServerNotReady
+from kserve.model_server import app
 from kserve.protocol.model_repository_extension import ModelRepositoryExtension
 from prometheus_client import Gauge, Histogram
 
 from kfp_ddp.serve.batches import Batches, FullError, Images
+from kfp_ddp.serve.body_limit import BodyLimit
 from kfp_ddp.serve.model import Ready
 
 GRACE_SECONDS = 30
@@ -48,6 +50,7 @@ def serve(
     )
     # As KServe has it, anybody could unload the model by one request.
     server.model_repository_extension = _Closed(server.registered_models)
+    app.add_middleware(BodyLimit)
     _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
     server.start([Served(model, name, largest, waiting)])
 

@@ -1,6 +1,7 @@
 """`kfp-ddp serve` is asked over HTTP and gRPC, and says what the checkpoint says."""
 
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -31,6 +32,7 @@ from kfp_ddp.components.export.runtimes import eager, from_checkpoint
 from kfp_ddp.components.shared import bundle
 from kfp_ddp.components.shared.destination import open_destination
 from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.serve.body_limit import MAX_BODY
 from kfp_ddp.serve.model import ready
 from kfp_ddp.training.checkpoint import load_model
 from tests.serving import free_port
@@ -246,6 +248,29 @@ def test_what_cannot_be_answered_is_a_line_that_says_what_can(
     said = refused.json()["error"]
     assert "\n" not in said
     assert '"images", UINT8 ["batch", 3, 16, 16]' in said or "there is 'logits'" in said
+    assert server.ask(asking(IMAGE)).status_code == 200
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_request_that_is_too_long_is_refused_before_it_is_held(
+    server: Server, told: bool
+) -> None:
+    """With its length in its head not a byte is waited for; without, no more than the limit."""
+    block = bytes(1 << 20)
+    asked = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    asked.putrequest("POST", "/v2/models/squares/infer")
+    asked.putheader("Content-Type", "application/json")
+    if told:
+        asked.putheader("Content-Length", str(MAX_BODY + 1))
+        asked.endheaders()
+    else:
+        asked.putheader("Transfer-Encoding", "chunked")
+        asked.endheaders()
+        for _ in range(MAX_BODY // len(block) + 1):
+            asked.send(b"%x\r\n%b\r\n" % (len(block), block))
+    refused = asked.getresponse()
+    assert (refused.status, "256 MiB" in refused.read().decode()) == (413, True)
+    asked.close()
     assert server.ask(asking(IMAGE)).status_code == 200
 
 
