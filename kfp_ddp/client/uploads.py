@@ -1,5 +1,6 @@
 """Uploads of pipelines: a version is named by its content, so the same is never there twice."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -89,8 +90,11 @@ def _upload(
             **({"description": description} if description else {}),
         )
     except KfpDdpError as error:
-        if made:
-            client.delete_pipeline(pipeline.pipeline_id)
+        with contextlib.suppress(KfpDdpError):  # why the upload failed is told, not what follows
+            if held := version_or_none(client, pipeline, unique):  # its answer was lost
+                return Uploaded(name, unique, held.pipeline_id, held.pipeline_version_id, new=True)
+            if made:
+                client.delete_pipeline(pipeline.pipeline_id)
         if getattr(error, "status", 0) == HTTPStatus.CONFLICT:
             raise InputError(f"somebody else uploads {unique} at this moment") from None
         raise

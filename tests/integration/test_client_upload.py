@@ -119,6 +119,21 @@ def test_nothing_is_left_of_an_upload_that_fails(kfp_server: KfpServer, file: Pa
     assert not kfp_server.store.pipelines
 
 
+def test_an_upload_whose_answer_is_lost_is_there(kfp_server: KfpServer, file: Path) -> None:
+    kfp_server.fail("upload_pipeline_version", faults.lost)
+    assert upload(str(file)).exit_code == 0
+    assert len(kfp_server.store.pipelines) == 1
+    assert upload(str(file)).exit_code == 0  # by what is there already, as uploads still fail
+
+
+def test_why_an_upload_failed_is_told_also_where_no_cleaning_up_is_possible(
+    kfp_server: KfpServer, file: Path
+) -> None:
+    kfp_server.fail("upload_pipeline_version", faults.stack_trace)
+    kfp_server.fail("delete_pipeline", faults.status(400))
+    assert "failed (500): Internal Server Error" in str(upload(str(file)).exception)
+
+
 def test_another_who_uploads_the_same_is_told_of(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
     assert "somebody else uploads mine-" in str(upload(str(file)).exception)

@@ -21,6 +21,11 @@ def gone(handler: Any, _: Any) -> None:
     handler.close_connection = True
 
 
+def lost(handler: Any, _: Any) -> None:
+    """What is asked for is done, but the connection ends before it is said."""
+    handler.close_connection = True
+
+
 def cut(handler: Any, _: Any) -> None:
     """An answer that ends early."""
     handler.send_response(200)

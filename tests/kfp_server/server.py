@@ -144,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             fault = self.kfp.fault(name)
         try:
             if fault:
+                if fault is faults.lost:
+                    self._called(found, request)
                 fault(self, self.kfp)
                 return
             self._send(200, self._called(found, request))
