@@ -236,7 +236,7 @@ def test_the_context_that_is_set_once_is_the_one_looked_at(
             | {"current-context": "mine", "kind": "Config", "clusters": [], "users": []}
         )
     )
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
     monkeypatch.setenv("KFP_DDP_CONTEXT", "staging")
     answer = CliRunner().invoke(app, ["doctor", "--json"])
     (found,) = json.loads(answer.output)["findings"]
