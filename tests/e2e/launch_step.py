@@ -9,7 +9,7 @@ from kubernetes import client
 
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
-from tests.e2e.harness.running import Attempt, evict, signal_step
+from tests.e2e.harness.running import Attempt, evict, run_in, signal_step
 
 TRAINER = "ghcr.io/kfp-ddp/trainer:0.1.0"
 PYTORCHJOB = ("kubeflow.org", "v1", "pytorchjobs")
@@ -111,6 +111,13 @@ class LaunchStep:
     def evict(self) -> None:
         """Delete the pod, as a drained node does; Argo runs the step again."""
         evict(self.grounds, self.pod["metadata"]["name"], seen=False)
+
+    def freeze(self) -> None:
+        """Stop its processes, as on a node that hangs, and wait for what they wrote before."""
+        name, namespace = self.pod["metadata"]["name"], self.grounds.namespace
+        run_in(self.grounds, name, ["sh", "-c", "kill -STOP -1"])
+        last = self.grounds.core.read_namespaced_pod_log(name, namespace).splitlines()[-1]
+        until(lambda: last in self.log(), repr(last), 60)
 
     def kill(self) -> None:
         """Remove the pod as a lost node does: no signal is seen, nothing can be said."""
