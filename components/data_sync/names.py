@@ -160,8 +160,7 @@ def fitting(kept: Iterable[str], listing: Listing, folds: bool = False) -> set[s
     `folds` is as for `apply`.
     """
     taken = _Taken(folds)
-    for name in listing.names:
-        taken.add(name)
+    taken.add(*listing.names)
     found = set()
     for name in sorted(kept):
         if taken.leaves(name):
@@ -223,11 +222,10 @@ class _Taken:
         self._files: set[str] = set()
         self._folders: dict[str, str] = {}  # by the form in which they are compared
 
-    def add(self, name: str) -> None:
-        """A file, or the marker of a folder."""
-        self._folders.update(self._within(name))
-        if not name.endswith("/"):
-            self._files.add(self._form(name))
+    def add(self, *names: str) -> None:
+        """Files, and markers of folders: all at once, which looks at each folder once."""
+        self._folders.update(self._within(*names))
+        self._files.update(self._form(name) for name in names if not name.endswith("/"))
 
     def leaves(self, name: str) -> bool:
         """Whether the name can be a file, at a path of its own."""
@@ -241,17 +239,15 @@ class _Taken:
             and all(self._folders.get(k, p) == p for k, p in self._within(name))
         )
 
-    def _within(self, name: str) -> list[tuple[str, str]]:
-        return [(self._form(parent), parent) for parent in folders_of([name])]
+    def _within(self, *names: str) -> list[tuple[str, str]]:
+        return [(self._form(parent), parent) for parent in folders_of(names)]
 
 
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe name of its own; manifest and report hold both names."""
     names, origins = list(listing.names), dict(listing.origins)
     taken = _Taken(folds)
-    for index, name in enumerate(names):
-        if index not in bad:
-            taken.add(name)
+    taken.add(*(name for index, name in enumerate(names) if index not in bad))
     encoded = {}
     for index in sorted(bad):
         name = names[index]
