@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.base.run_folder import REPORT, RunFolder
 from kfp_ddp.components.evaluate import results
 from kfp_ddp.components.evaluate.request import Request
 from kfp_ddp.components.shared import champion as champions
@@ -45,7 +45,7 @@ class Evaluated(NamedTuple):
         result = Evaluation.read(folder / FILE)
         left = Ingredients.model_validate_json((folder / report.INGREDIENTS).read_bytes())
         curve = json.loads((folder / ROC).read_bytes())
-        document = (folder / report.FILE).read_text(encoding="utf-8")
+        document = (folder / REPORT).read_text(encoding="utf-8")
         return cls(result, Roc(**curve) if curve else None, document, left.test)
 
 

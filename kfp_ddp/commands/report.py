@@ -25,11 +25,12 @@ def command(folder: Path, split: str, output: Path | None) -> None:
     kfp-ddp report run-output
     """
     from kfp_ddp.base.errors import StorageError
+    from kfp_ddp.base.run_folder import REPORT
     from kfp_ddp.components.shared import report
 
     place = _evaluation(folder, split)
     bundle = place.parent / "bundle"
-    target = output or place / report.FILE
+    target = output or place / REPORT
     document = report.html(place, bundle if bundle.is_dir() else None)
     try:
         target.write_text(document, encoding="utf-8")

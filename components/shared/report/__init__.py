@@ -21,10 +21,9 @@ from kfp_ddp.components.shared.report.provenance import problems, provenance
 from kfp_ddp.components.shared.report.time_spent import where_the_time_went
 from kfp_ddp.components.shared.report.training import training, training_page
 
-FILE = REPORT
 INGREDIENTS = ingredients.FILE
 
-__all__ = ["FILE", "INGREDIENTS", "html", "training_page", "write"]
+__all__ = ["INGREDIENTS", "html", "training_page", "write"]
 
 
 def html(folder: Path, bundle: Path | None = None) -> str:
@@ -59,6 +58,6 @@ def write(folder: Path, bundle: Path | None = None, root: Path | None = None) ->
         OSError: it cannot be written.
     """
     document = html(folder, bundle)
-    with atomic_write(folder / FILE, root=root or folder) as file:
+    with atomic_write(folder / REPORT, root=root or folder) as file:
         file.write(document.encode())
     return document
