@@ -85,8 +85,8 @@ def photographs(root: Path) -> None:
 
 
 def _packed(home: Path) -> Path:
-    from kfp_ddp.components.data_sync.options import Options
-    from kfp_ddp.components.data_sync.sync import sync
+    from kfp_ddp.datasets.options import Options
+    from kfp_ddp.datasets.sync import sync
 
     return sync(str(home / "files"), home / "claim", Options(pack="tar")).path
 

@@ -38,7 +38,7 @@ def run() -> dict[str, float]:
 def _metrics() -> dict[str, float]:
     import torch
 
-    from kfp_ddp.components.evaluate.measure import Tally
+    from kfp_ddp.evaluation.measure import Tally
 
     try:
         from torchmetrics import MetricCollection
@@ -111,7 +111,7 @@ def _against_reference() -> dict[str, float]:
 def _ours(root: Path) -> Callable[[], object]:
     import torch
 
-    from kfp_ddp.components.evaluate.predict import predict
+    from kfp_ddp.evaluation.predict import predict
     from kfp_ddp.training.data import scan
     from kfp_ddp.training.model import build
 
@@ -164,8 +164,8 @@ def _info(classes: int) -> Any:
 def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
     import torch
 
-    from kfp_ddp.components.export.formats import ONNX, Servable, trace, write_onnx
-    from kfp_ddp.components.export.runtimes import eager, onnx
+    from kfp_ddp.export.formats import ONNX, Servable, trace, write_onnx
+    from kfp_ddp.export.runtimes import eager, onnx
     from kfp_ddp.training.model import build
 
     model = build("resnet50", CLASSES)

@@ -35,12 +35,12 @@ import time
 import uuid
 from pathlib import Path
 
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.job_state import state
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, stand_in
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")

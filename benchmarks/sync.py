@@ -40,8 +40,8 @@ transfer_manager.download_many_to_path(
 """
 LISTING = """
 import pathlib, sys
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 result = sync("gs://million/ds", pathlib.Path(sys.argv[1]), Options(dry_run=True))
 assert result.files == 1_000_000
 """

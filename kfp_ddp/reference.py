@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.base.settings import Settings
-from kfp_ddp.components.preflight.parameters import choices, description
+from kfp_ddp.checks.preflight.parameters import choices, description
+from kfp_ddp.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 FORM = ROOT / "pipelines" / "train_resnet.py"
@@ -150,7 +150,7 @@ def inputs_table(name: str) -> list[str]:
 
 def once_table(path: str) -> list[str]:
     """What is set once: the fields of a dataclass, with the variables that set them."""
-    from kfp_ddp.config import PREFIX
+    from kfp_ddp.core.config import PREFIX
 
     lines = ["| Setting | In the environment | Default | Meaning |"]
     lines.append("|---|---|---|---|")
@@ -166,9 +166,9 @@ def command_tables(name: str) -> list[str]:
     """The options of a command, or of each one of a group."""
     import click
 
-    from kfp_ddp.config import FIELDS
+    from kfp_ddp.core.config import FIELDS
 
-    module = importlib.import_module(f"kfp_ddp.commands.{name.replace('-', '_')}")
+    module = importlib.import_module(f"kfp_ddp.cli.{name.replace('-', '_')}")
     group: click.Command = module.command
     within = group.commands if isinstance(group, click.Group) else {"": group}
     lines = [] if within == {"": group} else ["", _cell(group.help)]

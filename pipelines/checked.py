@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.components.preflight.settled import settled
+from kfp_ddp.checks.preflight.settled import settled
 from kfp_ddp.pipelines.document import Document, defaults_of
 
 

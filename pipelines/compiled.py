@@ -11,8 +11,8 @@ from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.parameters import choices
+from kfp_ddp.checks.preflight.parameters import choices
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines import NAMES, own, picture
 from kfp_ddp.pipelines.images import Images
 

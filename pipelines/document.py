@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
 SUFFIXES = (".yaml", ".yml")

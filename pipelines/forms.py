@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.checks.preflight.parameters import described
 from kfp_ddp.pipelines.steps import Claims
 from kfp_ddp.pipelines.train_resnet import train_resnet
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, get_origin
 import yaml
 
 import kfp_ddp
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import Settings, hint
-from kfp_ddp.components.preflight.parameters import MODELS, SUBJECTS
-from kfp_ddp.components.shared.supervision import JOB_OWN
+from kfp_ddp.checks.preflight.parameters import MODELS, SUBJECTS
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import Settings, hint
+from kfp_ddp.jobs.supervision import JOB_OWN
 from kfp_ddp.pipelines.document import Document
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
@@ -44,7 +44,7 @@ class Form:
         self.pipeline = pipeline
         self.parameters = pipeline.parameters
         # What our components take under these names, they check by these models.
-        ours = any("kfp_ddp.components" in each for each in pipeline.programs().values())
+        ours = any("from kfp_ddp." in each for each in pipeline.programs().values())
         self.subjects = {
             name: models for name, models in SUBJECTS.items() if ours and self._is(name, "STRUCT")
         }

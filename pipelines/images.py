@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 REGISTRY = "ghcr.io/kfp-ddp"
 # Host, port and folders, as images are named; a scheme would have an empty folder.

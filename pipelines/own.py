@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp.dsl.graph_component import GraphComponent
 
-from kfp_ddp.base.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 
 
 def pipelines_of(file: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.components.preflight.parameters import LAST
+from kfp_ddp.checks.preflight.parameters import LAST
 from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims, Steps
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
-from kfp_ddp.base.folders import SCRATCH
+from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume
@@ -24,11 +24,11 @@ from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
 from kfp_ddp.components.leaderboard.component import leaderboard
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.components.publish.component import publish
-from kfp_ddp.components.shared.step import KEY
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
+from kfp_ddp.core.folders import SCRATCH
+from kfp_ddp.core.step import KEY
 from kfp_ddp.pipelines import pods
 
 # Keys of the bucket's secret that become environment variables.

@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.components.preflight.parameters import described
+from kfp_ddp.checks.preflight.parameters import described
 from kfp_ddp.pipelines.steps import Claims, Steps
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.destination import Destination, open_destination, s3
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.destination import Destination, open_destination, s3
 
 
 def put(where: Destination, tmp_path: Path, *names: str) -> None:

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.components.evaluate.samples import samples_digest
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import Destination
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
-from kfp_ddp.components.shared.lineage import FILE as LINEAGE
-from kfp_ddp.components.shared.lineage import Lineage
+from kfp_ddp.evaluation.samples import samples_digest
+from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
+from kfp_ddp.models.lineage import FILE as LINEAGE
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.storage.destination import Destination
 
 SAMPLES = 60
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.components.evaluate.samples import samples_digest
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.shared import bundle, variants
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, wilson
+from kfp_ddp.evaluation.samples import samples_digest
+from kfp_ddp.models import bundle, variants
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
 
 CLASSES = [
     ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),

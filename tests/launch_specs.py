@@ -4,9 +4,9 @@ import random
 import string
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 UNITS = ("m", "", "k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti", "P", "Pi", "E", "Ei")
 TEXT = string.printable + "äß∑模$$()`'\"\\{}%"

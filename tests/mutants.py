@@ -41,7 +41,7 @@ PARTS = {
     ),
     "optim": Part(("training/optim",), ("unit/test_training_start", "unit/test_training_optim")),
     "follow": Part(
-        ("components/shared/launch/follow/decisions", "components/shared/launch/follow/pods"),
+        ("jobs/follow/decisions", "jobs/follow/pods"),
         (
             "unit/test_launch_follower",
             "unit/test_launch_limits",
@@ -52,25 +52,25 @@ PARTS = {
         ),
     ),
     "names": Part(
-        ("components/data_sync/names",), ("unit/test_sync_names", "unit/test_sync_name_forms")
+        ("datasets/names",), ("unit/test_sync_names", "unit/test_sync_name_forms")
     ),
     "versions": Part(
-        ("components/data_sync/versions",),
+        ("datasets/versions",),
         ("unit/test_sync_store", "integration/test_sync_versions", "integration/test_sync_leases"),
     ),
-    "lease": Part(("base/lease",), ("unit/test_lease", "unit/test_lease_edges")),
+    "lease": Part(("core/lease",), ("unit/test_lease", "unit/test_lease_edges")),
     "gate": Part(
-        tuple(f"components/gate/{name}" for name in ("rules", "checks", "against", "bundled")),
+        tuple(f"evaluation/gate/{name}" for name in ("rules", "checks", "against", "bundled")),
         tuple(f"unit/test_gate_{name}" for name in ("classes", "rules", "table", "words")),
     ),
     "measure": Part(
-        tuple(f"components/evaluate/{name}" for name in ("measure", "roc")),
+        tuple(f"evaluation/{name}" for name in ("measure", "roc")),
         ("unit/test_evaluate_measure", "unit/test_evaluate_roc"),
     ),
-    "intervals": Part(("components/evaluate/intervals",), ("unit/test_evaluate_intervals",)),
-    "slices": Part(("components/evaluate/slices",), ("unit/test_evaluate_slices",)),
-    "comparison": Part(("components/shared/comparison",), ("unit/test_comparison",)),
-    "prove": Part(("components/export/prove",), ("unit/test_export_prove",)),
+    "intervals": Part(("evaluation/intervals",), ("unit/test_evaluate_intervals",)),
+    "slices": Part(("evaluation/slices",), ("unit/test_evaluate_slices",)),
+    "comparison": Part(("evaluation/comparison",), ("unit/test_comparison",)),
+    "prove": Part(("export/prove",), ("unit/test_export_prove",)),
 }
 
 # Prose is no decision: lines that are one string, and a message on the line of its error.
@@ -123,7 +123,7 @@ def prepare(name: str, part: Part) -> Path:
         codes = said["exit_code_by_key"]
         said["exit_code_by_key"] = {m: c if c in NOTICED else None for m, c in codes.items()}
         meta.write_text(json.dumps(said))
-    modules = [f"kfp_ddp/{module}.py" for module in part.modules]
+    modules = [f"{module}.py" for module in part.modules]
     tests = [f"tests/{test}.py" for test in part.tests]
     settings = SETTINGS.format(modules=json.dumps(modules), tests=json.dumps(tests))
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)

@@ -5,13 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared.evaluation import (
-    CalibrationBin,
-    ClassResult,
-    Evaluation,
-    wilson,
-)
-from kfp_ddp.components.shared.report.ingredients import Dataset, Ingredients, Mistake
+from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, Evaluation, wilson
+from kfp_ddp.report.ingredients import Dataset, Ingredients, Mistake
 
 PIXEL = "UklGRiQAAABXRUJQVlA4IBgAAAAwAQCdASoBAAEAAgA0JaQAA3AA/vuUAAA="
 

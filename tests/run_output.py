@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.evaluation import Evaluation, wilson
+from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import Evaluation, wilson
 from kfp_ddp.training.manifest import STATE, digest_of, step_dir
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from click.testing import Result
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from tests.kfp_server.server import KfpServer
 
 COMPILED = Path(__file__).parents[1] / "kfp_ddp" / "compiled" / "train_resnet.yaml"

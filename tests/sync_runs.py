@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.data_sync import names
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.retry import Retry
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.datasets import names
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.storage.retry import Retry
 from tests.gcs_server import Bucket
 
 RETRY = Retry(attempts=3, pause=0.01, longest=0.05)

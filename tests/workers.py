@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.jobs import script_map
-from kfp_ddp.components.shared.launch.manifests import carried, pod
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.jobs import script_map
+from kfp_ddp.jobs.manifests import carried, pod
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 
 def run(

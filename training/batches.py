@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 
 

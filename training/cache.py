@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.files import atomic_write
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import atomic_write
 from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.images import Findings, examine

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, StorageError
-from kfp_ddp.base.files import durable, fsync
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
+from kfp_ddp.core.files import durable, fsync
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.manifest import (

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import Settings, hint
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
 from kfp_ddp.training.torchvision_names import TORCHVISION
 

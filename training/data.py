@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig

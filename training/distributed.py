@@ -13,8 +13,8 @@ from typing import NoReturn, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, PeerLostError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.memory import keep_freed
 
 T = TypeVar("T")

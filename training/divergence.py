@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import JobError
+from kfp_ddp.core.errors import JobError
 from kfp_ddp.training import optim
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import fractions
 from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
 from kfp_ddp.training.fractions import Decoded, Needed

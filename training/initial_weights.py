@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import weights_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import head_of

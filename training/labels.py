@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 LARGEST = 256 << 20
 """Bytes of a table that is read: one of a million images has some 80 MB."""

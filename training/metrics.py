@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import StorageError, full
+from kfp_ddp.core.errors import StorageError, full
 from kfp_ddp.training.sinks import Sink
 
 

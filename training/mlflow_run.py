@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.base.files import atomic_write
-from kfp_ddp.base.run_folder import MLFLOW, RunFolder
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.trackers import Event, send_left
 

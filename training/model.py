@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import hint
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import hint
 from kfp_ddp.training import own_model
 from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 

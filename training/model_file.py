@@ -7,8 +7,8 @@ import symtable
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
 
 LARGEST = 64 << 10
 """Bytes of a file; packed it has to fit into a word of a command line."""

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kfp_ddp.base.errors import FULL, KfpDdpError, StorageError, full
-from kfp_ddp.base.failure import Failure, report, root_cause, told
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.errors import FULL, KfpDdpError, StorageError, full
+from kfp_ddp.core.failure import Failure, report, root_cause, told
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent

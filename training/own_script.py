@@ -26,9 +26,9 @@ from typing import Any
 
 from torch import nn
 
-from kfp_ddp.base.errors import PREEMPTED, InputError, JobError, StorageError
-from kfp_ddp.base.failure import Failure, write_record
-from kfp_ddp.base.run_folder import RunFolder, try_to_write
+from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, StorageError
+from kfp_ddp.core.failure import Failure, write_record
+from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.training import checkpoint, model, model_file, weights_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir

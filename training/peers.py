@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.run_folder import RunFolder
 
 ENOUGH = 2
 """Others that have to be as far before this one is compared with them."""

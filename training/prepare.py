@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.base.run_folder import RunFolder, try_to_write
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.training import batches, resume
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig

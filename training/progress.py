@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from kfp_ddp.base.files import atomic_write
+from kfp_ddp.core.files import atomic_write
 
 NODE = "KFP_DDP_NODE"
 """Names the node of the cluster that the pod runs on."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kfp_ddp.base.errors import (
+from kfp_ddp.core.errors import (
     FULL,
     PREEMPTED,
     JobError,
@@ -17,8 +17,8 @@ from kfp_ddp.base.errors import (
     StorageError,
     full,
 )
-from kfp_ddp.base.failure import Failure, lost_peer, write_record
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.failure import Failure, lost_peer, write_record
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import Heartbeat, Parent, end_for_good
 

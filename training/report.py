@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.advice import Setting, advice, cpus_of_a_rank, room_for_a_cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.files import folder_below, open_below, open_plain
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import folder_below, open_below, open_plain
 
 MANIFEST = "_MANIFEST.jsonl"
 HEADER = 512

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.labels import Labels, Row
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import MLFLOW, WANDB, RunFolder
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.mlflow_run import MlflowRun
 from kfp_ddp.training.trackers import Patient, require

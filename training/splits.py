@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.files import open_below
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import open_below
 from kfp_ddp.training import shards
 from kfp_ddp.training.data import Index, scan
 from kfp_ddp.training.labels import LARGEST, Labels

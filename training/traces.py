@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.base.trace_request import Request
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.trace_request import Request
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 

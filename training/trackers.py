@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.files import atomic_write
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import atomic_write
 
 
 class Event(NamedTuple):

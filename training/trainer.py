@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import optim
 from kfp_ddp.training.cache import decoded_bytes
 from kfp_ddp.training.config import TrainConfig

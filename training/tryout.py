@@ -5,7 +5,7 @@ import random
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import model, own_model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import initialise

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kfp_ddp.base.errors import PREEMPTED
+from kfp_ddp.core.errors import PREEMPTED
 
 PARENT = "KFP_DDP_PARENT_PID"
 LAUNCH = "KFP_DDP_LAUNCH_ID"

@@ -38,6 +38,6 @@ def data_sync(
             labels: the images are then checked on the listing; empty to check nothing.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.data_sync.engine import run
+    from kfp_ddp.datasets.engine import run
 
     return run(**inputs)

@@ -42,6 +42,6 @@ def dataset_volume(
         sync: The options that data_sync was given, for each-node.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.dataset_volume.engine import run
+    from kfp_ddp.datasets.volume.engine import run
 
     return run(**inputs)

@@ -28,6 +28,6 @@ def deploy(
         version: The bundle's, which answers there.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.deploy.engine import run
+    from kfp_ddp.models.serving.engine import run
 
     return run(**inputs)

@@ -78,6 +78,6 @@ def evaluate(
         evaluation: Path of evaluation.json, for gate and export.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.evaluate.engine import run
+    from kfp_ddp.evaluation.engine import run
 
     return run(**inputs)

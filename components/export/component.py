@@ -33,6 +33,6 @@ def export(
         Folder of the bundle.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.export.engine import run
+    from kfp_ddp.export.engine import run
 
     return run(**inputs)

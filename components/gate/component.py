@@ -38,6 +38,6 @@ def gate(
         champion_version: What the model was compared with, for publish; empty where there is none.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.gate.engine import run
+    from kfp_ddp.evaluation.gate.engine import run
 
     return run(**inputs)

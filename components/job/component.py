@@ -65,6 +65,6 @@ def job(
         Name of the job that succeeded.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.job.engine import run
+    from kfp_ddp.jobs.engine import run
 
     return run(**inputs)

@@ -39,6 +39,6 @@ def netcheck(
         Whether nothing is wrong. A slow network is a result, not a failure of the step.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.netcheck.engine import run
+    from kfp_ddp.jobs.netcheck import run
 
     return run(**inputs)

@@ -124,6 +124,6 @@ def preflight(
         each trial.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.preflight.engine import run
+    from kfp_ddp.checks.preflight.engine import run
 
     return run(inputs)

@@ -24,6 +24,6 @@ def register(
         The version that is registered.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.register.engine import run
+    from kfp_ddp.models.registry.engine import run
 
     return run(**inputs)

@@ -25,6 +25,6 @@ def teardown(
         One line that says what was ended.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.teardown.engine import run
+    from kfp_ddp.runs.teardown.engine import run
 
     return run(**inputs)

@@ -64,6 +64,6 @@ def train(
         training failed, which is empty where it did not.
     """
     inputs = dict(locals())
-    from kfp_ddp.components.train.engine import run
+    from kfp_ddp.runs.train.engine import run
 
     return run(**inputs)

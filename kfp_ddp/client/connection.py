@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
 
 if TYPE_CHECKING:
     import kfp
@@ -51,7 +51,7 @@ def own_namespace(context: str = "") -> str:
         return OWN_NAMESPACE.read_text().strip()
     from kubernetes import config
 
-    from kfp_ddp.components.shared.cluster.api import config_faults
+    from kfp_ddp.k8s.api import config_faults
 
     with contextlib.suppress(*config_faults()):
         contexts, current = config.list_kube_config_contexts()
@@ -67,7 +67,7 @@ def secret_of(variable: str, path: str) -> str:
     Raises:
         InputError: the file cannot be read, or is empty.
     """
-    from kfp_ddp.base.errors import InputError
+    from kfp_ddp.core.errors import InputError
 
     if not path:
         return os.environ.get(variable, "")

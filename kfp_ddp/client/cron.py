@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import hint
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import hint
 
 MACROS = {
     "@yearly": "0 0 0 1 1 *",

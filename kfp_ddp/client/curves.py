@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.client.run_files import RunFiles
-from kfp_ddp.components.shared.launch.training_progress import MetricsTail
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs.training_progress import MetricsTail
 
 METRICS, EVENTS = RunFolder("").metrics.name, RunFolder("").tensorboard.name
 

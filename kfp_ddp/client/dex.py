@@ -6,8 +6,8 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from kfp_ddp.base.errors import InputError, RefusedError, ServerError
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 
 FORM = re.compile(r"<form[^>]*?\baction=[\"']([^\"']*)[\"']", re.IGNORECASE)
 PASSWORD_FIELD = re.compile(r"<input[^>]*\btype=[\"']password[\"']", re.IGNORECASE)

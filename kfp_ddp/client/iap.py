@@ -3,7 +3,7 @@
 import os
 import warnings
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 SETUP = "https://cloud.google.com/iap/docs/authentication-howto"
 

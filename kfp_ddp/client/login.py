@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.client.connection import secret_of
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError
 
 IN_CLUSTER_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 

@@ -4,17 +4,17 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.settings import hint
-from kfp_ddp.base.stored import mapping_in
-from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.bundle import LARGEST_CONFIG
-from kfp_ddp.components.shared.champion import find, move, pointed_at
-from kfp_ddp.components.shared.destination import Destination, Folder, open_destination
-from kfp_ddp.components.shared.exported import exported
-from kfp_ddp.components.shared.lineage import FILE as LINEAGE
-from kfp_ddp.components.shared.registry import Registry, agree, registry_of
-from kfp_ddp.components.shared.release import Registering
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.settings import hint
+from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.models import succession
+from kfp_ddp.models.bundle import LARGEST_CONFIG
+from kfp_ddp.models.champion import find, move, pointed_at
+from kfp_ddp.models.exported import exported
+from kfp_ddp.models.lineage import FILE as LINEAGE
+from kfp_ddp.models.registry import Registry, agree, registry_of
+from kfp_ddp.models.release import Registering
+from kfp_ddp.storage.destination import Destination, Folder, open_destination
 
 REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
 """The variable with a bearer token for the registry."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from kfp_ddp.base.errors import ServerError
+from kfp_ddp.core.errors import ServerError
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     import kfp

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from kfp_ddp.base.errors import StorageError
 from kfp_ddp.client.steps import Step
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
-from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
-from kfp_ddp.components.shared.cluster.objects import annotation, condition, containers, phase
-from kfp_ddp.components.shared.launch.follow.pods import has_started
-from kfp_ddp.components.shared.launch.follow.standing import of_containers
-from kfp_ddp.components.shared.launch.identity import RUN
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.jobs.follow.pods import has_started
+from kfp_ddp.jobs.follow.standing import of_containers
+from kfp_ddp.jobs.identity import RUN
+from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.objects import annotation, condition, containers, phase
 
 MAIN = "main"
 """The container of a step's pod that runs its program."""

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, ServerError
-from kfp_ddp.components.shared.cluster.api import config_faults
+from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
+from kfp_ddp.k8s.api import config_faults
 
 SECONDS = 10.0
 PIECE = 65536

@@ -3,13 +3,13 @@
 import re
 import time
 
-from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.client import pods
 from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.steps import Step
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, core
-from kfp_ddp.components.shared.cluster.live_runs import KFP_RUN
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.k8s.api import Api, ApiError, core
 
 LINE = re.compile(r"step \d+(/\d+)? · .*")
 LOOKED_BACK = 40

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError, RefusedError
 from kfp_ddp.client.pages import pages
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
     import kfp
@@ -51,7 +51,7 @@ def find_run(client: "kfp.Client", word: str) -> "V2beta1Run":
         run for run in runs if run.run_id.startswith(word)
     ]
     if not found:
-        from kfp_ddp.base.settings import hint  # only an error needs it
+        from kfp_ddp.core.settings import hint  # only an error needs it
 
         near = hint(word, [run.display_name for run in runs])
         looked = f" among the newest {LOOKED_AT}" if len(runs) >= LOOKED_AT else ""

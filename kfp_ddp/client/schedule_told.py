@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.client import schedules
 from kfp_ddp.client.cron import zone
 from kfp_ddp.client.scheduling import Plan, plan_of, version_of
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     import kfp

@@ -5,12 +5,12 @@ from datetime import UTC, datetime, tzinfo
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError, RefusedError
-from kfp_ddp.base.settings import hint
 from kfp_ddp.client import cron
 from kfp_ddp.client.pages import pages
 from kfp_ddp.client.runs import NOT_YET, UUID, known_time, newest_runs
 from kfp_ddp.client.steps import OVER
+from kfp_ddp.core.errors import InputError, RefusedError
+from kfp_ddp.core.settings import hint
 
 if TYPE_CHECKING:
     import kfp

@@ -7,10 +7,10 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, ServerError
-from kfp_ddp.base.settings import hint
 from kfp_ddp.client import cron, schedules, submission
 from kfp_ddp.client.pipelines import find_version
+from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
+from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.given import Form
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import hint
 from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.document import Document, of_api, parsed, read

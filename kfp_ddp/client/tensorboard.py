@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError, JobError, KfpDdpError
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError
 
 EVERY_SECONDS = 15.0
 START_SECONDS = 120.0

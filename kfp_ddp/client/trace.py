@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.base.stored import mapping_in
-from kfp_ddp.base.trace_request import Request
-from kfp_ddp.components.shared.destination import Destination, open_destination
-from kfp_ddp.components.shared.workspace import is_address
-from kfp_ddp.components.shared.workspace.files import fetch
+from kfp_ddp.core.addresses import is_remote
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.core.trace_request import Request
+from kfp_ddp.runs.workspace.files import fetch
+from kfp_ddp.storage.destination import Destination, open_destination
 
 _PLACES = RunFolder("")
 _METRICS = _PLACES.metrics.name
@@ -42,7 +42,7 @@ def trace(
         InputError: no such run, or rank, or one that has ended.
         JobError: the rank wrote none in time.
     """
-    place = place.rstrip("/") if is_address(place) else str(_run_folder(Path(place)))
+    place = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
     where = open_destination(place)
     _check(where, place, rank)
     asked = Request.new(rank, steps)
@@ -59,7 +59,7 @@ def trace(
                 "and whether its steps go on; give more --minutes where they take long"
             )
         time.sleep(_LOOK_SECONDS)
-    if not is_address(place):
+    if not is_remote(place):
         return Path(place, name)
     fetch(where, [name], into)
     return into / name

@@ -14,10 +14,10 @@ import kfp_server_api
 import urllib3
 from kfp_server_api.rest import RESTClientObject
 
-from kfp_ddp.base.errors import InputError, RefusedError, ServerError
 from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.login import Login
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 
 CONNECT_SECONDS = 10.0
 LONGEST_MESSAGE = 300

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, RefusedError
 from kfp_ddp.client.pipelines import find_pipeline, version_or_none
+from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError
 from kfp_ddp.pipelines.document import Document
 
 if TYPE_CHECKING:

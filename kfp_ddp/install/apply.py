@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.base.settings import hint
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, custom, short
-from kfp_ddp.components.shared.cluster.objects import condition, containers
-from kfp_ddp.components.shared.launch.specification.quantity import QUANTITY
-from kfp_ddp.doctor.finding import items
-from kfp_ddp.doctor.storage import CLASSES, is_default
+from kfp_ddp.checks.doctor.finding import items
+from kfp_ddp.checks.doctor.storage import CLASSES, is_default
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.settings import hint
 from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom, short
+from kfp_ddp.k8s.objects import condition, containers
+from kfp_ddp.k8s.quantity import QUANTITY
 
 State = Literal["made", "changed", "unchanged", "left", "refused"]
 REHEARSAL = {"dryRun": "All"}

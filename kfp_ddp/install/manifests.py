@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.doctor.finding import Asked
+from kfp_ddp.checks.doctor.finding import Asked
+from kfp_ddp.k8s.api import Object
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 OF_CLUSTER = ("ClusterRole", "ClusterRoleBinding")

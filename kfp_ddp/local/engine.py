@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import psutil
 
-from kfp_ddp.base.errors import InputError, JobError, StorageError
-from kfp_ddp.base.folders import DATA_VARIABLE, WORK_VARIABLE
+from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.local import results
 from kfp_ddp.local.pipeline import COMPILED
 from kfp_ddp.local.results import ENDED, LOG, STARTED

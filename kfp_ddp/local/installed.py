@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 
 _LOCAL = (
     *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision", "tyro"),

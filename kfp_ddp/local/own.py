@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine, results, survey
 from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.document import read

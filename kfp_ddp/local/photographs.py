@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine, machine, results, survey
 from kfp_ddp.local.choice import Choice, choose
 from kfp_ddp.pipelines.checked import checked

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared.launch.training_progress import TrainingProgress, clock
-from kfp_ddp.components.shared.pictures import read_events
-from kfp_ddp.components.shared.step import last_error as error_in
+from kfp_ddp.core.step import last_error as error_in
+from kfp_ddp.jobs.training_progress import TrainingProgress, clock
 from kfp_ddp.local.screen import bar
+from kfp_ddp.report.pictures import read_events
 
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")

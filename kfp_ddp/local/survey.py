@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.images import uneven
-from kfp_ddp.components.data_sync.listing import Filter
-from kfp_ddp.components.data_sync.sources import open_source
-from kfp_ddp.components.shared.markdown import printable
-from kfp_ddp.components.shared.places import check_place
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.markdown import printable
+from kfp_ddp.datasets.images import uneven
 from kfp_ddp.local.choice import Photographs
+from kfp_ddp.storage.addresses import check_place
+from kfp_ddp.storage.listing import Filter
+from kfp_ddp.storage.sources import open_source
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.layout import lay_out

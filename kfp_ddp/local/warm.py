@@ -27,13 +27,27 @@ class Stage(NamedTuple):
     """What it imports after the stages before it; none that is run as a program."""
 
 
+ENGINES = {
+    "data_sync": "datasets",
+    "dataset_volume": "datasets.volume",
+    "evaluate": "evaluation",
+    "export": "export",
+    "gate": "evaluation.gate",
+    "preflight": "checks.preflight",
+    "publish": "export.publish",
+    "teardown": "runs.teardown",
+    "train": "runs.train",
+}
+"""Rooms of the components' engines."""
+
+
 def _engines(*names: str) -> tuple[str, ...]:
-    return tuple(f"kfp_ddp.components.{name.replace('-', '_')}.engine" for name in names)
+    return tuple(f"kfp_ddp.{ENGINES[name.replace('-', '_')]}.engine" for name in names)
 
 
 _WAITING = ("preflight", "data_sync", "dataset_volume", "gate", "publish", "teardown")
-_RANKS = ("kfp_ddp.training", "kfp_ddp.components.evaluate.rank")
-_NODES = ("kfp_ddp.training.node", "kfp_ddp.components.evaluate.node")
+_RANKS = ("kfp_ddp.training", "kfp_ddp.evaluation.rank")
+_NODES = ("kfp_ddp.training.node", "kfp_ddp.evaluation.node")
 STAGES = (
     Stage(_WAITING, ("kfp.dsl.executor", *_engines(*_WAITING))),
     Stage(("train", *_NODES), ("torch.distributed.run", "tyro", *_engines("train"))),
@@ -46,7 +60,7 @@ STAGES = (
             "simplejpeg",
             "torchcodec",
             *_engines("evaluate"),
-            "kfp_ddp.components.evaluate.predict",
+            "kfp_ddp.evaluation.predict",
         ),
     ),
     Stage(
@@ -55,7 +69,7 @@ STAGES = (
             "torch.export._trace",
             "torch.onnx._internal.exporter._core",
             "onnxscript.function_libs.torch_lib.ops",
-            "kfp_ddp.components.export.contents",
+            "kfp_ddp.export.contents",
         ),
     ),
 )

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import onnx_runtimes
-from kfp_ddp.components.shared.onnx_runtimes import ONNXRUNTIME, Logits
-from kfp_ddp.components.shared.open_bundle import open_bundle
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import onnx_runtimes
+from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
+from kfp_ddp.models.open_bundle import open_bundle
 from kfp_ddp.predict.picture import square
 
 Floats = NDArray[np.float32]

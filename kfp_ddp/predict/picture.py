@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import MAX_PIXELS
 
 Bytes = NDArray[np.uint8]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from kfp_ddp.components.shared.onnx_runtimes import Logits
+from kfp_ddp.models.onnx_runtimes import Logits
 
 Images = NDArray[np.uint8]
 Floats = NDArray[np.float32]

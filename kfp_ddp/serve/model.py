@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import variants
-from kfp_ddp.components.shared.bundle import REQUEST, RESPONSE
-from kfp_ddp.components.shared.onnx_runtimes import Loaded, load
-from kfp_ddp.components.shared.open_bundle import model_name, open_bundle
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import variants
+from kfp_ddp.models.bundle import REQUEST, RESPONSE
+from kfp_ddp.models.onnx_runtimes import Loaded, load
+from kfp_ddp.models.open_bundle import model_name, open_bundle
+from kfp_ddp.models.sealed import Sealed
 
 MODEL = "model.onnx"
 _LARGEST_MODEL = 16 << 30

@@ -18,10 +18,10 @@ TRAINJOB = ("trainer.kubeflow.org", "v1alpha1", "trainjobs")
 LAUNCH = """
 import json, sys
 from pathlib import Path
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.step import step
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.step import step
 
 @step
 def main(run_id, task_name, task_id, run_dir, spec):

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kubernetes import client
 
 from kfp_ddp.cli import app
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
 from tests.e2e.harness.play import Run

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError, ServerError
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.scene import namespace
 

@@ -7,7 +7,7 @@ from kubernetes import client
 
 from kfp_ddp.client import progress
 from kfp_ddp.client.steps import Step
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.scene import namespace
 

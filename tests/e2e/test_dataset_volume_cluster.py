@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
-from kfp_ddp.components.dataset_volume.publish import collect, publish
-from kfp_ddp.components.dataset_volume.request import DOMAIN, Published
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.identity import RUN
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.volume.cluster import SNAPSHOTS, Cluster
+from kfp_ddp.datasets.volume.publish import collect, publish
+from kfp_ddp.datasets.volume.request import DOMAIN, Published
+from kfp_ddp.jobs.identity import RUN
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
@@ -23,8 +23,8 @@ __all__ = ["ground"]
 SYNC = """
 import sys
 from pathlib import Path
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 source = Path("/tmp/source/train/a")
 source.mkdir(parents=True)
 for i in range(20):
@@ -47,7 +47,7 @@ except OSError as error:
 """
 STEP = """
 import os
-from kfp_ddp.components.dataset_volume.engine import run
+from kfp_ddp.datasets.volume.engine import run
 class Report: path = "/tmp/report.md"
 print(run(volume_report=Report(), options=dict(), **{request}).claim)
 """

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from kubernetes import client
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.dataset_volume.cluster import GCP_SOURCES, Cluster, Refused
-from kfp_ddp.components.dataset_volume.publish import collect, publish
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, Cluster, Refused
+from kfp_ddp.datasets.volume.publish import collect, publish
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.dataset_volume import copies
-from kfp_ddp.components.dataset_volume.cluster import SNAPSHOTS, Cluster
-from kfp_ddp.components.dataset_volume.publish import publish
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets.volume import copies
+from kfp_ddp.datasets.volume.cluster import SNAPSHOTS, Cluster
+from kfp_ddp.datasets.volume.publish import publish
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 

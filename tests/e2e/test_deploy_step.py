@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.rollout import Service, take_back_of
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.models.serving.rollout import Service, take_back_of
 from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import DeployStep, publish
 from tests.e2e.harness.grounds import Grounds, until

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.install.apply import apply
 from kfp_ddp.install.manifests import Wanted, manifests
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
@@ -120,7 +120,7 @@ def _install(ground: Grounds, *options: str) -> tuple[int, dict[str, Any]]:
 
 
 def _program(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kfp_ddp.cli", *arguments]
+    command = [sys.executable, "-m", "kfp_ddp", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

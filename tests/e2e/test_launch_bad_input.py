@@ -12,12 +12,12 @@ import pytest
 import yaml
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.check_job import check
-from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.check_job import check
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.rights import acting

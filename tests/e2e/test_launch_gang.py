@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.gang import GANGS
-from kfp_ddp.components.shared.launch.run import launch
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import acting

@@ -269,7 +269,7 @@ def test_doctor_tells_queues_and_those_that_admit_nothing(queue: Queue) -> None:
 
 def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:  # noqa: F811
     """What the doctor says of each thing: state and words."""
-    command = [sys.executable, "-m", "kfp_ddp.cli", "doctor", "--json"]
+    command = [sys.executable, "-m", "kfp_ddp", "doctor", "--json"]
     done = subprocess.run(
         [*command, "--namespace", grounds.namespace, "--service-account", rights.RUNNER],
         capture_output=True,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api, core
-from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
-from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.identity import Owner, identify, metadata
+from kfp_ddp.jobs.manifests.job_manifest import job_manifest
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, core
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specification

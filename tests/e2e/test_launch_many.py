@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.follow import sample
+from kfp_ddp.jobs.follow import sample
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, scene, stand_in
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import JobError
-from kfp_ddp.components.netcheck.engine import require
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.core.errors import JobError
+from kfp_ddp.jobs.netcheck import require
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds
 from tests.e2e.harness.scene import namespace
 
@@ -65,7 +65,7 @@ def _netcheck(ground: Grounds, nodes: int, **job: Any) -> tuple[int, dict[str, A
 
 
 def _program(ground: Grounds, *words: str) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, "-m", "kfp_ddp.cli", "netcheck", "-n", ground.namespace]
+    program = [sys.executable, "-m", "kfp_ddp", "netcheck", "-n", ground.namespace]
     return subprocess.run(
         [*program, "--image", IMAGE, *words], capture_output=True, text=True, check=False
     )

@@ -260,7 +260,7 @@ def _kubectl(*arguments: str) -> None:
 
 
 def _examine(space: str, *options: str, account: str = RUNNER) -> tuple[int, list[dict[str, Any]]]:
-    command = [sys.executable, "-m", "kfp_ddp.cli", "doctor", "--json"]
+    command = [sys.executable, "-m", "kfp_ddp", "doctor", "--json"]
     done = subprocess.run(
         [*command, "--namespace", space, "--service-account", account, *options],
         capture_output=True,

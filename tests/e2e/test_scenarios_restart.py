@@ -23,7 +23,7 @@ for number in range(400):
     time.sleep(0.2)
 """
 PUBLISH = """
-from kfp_ddp.components.dataset_volume.engine import run
+from kfp_ddp.datasets.volume.engine import run
 class Report: path = "/tmp/report.md"
 print(run(volume_report=Report(), options=dict(), **{request}).claim)
 """

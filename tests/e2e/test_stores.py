@@ -12,11 +12,11 @@ import pytest
 from azure.storage.blob import BlobServiceClient, ContentSettings
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
-from kfp_ddp.components.shared.champion import find
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync as sync_stubbornly
+from kfp_ddp.models.champion import find
+from kfp_ddp.storage.destination import Destination, open_destination
 from tests.destinations import Conditional, OfBuckets
 from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw

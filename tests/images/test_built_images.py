@@ -127,7 +127,7 @@ def test_every_engine_of_its_steps_starts_read_only(name: str) -> None:
         if f"kfp-ddp/{image}:" in path.read_text().partition("def ")[0]
     ]
     if image == "server":
-        engines = ["kserve", "onnxruntime", "kfp_ddp.commands.serve"]
+        engines = ["kserve", "onnxruntime", "kfp_ddp.cli.serve"]
     assert engines
     probe = "import importlib, os, sys; [importlib.import_module(each) for each in sys.argv[1:]]"
     probe += "; print(os.getuid(), os.access('/var/tmp', os.W_OK), os.access('/tmp', os.W_OK))"

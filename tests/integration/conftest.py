@@ -15,8 +15,8 @@ import torch
 from google.cloud import storage
 from PIL import Image
 
-from kfp_ddp.components.shared.registry import client
-from kfp_ddp.demo import bucket as demo_bucket
+from kfp_ddp.local.demo import bucket as demo_bucket
+from kfp_ddp.models.registry import client
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import evaluation_batches, scan

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.shared import bundle, champion
-from kfp_ddp.components.shared.champion import find
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import bundle, champion
+from kfp_ddp.models.champion import find
+from kfp_ddp.models.evaluation import Evaluation
 from tests.exports import SAMPLES, evaluated
 from tests.generations import Bucket, handler
 from tests.serving import serving

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.publish.engine import publish
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.champion import compared_with, find, move, pointed_at
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.destination.folder import Folder
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.models import bundle
+from kfp_ddp.models.champion import compared_with, find, move, pointed_at
+from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.destination.folder import Folder
 from tests.generations import Bucket, handler
 from tests.serving import serving
 
@@ -120,7 +120,7 @@ def test_a_pointer_written_by_hand_is_read(place: str) -> None:
 
 ADD = """
 import sys
-from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.storage.destination import open_destination
 where = open_destination(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.read()
@@ -253,7 +253,7 @@ def test_a_bundle_that_comes_too_late_is_uploaded_and_says_so_in_one_line(
 
 HOLD = """
 import pathlib, sys
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.models import bundle
 with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:
     (aside / "model.onnx").write_text(sys.argv[2])
     print("ready", flush=True)
@@ -263,7 +263,7 @@ with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:
 
 REPLACE = """
 import pathlib, sys
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.models import bundle
 for _ in range(20):
     with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:
         (aside / "model.onnx").write_text(sys.argv[2])

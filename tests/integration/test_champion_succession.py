@@ -2,9 +2,9 @@
 
 import pytest
 
-from kfp_ddp.components.shared import succession
-from kfp_ddp.components.shared.champion import move
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.models import succession
+from kfp_ddp.models.champion import move
+from kfp_ddp.storage.destination import Destination, open_destination
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
 

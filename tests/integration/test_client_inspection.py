@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kfp_ddp.base.errors import InputError, ServerError
 from kfp_ddp.cli import app
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.lineage import FILE as LINEAGE
-from kfp_ddp.components.shared.lineage import Lineage
+from kfp_ddp.core.errors import InputError, ServerError
+from kfp_ddp.models.lineage import FILE as LINEAGE
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.storage.destination import open_destination
 from tests import run_output
 from tests.exports import exported
 from tests.kfp_server import faults

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.cli import app
 from kfp_ddp.client import models
-from kfp_ddp.components.shared.champion import move, pointed_at
-from kfp_ddp.components.shared.destination import Destination, open_destination
-from kfp_ddp.components.shared.lineage import Lineage
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.models.champion import move, pointed_at
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.storage.destination import Destination, open_destination
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
 

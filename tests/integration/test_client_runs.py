@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from kfp_ddp.base.errors import InputError, JobError, ServerError
 from kfp_ddp.client import follow
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.runs import find_run, newest_runs
 from kfp_ddp.client.steps import Step
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, JobError, ServerError
 from kfp_ddp.pipelines.document import read
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer

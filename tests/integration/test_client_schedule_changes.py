@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import RefusedError, ServerError
 from kfp_ddp.client import scheduling
+from kfp_ddp.core.errors import RefusedError, ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded

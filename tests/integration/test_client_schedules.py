@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import ServerError
+from kfp_ddp.core.errors import ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded

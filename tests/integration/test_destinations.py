@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.storage.destination import Destination, open_destination
 from tests.destinations import Conditional, Contract, OfBuckets, put
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.checks.doctor.examine import examine
+from kfp_ddp.checks.doctor.finding import Asked
 from kfp_ddp.cli import app
 from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.port_forward import core_api
-from kfp_ddp.doctor.examine import examine
-from kfp_ddp.doctor.finding import Asked
+from kfp_ddp.core.errors import InputError
 from tests.serving import serving
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
@@ -213,7 +213,7 @@ def test_a_login_page_before_the_cluster_is_told_in_one_line(
 def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -> None:
     with server(healthz("2.5.0")) as url:
         done = subprocess.run(
-            [sys.executable, "-m", "kfp_ddp.cli", "doctor", "--host", url],
+            [sys.executable, "-m", "kfp_ddp", "doctor", "--host", url],
             capture_output=True,
             text=True,
             timeout=60,

@@ -13,17 +13,17 @@ from kfp import dsl
 from PIL import Image
 from safetensors.torch import save_file
 
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
 from kfp_ddp.components.evaluate.component import evaluate
-from kfp_ddp.components.evaluate.engine import evaluate as engine
-from kfp_ddp.components.evaluate.samples import split_digest
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.publish.engine import publish
-from kfp_ddp.components.shared import bundle, weights
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.evaluation.engine import evaluate as engine
+from kfp_ddp.evaluation.samples import split_digest
+from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.models import bundle, weights
+from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 

@@ -95,7 +95,7 @@ def test_from_checkpoint_to_destination(
 
 def test_the_gate_needs_no_torch() -> None:
     code = (
-        "import sys, kfp_ddp.components.gate.engine, kfp_ddp.components.shared.report\n"
+        "import sys, kfp_ddp.evaluation.gate.engine, kfp_ddp.report\n"
         "assert not {'torch', 'numpy', 'PIL', 'google.cloud.storage'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

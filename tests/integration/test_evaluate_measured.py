@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate
-from kfp_ddp.components.shared.comparison import mcnemar
-from kfp_ddp.components.shared.evaluation import FILE, PREDICTIONS, Evaluation
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.comparison import mcnemar
+from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.models.evaluation import FILE, PREDICTIONS, Evaluation
 
 
 def test_slices_intervals_and_the_gain_are_in_the_record(

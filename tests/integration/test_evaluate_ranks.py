@@ -16,16 +16,16 @@ import pytest
 import torch
 from google.cloud import storage
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate as engine
-from kfp_ddp.components.evaluate.ranks import Evaluated
-from kfp_ddp.components.evaluate.request import Request
-from kfp_ddp.components.shared import bundle, weights
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.evaluation import Evaluation
-from kfp_ddp.components.shared.launch.local_processes import EVALUATION
-from kfp_ddp.components.shared.workspace import checkpoints as bucketed
-from kfp_ddp.components.shared.workspace import opened
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate as engine
+from kfp_ddp.evaluation.ranks import Evaluated
+from kfp_ddp.evaluation.request import Request
+from kfp_ddp.jobs.local_processes import EVALUATION
+from kfp_ddp.models import bundle, weights
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.runs.workspace import checkpoints as bucketed
+from kfp_ddp.runs.workspace import opened
+from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 from tests.serving import free_port
@@ -94,7 +94,7 @@ def test_two_ranks_of_the_step_write_what_one_process_writes(
 def _rank(argv: list[str], rank: int, world: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
     os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_PORT=str(port))
-    from kfp_ddp.components.evaluate import rank as program
+    from kfp_ddp.evaluation import rank as program
 
     sys.argv = ["rank", *argv]
     sys.exit(program.main())
@@ -213,7 +213,7 @@ def test_a_rank_that_is_killed_leaves_no_evaluation_and_another_try_makes_one(
     while not killed and time.monotonic() < until:
         for each in psutil.Process(step.pid).children(recursive=True):
             try:
-                is_rank = "kfp_ddp.components.evaluate.rank" in each.cmdline()
+                is_rank = "kfp_ddp.evaluation.rank" in each.cmdline()
                 if is_rank and each.environ().get("RANK") == "1":
                     killed = each.pid
                     each.send_signal(signal.SIGKILL)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate, log_metrics
-from kfp_ddp.components.evaluate.samples import split_digest
-from kfp_ddp.components.shared.evaluation import Evaluation
-from kfp_ddp.components.shared.report.summary import markdown
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate, log_metrics
+from kfp_ddp.evaluation.samples import split_digest
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.summary import markdown
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.splits import splits_of

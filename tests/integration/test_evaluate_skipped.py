@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.components.evaluate.component import evaluate
-from kfp_ddp.components.evaluate.engine import evaluate as engine
-from kfp_ddp.components.export.engine import make
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate as engine
+from kfp_ddp.export.engine import make
+from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.training import checkpoint as checkpoints
 
 BROKEN = ("red/000.png", "green/003.png")

@@ -9,10 +9,10 @@ import torch
 from kfp import dsl
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.components.evaluate.component import evaluate
-from kfp_ddp.components.evaluate.engine import evaluate as engine
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.evaluation.engine import evaluate as engine
+from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.data import evaluation_batches, scan

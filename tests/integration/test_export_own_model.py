@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate
 from kfp_ddp.components.export.component import export
-from kfp_ddp.components.export.engine import make
-from kfp_ddp.components.shared import bundle, weights
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.export.engine import make
+from kfp_ddp.models import bundle, weights
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from tests.integration.test_export_step import arguments

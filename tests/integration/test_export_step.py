@@ -13,13 +13,13 @@ import pytest
 import torch
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate
-from kfp_ddp.components.export import formats, prove
 from kfp_ddp.components.export.component import export
-from kfp_ddp.components.export.engine import make
-from kfp_ddp.components.export.runtimes import from_bundle, from_checkpoint
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.export import formats, prove
+from kfp_ddp.export.engine import make
+from kfp_ddp.export.runtimes import from_bundle, from_checkpoint
+from kfp_ddp.models import bundle
 
 FILES = [
     "MANIFEST.sha256",
@@ -290,7 +290,7 @@ def test_a_failure_between_two_files_leaves_the_old_bundle_and_nothing_else(run_
 def test_a_step_killed_while_it_wrote_leaves_no_success_and_is_cleaned_up(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys\n"
-        "from kfp_ddp.components.shared import bundle\n"
+        "from kfp_ddp.models import bundle\n"
         "with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:\n"
         "    (aside / 'model.onnx').write_bytes(b'half')\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.publish.engine import publish
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import open_destination, place
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.models import bundle
+from kfp_ddp.storage.destination import open_destination, place
 from tests.generations import Bucket, handler
 from tests.serving import serving
 

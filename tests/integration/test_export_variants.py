@@ -15,17 +15,17 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.base import folders
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.engine import evaluate
-from kfp_ddp.components.export import prove, variants, whole_split
 from kfp_ddp.components.export.component import export
-from kfp_ddp.components.export.engine import make
-from kfp_ddp.components.export.runtimes import Predict, from_checkpoint
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.evaluation import Evaluation
-from kfp_ddp.components.shared.release import Variants
-from kfp_ddp.components.shared.variants import Measured, Record
+from kfp_ddp.core import folders
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.export import prove, variants, whole_split
+from kfp_ddp.export.engine import make
+from kfp_ddp.export.runtimes import Predict, from_checkpoint
+from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.release import Variants
+from kfp_ddp.models.variants import Measured, Record
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import load_model
 from tests.integration.test_export_step import arguments

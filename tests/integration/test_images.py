@@ -24,10 +24,10 @@ LIBRARIES = {
     "launcher": (
         *(
             "kfp_ddp.cli",
-            "kfp_ddp.components.shared.launch.run",
-            "kfp_ddp.components.shared.launch.specification.task_config",
+            "kfp_ddp.jobs.run",
+            "kfp_ddp.jobs.specification.task_config",
         ),
-        *("kfp_ddp.components.data_sync.sources.gcs", "kubernetes.client", "kubeflow.training"),
+        *("kfp_ddp.storage.sources.gcs", "kubernetes.client", "kubeflow.training"),
         *(*STORES, "google_crc32c", "kubeflow_trainer_api.models"),
     ),
     "trainer": (
@@ -112,7 +112,7 @@ def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: 
     for name in steps_of(image):
         folder = REPOSITORY / "components" / name
         modules += [f"kfp_ddp.components.{name}.{path.stem}" for path in folder.glob("*.py")]
-    assert "kfp_ddp.components.gate.engine" in modules or image == "trainer"
+    assert "kfp_ddp.evaluation.gate.engine" in modules or image == "trainer"
     probe = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     subprocess.run([tmp_path / "image/bin/python", "-c", probe, *modules], cwd=tmp_path, check=True)
 

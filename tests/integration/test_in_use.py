@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base import lease
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.data_sync.versions import leases_of
-from kfp_ddp.components.evaluate import engine as evaluate
-from kfp_ddp.components.export import engine as export
-from kfp_ddp.components.shared.in_use import using
+from kfp_ddp.core import lease
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.versions import leases_of
+from kfp_ddp.evaluation import engine as evaluate
+from kfp_ddp.export import engine as export
 
 
 def test_a_version_and_a_folder_are_held_for_as_long_as_a_step_runs(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from google.cloud import storage
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared import bundle, champion, initial_weights, weights
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.train.on_node import begun
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.models import bundle, champion, initial_weights, weights
+from kfp_ddp.runs.train.on_node import begun
+from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training import checkpoint, weights_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build
@@ -66,7 +66,7 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
     made = tmp_path / "bundle"
     made.mkdir()
     weights.write(network, info, made / bundle.WEIGHTS)
-    from kfp_ddp.components.evaluate.engine import evaluate
+    from kfp_ddp.evaluation.engine import evaluate
 
     evaluate(trained_checkpoint, tmp_path / "run", trained_dataset, "val", 64, 4)
     evaluation = tmp_path / "run" / "evaluation" / "evaluation.json"

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import KfpDdpError, RefusedError, ServerError
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import KfpDdpError, RefusedError, ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer, serving
 from tests.serving import free_port

@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from kfp_ddp.base.errors import KfpDdpError
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.config import Connection
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import KfpDdpError
 from tests.kfp_server.server import KfpServer
 from tests.serving import serving
 

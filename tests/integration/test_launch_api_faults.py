@@ -13,19 +13,19 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster import watch_cache
-from kfp_ddp.components.shared.cluster.api import PAGE, Api, ApiError
-from kfp_ddp.components.shared.cluster.nodes import schedulable
-from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow.decisions import Limits, out_of_time
-from kfp_ddp.components.shared.launch.follow.follower import Follower
-from kfp_ddp.components.shared.launch.follow.logs import PodLog
-from kfp_ddp.components.shared.launch.follow.printer import Printer
-from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.jobs import REPORTED, Jobs
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.follow.decisions import Limits, out_of_time
+from kfp_ddp.jobs.follow.follower import Follower
+from kfp_ddp.jobs.follow.logs import PodLog
+from kfp_ddp.jobs.follow.printer import Printer
+from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.jobs import REPORTED, Jobs
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s import watch_cache
+from kfp_ddp.k8s.api import PAGE, Api, ApiError
+from kfp_ddp.k8s.nodes import schedulable
+from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.serving import serving as in_thread
 
 Answer = Callable[["Server", dict[str, str]], None]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from kfp_ddp.demo.run import run
+from kfp_ddp.local.demo.run import run
 from kfp_ddp.training.layout import lay_out
 from tests.gcs_server import Bucket
 from tests.local_pipeline import pipeline
@@ -85,7 +85,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "tmp").mkdir()
-    program = [sys.executable, "-m", "kfp_ddp.cli", "demo", "--output", str(tmp_path / "output")]
+    program = [sys.executable, "-m", "kfp_ddp", "demo", "--output", str(tmp_path / "output")]
     inside = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=inside) as demo:
         while not list(tmp_path.glob("output/work/*/*/metrics.jsonl")):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
+from kfp_ddp.checks.preflight.parameters import MODELS
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.preflight.parameters import MODELS
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.training.recipes import RECIPES
 from tests.gcs_server import Bucket

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.checks.preflight.parameters import description
 from kfp_ddp.components.preflight.component import preflight
-from kfp_ddp.components.preflight.parameters import description
 from tests.gcs_server import Bucket
 
 GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.preflight.released import check_release
+from kfp_ddp.checks.preflight.released import check_release
+from kfp_ddp.core.errors import InputError, StorageError
 from tests.registry_server.server import RegistryServer, status
 
 

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from kfp import dsl
 
-from kfp_ddp.base import folders
-from kfp_ddp.base.run_folder import EXPORTED, VERDICT
 from kfp_ddp.components.publish.component import publish
-from kfp_ddp.components.shared import attempts, bundle, lineage, signature
-from kfp_ddp.components.shared.destination import Folder, open_destination
-from kfp_ddp.components.shared.lineage import FILE as LINEAGE
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.core import folders
+from kfp_ddp.core.run_folder import EXPORTED, VERDICT
+from kfp_ddp.models import attempts, bundle, lineage, signature
+from kfp_ddp.models.lineage import FILE as LINEAGE
+from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.storage.destination import Folder, open_destination
 from tests.exports import evaluated
 from tests.registry_server import server as registry
 from tests.registry_server.server import RegistryServer

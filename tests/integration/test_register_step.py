@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kfp_ddp.components.register.component import register
-from kfp_ddp.components.shared.champion import move
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.lineage import Lineage
+from kfp_ddp.models.champion import move
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.storage.destination import open_destination
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
 

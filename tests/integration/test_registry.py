@@ -15,12 +15,12 @@ import pytest
 from model_registry import ModelRegistry
 from model_registry.types import ListOptions
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.shared.champion import move
-from kfp_ddp.components.shared.destination import Destination, open_destination
-from kfp_ddp.components.shared.lineage import Lineage
-from kfp_ddp.components.shared.registry import Registry, agree, client, register, registry_of
-from kfp_ddp.components.shared.release import Registering
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.models.champion import move
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.models.registry import Registry, agree, client, register, registry_of
+from kfp_ddp.models.release import Registering
+from kfp_ddp.storage.destination import Destination, open_destination
 from tests.exports import exported
 from tests.registry_server import server as faults
 from tests.registry_server.server import RegistryServer

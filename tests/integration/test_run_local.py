@@ -11,8 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.predict import load, model
 from kfp_ddp.training import images, transforms
 from kfp_ddp.training.checkpoint import load_model

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import folders
-from kfp_ddp.components.shared.destination import open_destination, sha256
-from kfp_ddp.components.shared.workspace import leases, opened
-from kfp_ddp.components.shared.workspace.carried import Carried
-from kfp_ddp.components.teardown.old_runs import InBucket
+from kfp_ddp.core import folders
+from kfp_ddp.runs.teardown.old_runs import InBucket
+from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace.carried import Carried
+from kfp_ddp.storage import leases
+from kfp_ddp.storage.destination import open_destination, sha256
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
 
 

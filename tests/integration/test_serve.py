@@ -25,15 +25,15 @@ import requests
 import torch
 from numpy.typing import NDArray
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.deploy.canary import Sample, ask, try_out
-from kfp_ddp.components.export import formats, infra, serving
-from kfp_ddp.components.export.runtimes import eager, from_checkpoint
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.export import formats, infra, serving
+from kfp_ddp.export.runtimes import eager, from_checkpoint
+from kfp_ddp.models import bundle
+from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.models.serving.canary import Sample, ask, try_out
 from kfp_ddp.serve.body_limit import MAX_BODY
 from kfp_ddp.serve.model import ready
+from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training.checkpoint import load_model
 from tests.serving import free_port
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.data_sync import checks, mirror
-from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets import checks, mirror
+from kfp_ddp.datasets.transfer import SMALL
 from tests.gcs_server import Bucket
 from tests.sync_runs import another_user, content, fill, run, small_disk
 

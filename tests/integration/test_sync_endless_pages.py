@@ -5,9 +5,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.sources import huggingface, open_source
-from kfp_ddp.components.shared.destination import azure, open_destination, s3
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.destination import azure, open_destination, s3
+from kfp_ddp.storage.sources import huggingface, open_source
 from tests.serving import serving
 
 PAGE = 1 << 20

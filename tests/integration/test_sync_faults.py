@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.retry import Retry
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.retry import Retry
 from tests.gcs_server import Bucket
 from tests.sync_runs import content
 
@@ -138,7 +138,7 @@ def test_list_page_that_fails_is_asked_again(bucket: Bucket, tmp_path: Path, fau
 def test_listing_without_end_is_one_line(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.MAX_EMPTY_PAGES", 20)
+    monkeypatch.setattr("kfp_ddp.storage.sources.MAX_EMPTY_PAGES", 20)
     pages = itertools.count()
     bucket.list_fault = lambda: f'{{"nextPageToken": "{next(pages)}"}}'  # type: ignore[method-assign]
     with pytest.raises(InputError, match=r"^the listing of gs://bucket/ds does not end[^\n]*$"):
@@ -149,7 +149,7 @@ def test_listing_without_end_is_one_line(
 def test_page_that_stays_wrong_is_one_line(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.gcs.LIST_ATTEMPTS", 2)
+    monkeypatch.setattr("kfp_ddp.storage.sources.gcs.LIST_ATTEMPTS", 2)
     for page in ("endless", '{"items": [{"name": 7}]}'):
         bucket.list_faults.extend([page] * 2)
         with pytest.raises(StorageError, match=r"^cannot list gs://bucket/ds: [^\n]* 2 times"):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync.listing import Filter, Listing
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sources.files import FolderSource
-from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
-from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync as sync_stubbornly
+from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.listing import Filter, Listing
+from kfp_ddp.storage.sources.files import FolderSource
 from tests.sync_runs import RETRY, content
 
 QUICK = Options(concurrency=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, run
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync import report
-from kfp_ddp.components.data_sync.http.origin import Origin, Request
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets import report
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.storage.http.origin import Origin, Request
 from tests.serving import serving
 from tests.sync_runs import RETRY, content
 
@@ -190,8 +190,8 @@ def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) 
 def test_manifest_has_a_longest_length(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.web.MAX_MANIFEST", 3 << 20)
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.web.Retry", lambda: RETRY)
+    monkeypatch.setattr("kfp_ddp.storage.sources.web.MAX_MANIFEST", 3 << 20)
+    monkeypatch.setattr("kfp_ddp.storage.sources.web.Retry", lambda: RETRY)
     web.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES) + b"\n" + b" \n" * (3 << 19))
     with pytest.raises((StorageError, InputError), match=r"more than 3145728 bytes|line 4 is"):
         bring(address(web), tmp_path)

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sources import open_source
-from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync as sync_stubbornly
+from kfp_ddp.storage.sources import open_source
 from tests.serving import serving
 from tests.sync_runs import RETRY, content
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import engine
-from kfp_ddp.components.data_sync.images import look_at
-from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.shared.markdown import cell
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.markdown import cell
+from kfp_ddp.datasets import engine
+from kfp_ddp.datasets.images import look_at
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.storage.listing import Listing
 from kfp_ddp.training.layout import Rule, lay_out
 from tests.gcs_server import Bucket
 
@@ -113,7 +113,7 @@ def test_a_table_or_a_setting_that_cannot_be_used_is_refused(
 ) -> None:
     fill(bucket, 1, "cat", "dog")
     bucket.put("ds/labels.csv", b"x")
-    monkeypatch.setattr("kfp_ddp.components.data_sync.images.LARGEST", 7)
+    monkeypatch.setattr("kfp_ddp.datasets.images.LARGEST", 7)
     bucket.put("ds/big.csv", b"too large")
     with pytest.raises(SystemExit, match=says):
         step(tmp_path, "gs://bucket/ds", layout)

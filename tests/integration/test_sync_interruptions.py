@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync import journal
-from kfp_ddp.components.data_sync.lock import locked
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.versions import Store
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets import journal
+from kfp_ddp.datasets.lock import locked
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.versions import Store
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, start, unpacked
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import lease
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.data_sync import report, retention
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.versions import Store, leases_of
+from kfp_ddp.core import lease
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets import report, retention
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.versions import Store, leases_of
 
 ONE = Options(keep_versions=1, keep_hours=0)
 

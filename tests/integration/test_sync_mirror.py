@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync import report
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets import report
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.sync_runs import another_user, content, fill, pretend_folding, run
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from tests.sync_runs import content
 
 NAMES = ("a/x", "a/y", "a/deep/z", "b/x", "b/large", "top")

@@ -10,13 +10,13 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.data_sync.http import origin
-from kfp_ddp.components.data_sync.http.pace import LOWEST_SPEED, Pace
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.retry import Retry
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import PROGRESS, SMALL
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.transfer import PROGRESS, SMALL
+from kfp_ddp.storage.http import origin
+from kfp_ddp.storage.http.pace import LOWEST_SPEED, Pace
+from kfp_ddp.storage.retry import Retry
 from tests import tls
 from tests.serving import serving
 from tests.sync_runs import content

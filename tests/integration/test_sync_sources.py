@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.data_sync import report
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sources import Entry, Transient, open_source
-from kfp_ddp.components.data_sync.sources.s3 import S3Source
-from kfp_ddp.components.data_sync.sync import sync as sync_stubbornly
-from kfp_ddp.components.data_sync.transfer import SMALL
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.destination.s3 import as_nobody, s3_client
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets import report
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync as sync_stubbornly
+from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.destination.s3 import as_nobody, s3_client
+from kfp_ddp.storage.sources import Entry, Transient, open_source
+from kfp_ddp.storage.sources.s3 import S3Source
 from tests.gcs_server import Bucket, serve
 from tests.serving import serving
 from tests.sync_runs import RETRY, another_user, content

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.data_sync.http import origin
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.data_sync.transfer import SMALL
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.http import origin
 from tests import tls
 from tests.gcs_server import Bucket, serve
 from tests.sync_runs import RETRY, content

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import disk, repair
-from kfp_ddp.components.data_sync.pack import TarStage
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets import disk, repair
+from kfp_ddp.datasets.pack import TarStage
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, unpacked
 

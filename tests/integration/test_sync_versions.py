@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.components.data_sync import manifest, report
-from kfp_ddp.components.data_sync.meter import Throttle
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.result import Result
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.shared.markdown import cell
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.markdown import cell
+from kfp_ddp.datasets import report
+from kfp_ddp.datasets.meter import Throttle
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.storage import manifest
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk
 

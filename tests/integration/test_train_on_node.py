@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base import folders
-from kfp_ddp.base.failure import Failure
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.shared.each_node import EachNode, options_on_nodes
-from kfp_ddp.components.train.engine import node_command
+from kfp_ddp.core import folders
+from kfp_ddp.core.failure import Failure
+from kfp_ddp.datasets.each_node import EachNode, options_on_nodes
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.runs.train.engine import node_command
 from kfp_ddp.training.config import TrainConfig
 
 LOOP: dict[str, Any] = {
@@ -104,7 +104,7 @@ def until(condition: Callable[[], bool], worker: Worker) -> None:
 STEP = """
 import json, sys
 from types import SimpleNamespace
-from kfp_ddp.components.train.engine import run
+from kfp_ddp.runs.train.engine import run
 names = ("trained_model", "train_metrics", "loss_curve", "training_job")
 left = {name: SimpleNamespace(path=f"{sys.argv[1]}/{name}", metadata={}) for name in names}
 left["train_metrics"].log_metric = lambda name, value: None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.train.engine import with_timeout
+from kfp_ddp.runs.train.engine import with_timeout
 
 RANK = """
 import json, os, sys

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kfp_ddp.base import failure
+from kfp_ddp.core import failure
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from tests.serving import free_port

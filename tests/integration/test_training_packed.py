@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.evaluate.engine import evaluate
-from kfp_ddp.components.export.prove import real_samples
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
 from tests.training_ranks import Ranks, config, dataset, state_hash, train
 

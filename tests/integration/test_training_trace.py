@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.base.trace_request import Request
 from kfp_ddp.cli import app
 from kfp_ddp.client import trace as tracing
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.trace_request import Request
 from tests.training_ranks import Ranks, config, dataset
 
 

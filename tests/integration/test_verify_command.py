@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.champion import move
-from kfp_ddp.components.shared.destination import Destination, open_destination
-from kfp_ddp.components.shared.lineage import Lineage
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import bundle
+from kfp_ddp.models.champion import move
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.storage.destination import Destination, open_destination
 from tests.exports import exported
 from tests.unit.test_signature import pem, public
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.shared import attempts, succession
-from kfp_ddp.components.shared.attempts import fingerprint, note, prune, unchanged
-from kfp_ddp.components.shared.destination import Destination, open_destination
+from kfp_ddp.models import attempts, succession
+from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
+from kfp_ddp.storage.destination import Destination, open_destination
 
 SAID = {"dataset_digest": "abc", "training": {"epochs": 3}, "gate": {}, "image": ""}
 

@@ -8,8 +8,8 @@ from kfp import dsl
 
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.components.shared import attempts
-from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.models import attempts
+from kfp_ddp.storage.destination import open_destination
 from tests.run_output import evaluation
 
 

@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import COMMANDS, app
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from kfp_ddp.local import installed
 from kfp_ddp.pipelines.images import Images
 
@@ -30,8 +30,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:
     probe = (
-        "import sys, kfp_ddp.commands.sync, kfp_ddp.components.data_sync.sync\n"
-        "from kfp_ddp.components.data_sync.sources import gcs\n"
+        "import sys, kfp_ddp.cli.sync, kfp_ddp.datasets.sync\n"
+        "from kfp_ddp.storage.sources import gcs\n"
         f"print(sorted({{*{HEAVY!r}, *{RARE!r}}} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
 from kfp_ddp.client.inspection.comparison import shown
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
 from tests import run_output
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.failure import Failure
 from kfp_ddp.cli import app
 from kfp_ddp.client import pods
 from kfp_ddp.client.steps import Step
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.failure import Failure
 from tests import run_output
 
 CAUSE = "error: rank 1: it broke; mend it"

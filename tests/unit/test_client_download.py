@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.cli import app
 from kfp_ddp.client.inspection import take as taking
 from kfp_ddp.client.run_files import PlacedFiles
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import sha256
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.models import bundle
+from kfp_ddp.storage.destination import sha256
 from tests import run_output
 
 TRAIN = f"work/{run_output.RUN_ID}/train"

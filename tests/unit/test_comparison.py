@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.comparison import compare, mcnemar, newcombe
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, Told, wilson
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.comparison import compare, mcnemar, newcombe
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, Told, wilson
 from tests.exports import evaluated
 
 Side = dict[str, Told]

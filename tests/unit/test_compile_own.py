@@ -7,8 +7,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from kfp_ddp import __version__
-from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.cli import app
+from kfp_ddp.core.errors import InputError, KfpDdpError
 
 OWN = """
 from kfp import dsl
@@ -117,7 +117,7 @@ def test_restricted_holds_for_steps_of_ones_own_too(own: Path) -> None:
             "{}, line 20: TypeError: gate() missing 1 required argument: accuracy.",
         ),
         (
-            "from kfp_ddp.components.job.authoring import as_script\nas_script('gone.py')",
+            "from kfp_ddp.jobs.authoring import as_script\nas_script('gone.py')",
             "{}, line 2: gone.py cannot be packed: [Errno 2] No such file or directory",
         ),
     ],

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
-from kfp_ddp.config import FIELDS, Config, config
+from kfp_ddp.core.config import FIELDS, Config, config
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.components.deploy import canary
-from kfp_ddp.components.deploy.canary import Sample, address, ask, try_out
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.models import bundle
+from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.models.serving import canary
+from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
+from kfp_ddp.storage.destination import open_destination
 from tests.serving import serving
 
 LOGITS = (2.0, -50.0, 3.0)

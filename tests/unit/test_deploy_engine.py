@@ -7,8 +7,8 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.components.deploy.component import deploy
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.models import bundle
 
 
 def run(tmp_path: Path, address: str, **release: Any) -> tuple[tuple[str, str], str]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.deploy.standing import (
+from kfp_ddp.models.serving.rollout import SPEC
+from kfp_ddp.models.serving.standing import (
     CRASHES,
     REFUSED,
     crashed,
@@ -13,7 +14,6 @@ from kfp_ddp.components.deploy.standing import (
     reasons,
     waits_for,
 )
-from kfp_ddp.components.shared.rollout import SPEC
 
 NEW, OLD = "new", "old"
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.launch.gang import GANGS
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.rollout import OURS
-from kfp_ddp.doctor.finding import Asked, Finding
-from kfp_ddp.doctor.nodes import gpus, room
-from kfp_ddp.doctor.operators import kserve, operators
-from kfp_ddp.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs, of_service
-from kfp_ddp.doctor.secret import secret
-from kfp_ddp.doctor.storage import CLASSES, claims
+from kfp_ddp.checks.doctor.finding import Asked, Finding
+from kfp_ddp.checks.doctor.nodes import gpus, room
+from kfp_ddp.checks.doctor.operators import kserve, operators
+from kfp_ddp.checks.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs, of_service
+from kfp_ddp.checks.doctor.secret import secret
+from kfp_ddp.checks.doctor.storage import CLASSES, claims
+from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.models.serving.rollout import OURS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLASS = {"metadata": {"name": "standard"}, "provisioner": "x", "volumeBindingMode": "Immediate"}

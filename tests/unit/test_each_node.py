@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import folders
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
-from kfp_ddp.components.shared.each_node import EachNode, at_hand, options_on_nodes
+from kfp_ddp.core import folders
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.datasets.each_node import EachNode, at_hand, options_on_nodes
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 
 
 @pytest.fixture

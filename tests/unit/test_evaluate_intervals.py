@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from kfp_ddp.components.evaluate import intervals
-from kfp_ddp.components.evaluate.intervals import balanced_accuracy, bootstrap
-from kfp_ddp.components.evaluate.measure import Tally
-from kfp_ddp.components.shared.evaluation import wilson
+from kfp_ddp.evaluation import intervals
+from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
+from kfp_ddp.evaluation.measure import Tally
+from kfp_ddp.models.evaluation import wilson
 
 SHARES = (0.6, 0.25, 0.1, 0.05)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, RunCancelledError
-from kfp_ddp.base.failure import Failure
-from kfp_ddp.components.evaluate import launched
-from kfp_ddp.components.evaluate.request import Request
-from kfp_ddp.components.shared.launch.local_ranks import Ended
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.failure import Failure
+from kfp_ddp.evaluation import launched
+from kfp_ddp.evaluation.request import Request
+from kfp_ddp.jobs.local_ranks import Ended
 
 
 @pytest.mark.parametrize(

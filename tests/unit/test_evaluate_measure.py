@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.evaluate import measure, roc
-from kfp_ddp.components.evaluate.measure import Tally, bin_of
-from kfp_ddp.components.shared.evaluation import wilson
+from kfp_ddp.evaluation import measure, roc
+from kfp_ddp.evaluation.measure import Tally, bin_of
+from kfp_ddp.models.evaluation import wilson
 
 
 def logits_and_targets(n: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:

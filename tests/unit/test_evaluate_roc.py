@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kfp_ddp.components.evaluate import measure, roc
-from kfp_ddp.components.evaluate.measure import Tally
+from kfp_ddp.evaluation import measure, roc
+from kfp_ddp.evaluation.measure import Tally
 
 SCALES = (1e-6, 1e-3, 0.01, 0.3, 1.0, 5.0, 30.0, 300.0, 1e4)
 

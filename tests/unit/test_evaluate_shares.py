@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.predict import Predictions, Share, merged, predict_share
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import Index, scan, whole_batches
 from kfp_ddp.training.distributed import World

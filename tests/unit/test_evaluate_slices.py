@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate import slices
-from kfp_ddp.components.shared.evaluation import wilson
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation import slices
+from kfp_ddp.models.evaluation import wilson
 from kfp_ddp.training.data import Index
 
 NAMES = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2, wet.png")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from kfp_ddp.components.export import infra, infra_process
-from kfp_ddp.components.shared import bundle
+from kfp_ddp.export import infra, infra_process
+from kfp_ddp.models import bundle
 
 IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
 SUMS = IMAGES.astype(np.float32).sum((2, 3))

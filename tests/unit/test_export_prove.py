@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.export import prove
-from kfp_ddp.components.export.prove import ParityError, latency, parity, real_samples
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.export import prove
+from kfp_ddp.export.prove import ParityError, latency, parity, real_samples
 from kfp_ddp.training.checkpoint import ModelInfo
 
 LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.0, 2.0, 8.0], [1.0, 1.00001, -3.0]])

@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from kfp_ddp.components.export import provenance, tensorrt
-from kfp_ddp.components.shared import images
-from kfp_ddp.components.shared.destination import sha256
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.export import provenance, tensorrt
+from kfp_ddp.k8s import images
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.storage.destination import sha256
 from tests.exports import evaluated
 
 

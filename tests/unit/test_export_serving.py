@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
-from kfp_ddp.components.export import serving
-from kfp_ddp.components.export.formats import INPUT, OUTPUT
+from kfp_ddp.export import serving
+from kfp_ddp.export.formats import INPUT, OUTPUT
 from tests import triton
 
 CLASSES = ("daisy", "two\nlines", "Löwen zahn")

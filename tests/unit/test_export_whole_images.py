@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from kfp_ddp.components.export import formats, whole_images
+from kfp_ddp.export import formats, whole_images
 from kfp_ddp.training import transforms
 
 

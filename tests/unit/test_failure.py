@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.failure import RECORD, Failure, first_cause, lost_peer, told, write_record
+from kfp_ddp.core.failure import RECORD, Failure, first_cause, lost_peer, told, write_record
 
 
 def test_a_failure_is_read_as_it_was_written() -> None:

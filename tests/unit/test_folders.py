@@ -1,6 +1,6 @@
 import pytest
 
-from kfp_ddp.base.folders import data_dir, work_dir
+from kfp_ddp.core.folders import data_dir, work_dir
 
 
 def test_what_is_given_goes_before_the_environment_and_that_before_the_mount(

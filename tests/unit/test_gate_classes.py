@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.evaluate.samples import samples_digest
-from kfp_ddp.components.shared.evaluation import ClassResult
+from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.evaluation.samples import samples_digest
+from kfp_ddp.models.evaluation import ClassResult
 from tests.gating import evaluation, exported, hits, judged
 
 CATS = 60

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.champion import CHAMPION
-from kfp_ddp.components.shared.destination import sha256
-from kfp_ddp.components.shared.evaluation import Evaluation
+from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.models import bundle
+from kfp_ddp.models.champion import CHAMPION
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.storage.destination import sha256
 from tests.gating import CLASSES, evaluation, exported, hits, judged
 
 

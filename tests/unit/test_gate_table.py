@@ -17,10 +17,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.shared import signature
-from kfp_ddp.components.shared.evaluation import slice_of
+from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.evaluation.gate.rules import Rules
+from kfp_ddp.models import signature
+from kfp_ddp.models.evaluation import slice_of
 from tests.conftest import CHECKOUT
 from tests.gating import CLASSES, FILES, bundled, evaluation, exported, hits, infra, judged, variant
 

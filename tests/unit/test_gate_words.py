@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.run_folder import VERDICT
-from kfp_ddp.components.gate.against import champion_checks
-from kfp_ddp.components.gate.checks import at_least, at_most, own_checks
-from kfp_ddp.components.gate.rules import Rules
-from kfp_ddp.components.gate.verdict import verdict_of
-from kfp_ddp.components.shared.comparison import compare
-from kfp_ddp.components.shared.evaluation import ClassResult, Evaluation, slice_of, wilson
+from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.evaluation.comparison import compare
+from kfp_ddp.evaluation.gate.against import champion_checks
+from kfp_ddp.evaluation.gate.checks import at_least, at_most, own_checks
+from kfp_ddp.evaluation.gate.rules import Rules
+from kfp_ddp.evaluation.gate.verdict import verdict_of
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
 from tests import gating
 
 

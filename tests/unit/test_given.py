@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.given import Form, form_of, merged
 from kfp_ddp.training import model_file

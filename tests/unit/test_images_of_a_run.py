@@ -1,7 +1,7 @@
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.components.shared import images
+from kfp_ddp.k8s import images
 
 TRAINER = "registry.example/team/trainer:1.0"
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "1" * 64

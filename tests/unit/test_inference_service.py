@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.inference_service import (
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models.serving.inference_service import (
     OPENVINO,
     OURS,
     RUNTIMES,

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.checks.doctor.storage import CLASSES
 from kfp_ddp.cli import app
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.doctor.storage import CLASSES
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.install.apply import look, path
 from kfp_ddp.install.manifests import Wanted, manifests, owner
+from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
 class Answers(Api):

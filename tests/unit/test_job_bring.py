@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.components.job.authoring import as_folder
-from kfp_ddp.components.job.bring import bring
-from kfp_ddp.components.shared.launch.specification import code
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.jobs.authoring import as_folder
+from kfp_ddp.jobs.bring import bring
+from kfp_ddp.jobs.specification import code
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from tests import workers
 
 

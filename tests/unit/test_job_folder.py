@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.job import engine
-from kfp_ddp.components.job.authoring import as_folder, as_script
-from kfp_ddp.components.shared.launch.manifests.carried import PROGRAM
-from kfp_ddp.components.shared.launch.specification import code
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import engine
+from kfp_ddp.jobs.authoring import as_folder, as_script
+from kfp_ddp.jobs.manifests.carried import PROGRAM
+from kfp_ddp.jobs.specification import code
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from tests import workers
 
 CASES = [25, pytest.param(250, marks=pytest.mark.soak)]

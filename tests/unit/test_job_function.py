@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.job import engine
-from kfp_ddp.components.job.authoring import as_function
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import engine
+from kfp_ddp.jobs.authoring import as_function
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from tests import workers
 
 HARD = [

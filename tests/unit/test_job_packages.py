@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.job.authoring import locked
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.authoring import locked
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from tests import workers
 from tests.package_index import digest, index
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kfp_ddp.components.shared.launch.jobs import PREEMPTED, REPORTED
-from kfp_ddp.components.shared.launch.run import Attempts
+from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED
+from kfp_ddp.jobs.run import Attempts
 
 
 def job(ended: str = "", *notes: str) -> dict[str, Any]:

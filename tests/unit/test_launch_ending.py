@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared.cluster.api import ApiError, Object
-from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow.printer import Printer
-from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
-from kfp_ddp.components.shared.launch.identity import Owner
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.follow.printer import Printer
+from kfp_ddp.jobs.follow.step_files import StepFiles
+from kfp_ddp.jobs.identity import Owner
+from kfp_ddp.k8s.api import ApiError, Object
+from kfp_ddp.k8s.watch_cache import WatchCache
 
 JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
 POD = "/api/v1/namespaces/space/pods/step"

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError, JobError, RunCancelledError
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared.cluster.api import Api, Object
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow import follower as following
-from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look
-from kfp_ddp.components.shared.launch.follow.follower import Follower
-from kfp_ddp.components.shared.launch.follow.logs import to_follow
-from kfp_ddp.components.shared.launch.follow.narrator import Narrator
-from kfp_ddp.components.shared.launch.follow.pods import Pods
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
-from kfp_ddp.components.shared.launch.follow.standing import Reason
-from kfp_ddp.components.shared.launch.follow.step_files import StepFiles
-from kfp_ddp.components.shared.launch.identity import Owner
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.follow import follower as following
+from kfp_ddp.jobs.follow.decisions import Limits, Look
+from kfp_ddp.jobs.follow.follower import Follower
+from kfp_ddp.jobs.follow.logs import to_follow
+from kfp_ddp.jobs.follow.narrator import Narrator
+from kfp_ddp.jobs.follow.pods import Pods
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.jobs.follow.standing import Reason
+from kfp_ddp.jobs.follow.step_files import StepFiles
+from kfp_ddp.jobs.identity import Owner
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import Api, Object
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}
@@ -202,7 +202,7 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
             asked.append(clock)
             return {"": Reason("", reason)}
 
-        monkeypatch.setattr("kfp_ddp.components.shared.launch.follow.narrator.explain", explain)
+        monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
         narrator.tell(Look(job, Pods.of(job), True, now=0, clock=clock), [])
 
     for clock in range(100, 200):

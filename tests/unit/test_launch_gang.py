@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.launch import gang
-from kfp_ddp.components.shared.launch.check_job import gang_scheduling
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import gang
+from kfp_ddp.jobs.check_job import gang_scheduling
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, ApiError, Object
 
 GROUPS = {
     "volcano": ("scheduling.volcano.sh", "v1beta1", "annotations", "scheduling.k8s.io/group-name"),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from kubernetes.utils import parse_quantity
 
-from kfp_ddp.components.shared.launch.identity import identify, metadata
-from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.launch.specification.quantity import amount
-from kfp_ddp.components.shared.step import write_job
+from kfp_ddp.core.step import write_job
+from kfp_ddp.jobs.identity import identify, metadata
+from kfp_ddp.jobs.manifests.job_manifest import job_manifest
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.quantity import amount
 from tests.launch_specs import quantity, specification
 from tests.unit.test_launch_pods import templates
 

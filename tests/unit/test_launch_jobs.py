@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow.follower import Follower
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer, Stamp
-from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.jobs import Jobs
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.follow.follower import Follower
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.jobs import Jobs
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
 class Store:

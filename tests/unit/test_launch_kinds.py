@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.manifests import carried, pod
-from kfp_ddp.components.shared.launch.manifests.job_manifest import WRITERS
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS, KindName
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.manifests import carried, pod
+from kfp_ddp.jobs.manifests.job_manifest import WRITERS
+from kfp_ddp.jobs.specification.kinds import KINDS, KindName
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 

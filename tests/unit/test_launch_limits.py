@@ -7,23 +7,17 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import JobError
-from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch import check_job, run
-from kfp_ddp.components.shared.launch.follow.decisions import (
-    Limits,
-    Look,
-    cannot_start,
-    out_of_time,
-    verdict,
-)
-from kfp_ddp.components.shared.launch.follow.follower import Outcome
-from kfp_ddp.components.shared.launch.follow.pods import Pods
-from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.follow.standing import Reason, Stands
-from kfp_ddp.components.shared.launch.job_state import State, state
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import JobError
+from kfp_ddp.jobs import check_job, run
+from kfp_ddp.jobs.follow.decisions import Limits, Look, cannot_start, out_of_time, verdict
+from kfp_ddp.jobs.follow.follower import Outcome
+from kfp_ddp.jobs.follow.pods import Pods
+from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.follow.standing import Reason, Stands
+from kfp_ddp.jobs.job_state import State, state
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Object
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from kfp_ddp.components.shared.cluster.api import whole_lines
-from kfp_ddp.components.shared.launch.follow.logs import LONGEST, drawn, unprinted
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor
+from kfp_ddp.jobs.follow.logs import LONGEST, drawn, unprinted
+from kfp_ddp.jobs.follow.printer import LogCursor
+from kfp_ddp.k8s.api import whole_lines
 
 BAR = "".join(f"\r{percent}%|{'#' * percent}" for percent in range(101))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.shared.launch.follow.decisions import (
+from kfp_ddp.jobs.follow.decisions import (
     SETTLE_SECONDS,
     Limits,
     Look,
@@ -13,10 +13,10 @@ from kfp_ddp.components.shared.launch.follow.decisions import (
     split_by_a_replacement,
     verdict,
 )
-from kfp_ddp.components.shared.launch.follow.pods import Pods
-from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.job_state import State
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.jobs.follow.pods import Pods
+from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.job_state import State
+from kfp_ddp.jobs.specification.kinds import KINDS
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: dict[str, Any] = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": MADE}}

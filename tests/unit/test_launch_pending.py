@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.cluster.api import ApiError
-from kfp_ddp.components.shared.launch.follow import narrator
-from kfp_ddp.components.shared.launch.job_state import State, started, state
-from kfp_ddp.components.shared.launch.kueue import check_queue
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.follow import narrator
+from kfp_ddp.jobs.job_state import State, started, state
+from kfp_ddp.jobs.kueue import check_queue
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import ApiError
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 

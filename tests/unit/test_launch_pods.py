@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.manifests.trainjob import TOKEN_DIR, Runtime
-from kfp_ddp.components.shared.launch.specification.default_resources import (
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.manifests.job_manifest import job_manifest
+from kfp_ddp.jobs.manifests.trainjob import TOKEN_DIR, Runtime
+from kfp_ddp.jobs.specification.default_resources import (
     PER_GPU,
     PER_RANK_ON_CPUS,
     default_resources,
 )
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared.launch import local_processes
-from kfp_ddp.components.teardown.engine import run as teardown
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs import local_processes
+from kfp_ddp.runs.teardown.engine import run as teardown
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.runtimes import find_runtime
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.runtimes import find_runtime
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from tests.unit.test_launch_gang import Server
 
 GROUP = "/apis/trainer.kubeflow.org/v1alpha1"

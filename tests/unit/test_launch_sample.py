@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.base.files import open_below
-from kfp_ddp.components.shared.cluster.api import Api, Object
-from kfp_ddp.components.shared.images import used
-from kfp_ddp.components.shared.launch.ending import Ending
-from kfp_ddp.components.shared.launch.follow import follower as following
-from kfp_ddp.components.shared.launch.follow import kept, narrator, ranks, sample
-from kfp_ddp.components.shared.launch.follow.decisions import Limits, Look
-from kfp_ddp.components.shared.launch.follow.follower import Follower, Outcome
-from kfp_ddp.components.shared.launch.follow.logs import PodLog
-from kfp_ddp.components.shared.launch.follow.pods import Pods
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Stamp
-from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.identity import Owner
-from kfp_ddp.components.shared.launch.job_state import State
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS, V1_INDEX, V1_TYPE
+from kfp_ddp.core.files import open_below
+from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.follow import follower as following
+from kfp_ddp.jobs.follow import kept, narrator, ranks, sample
+from kfp_ddp.jobs.follow.decisions import Limits, Look
+from kfp_ddp.jobs.follow.follower import Follower, Outcome
+from kfp_ddp.jobs.follow.logs import PodLog
+from kfp_ddp.jobs.follow.pods import Pods
+from kfp_ddp.jobs.follow.printer import LogCursor, Stamp
+from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.identity import Owner
+from kfp_ddp.jobs.job_state import State
+from kfp_ddp.jobs.specification.kinds import KINDS, V1_INDEX, V1_TYPE
+from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.images import used
 
 MAIN = ("pytorch",)
 RUNS: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 from kfp import dsl
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.launch.identity import Owner, identify, metadata
-from kfp_ddp.components.shared.launch.manifests import pod
-from kfp_ddp.components.shared.launch.manifests.job_manifest import job_manifest
-from kfp_ddp.components.shared.launch.specification.claims import (
-    claim_of,
-    read_only,
-    with_claims,
-)
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.launch.specification.task_config import overlaid
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.identity import Owner, identify, metadata
+from kfp_ddp.jobs.manifests import pod
+from kfp_ddp.jobs.manifests.job_manifest import job_manifest
+from kfp_ddp.jobs.specification.claims import claim_of, read_only, with_claims
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.specification.task_config import overlaid
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.shared.cluster.api import Object
-from kfp_ddp.components.shared.launch.follow.ranks import Ranks, Stall, Told, read
-from kfp_ddp.components.shared.launch.identity import identify
-from kfp_ddp.components.shared.launch.jobs import AVOIDS, Jobs, avoided
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
+from kfp_ddp.jobs.identity import identify
+from kfp_ddp.jobs.jobs import AVOIDS, Jobs, avoided
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Object
 
 LIMIT = 600.0
 

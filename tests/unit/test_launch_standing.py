@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.shared.cluster.api import ApiError
-from kfp_ddp.components.shared.launch.follow import narrator
-from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.follow.standing import (
+from kfp_ddp.jobs.follow import narrator
+from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.follow.standing import (
     FINAL_AFTER,
     Reason,
     Stands,
@@ -16,7 +15,8 @@ from kfp_ddp.components.shared.launch.follow.standing import (
     of_events,
     still,
 )
-from kfp_ddp.components.shared.launch.job_state import State
+from kfp_ddp.jobs.job_state import State
+from kfp_ddp.k8s.api import ApiError
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
 NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import lease
+from kfp_ddp.core import lease
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import lease
+from kfp_ddp.core import lease
 
 
 def old(path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.commands.manifest import command
-from kfp_ddp.components.shared.launch.specification import code
+from kfp_ddp.cli.manifest import command
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.specification import code
 
 
 def printed(*settings: str) -> list[dict[str, Any]]:

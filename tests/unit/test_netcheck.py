@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.netcheck.measure import rounds
 from kfp_ddp.training.netcheck.rank import transports
 from kfp_ddp.training.netcheck.record import Network, Node, Size, need, problems, table
@@ -132,7 +132,7 @@ def test_nccl_says_what_it_goes_by() -> None:
 
 def measured_here(*words: str) -> "subprocess.CompletedProcess[str]":
     asked = ["netcheck", "--backend", "local", "--nodes", "2", "--largest-mb", "1", *words]
-    program = [sys.executable, "-m", "kfp_ddp.cli", *asked]
+    program = [sys.executable, "-m", "kfp_ddp", *asked]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared.notify import Notification, Outcome, channels, send
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.runs.notify import Notification, Outcome, channels, send
 from tests.serving import free_port, serving
 
 PROMOTED = Outcome(

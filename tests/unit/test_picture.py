@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 from kfp import compiler, dsl
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.commands.graph import command
+from kfp_ddp.cli.graph import command
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.pipelines import NAMES, picture
 from kfp_ddp.pipelines.graph import Node, nodes
 from kfp_ddp.pipelines.mermaid import mermaid

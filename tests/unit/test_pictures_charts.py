@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.shared.pictures import (
+from kfp_ddp.report.pictures import (
     MAX_POINTS,
     Series,
     confusion_matrix,

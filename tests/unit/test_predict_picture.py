@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.commands import predict
+from kfp_ddp.cli import predict
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.predict.picture import square
 from kfp_ddp.training import images, transforms
 

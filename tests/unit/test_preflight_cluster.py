@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.claims import check_modes, held_together, mounted_at_once
-from kfp_ddp.components.preflight.nodes import gpus_a_node, no_room, unused
-from kfp_ddp.components.shared.cluster.api import Api, ApiError
-from kfp_ddp.components.shared.cluster.nodes import gpus
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
-from kfp_ddp.components.shared.places import check_place
+from kfp_ddp.checks.preflight.claims import check_modes, held_together, mounted_at_once
+from kfp_ddp.checks.preflight.nodes import gpus_a_node, no_room, unused
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, ApiError
+from kfp_ddp.k8s.nodes import gpus
+from kfp_ddp.storage.addresses import check_place
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"
 HIDDEN = ApiError(403, "Forbidden", "nodes is forbidden")

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.evaluate.launched import specified
-from kfp_ddp.components.preflight.evaluating import check_evaluation, evaluation
-from kfp_ddp.components.preflight.parameters import StepResources
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.checks.preflight.evaluating import check_evaluation, evaluation
+from kfp_ddp.checks.preflight.parameters import StepResources
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.launched import specified
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 
 def training(**fields: Any) -> LaunchSpec:

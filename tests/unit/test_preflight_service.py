@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.service import VERBS, check_service
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.rollout import OURS
+from kfp_ddp.checks.preflight.service import VERBS, check_service
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.models.serving.rollout import OURS
 
 KSERVE = "/apis/serving.kserve.io/v1beta1"
 SHOP = f"{KSERVE}/namespaces/here/inferenceservices/shop"

@@ -1,7 +1,7 @@
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.preflight.sweep import MOST, Sweep, trials_of
+from kfp_ddp.checks.preflight.sweep import MOST, Sweep, trials_of
+from kfp_ddp.core.errors import InputError
 
 
 def test_lists_are_tried_in_all_combinations_and_trials_written_out_besides() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base import packed
 from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.core import packed
 
 SCRIPT = packed.pack(b"def build(num_classes): ...")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp import reference
-from kfp_ddp.components.preflight.parameters import SUBJECTS
+from kfp_ddp.checks.preflight.parameters import SUBJECTS
 
 
 def test_everything_that_is_made_from_elsewhere_is_fresh(
@@ -32,7 +32,7 @@ def test_a_box_that_no_model_tells_of_is_refused() -> None:
 
 
 def test_a_row_tells_bounds_choices_and_default() -> None:
-    rows = reference.settings_table("components.data_sync.settings.SyncSettings")
+    rows = reference.settings_table("datasets.settings.SyncSettings")
     told = {row.split("`")[1]: row for row in rows[2:]}
     assert told["max_delete"].startswith("| `max_delete` | float, ≥ 0, ≤ 1 | `0.5` | ")
     assert "| `list`, `quick`, `full` | `list` |" in told["verify"]
@@ -80,7 +80,7 @@ def test_the_options_of_a_command_stand_in_a_table_with_choices_and_defaults() -
 
 
 def test_what_is_set_once_is_told_with_the_variables_that_set_it() -> None:
-    rows = reference.once_table("config.Config")
+    rows = reference.once_table("core.config.Config")
     told = {row.split("`")[1]: row for row in rows[2:]}
     assert told["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_ENDPOINT` |  | Addr")
     assert "| `kubeflow` |" in told["kfp_namespace"]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import report
-from kfp_ddp.components.shared.destination import sha256
-from kfp_ddp.components.shared.evaluation import ClassChange, Compared, slice_of
+from kfp_ddp import report
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
+from kfp_ddp.storage.destination import sha256
 from tests import reports
 
 TWO = ["cat", "dog"]
@@ -238,7 +238,7 @@ def test_it_is_made_without_torch(tmp_path: Path) -> None:
 
     folder = reports.make(tmp_path, TWO, COUNTS)
     probe = (
-        "import sys; from pathlib import Path; from kfp_ddp.components.shared import report\n"
+        "import sys; from pathlib import Path; from kfp_ddp import report\n"
         f"report.write(Path({str(folder)!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

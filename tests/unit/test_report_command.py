@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError, StorageError
 from kfp_ddp.cli import app
+from kfp_ddp.core.errors import InputError, StorageError
 from tests import run_output
 
 

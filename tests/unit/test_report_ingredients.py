@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kfp_ddp.components.evaluate.ingredients import dataset_facts
-from kfp_ddp.components.shared.pictures import MAX_POINTS
-from kfp_ddp.components.shared.report.ingredients import Ingredients, fewer
+from kfp_ddp.evaluation.ingredients import dataset_facts
+from kfp_ddp.report.ingredients import Ingredients, fewer
+from kfp_ddp.report.pictures import MAX_POINTS
 from kfp_ddp.training.splits import sides_of
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.components.shared import report
-from kfp_ddp.components.shared.report.ingredients import fewer
-from kfp_ddp.components.shared.report.time_spent import time_section
+from kfp_ddp import report
+from kfp_ddp.report.ingredients import fewer
+from kfp_ddp.report.time_spent import time_section
 from kfp_ddp.training.time_spent import PHASES
 from tests import reports
 from tests.unit.test_report import EVIL, text

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.components.shared import rollout
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object
-from kfp_ddp.components.shared.rollout import (
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.models.serving import rollout
+from kfp_ddp.models.serving.rollout import (
     Service,
     before,
     in_service,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import StorageError
 from kfp_ddp.client.run_files import PlacedFiles, in_the_pod
 from kfp_ddp.client.run_files.archive import unpack
+from kfp_ddp.core.errors import StorageError
 
 
 @pytest.fixture

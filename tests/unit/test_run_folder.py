@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.run_folder import RunFolder, open_run_dir, task_title
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.run_folder import RunFolder, open_run_dir, task_title
 
 
 def test_names_stay_as_earlier_versions_wrote_them() -> None:

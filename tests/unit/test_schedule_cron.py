@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.client.cron import as_read, next_times, six_fields, words, zone
+from kfp_ddp.core.errors import InputError
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday
 

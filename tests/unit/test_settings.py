@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.settings import Settings, split
-from kfp_ddp.components.shared.launch.specification.launch_spec import LaunchSpec
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.settings import Settings, split
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 
 
 class Engine(Settings):

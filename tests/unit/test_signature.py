@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import bundle, signature
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.lineage import Lineage
-from kfp_ddp.components.shared.release import Signing
-from kfp_ddp.components.shared.sealed import Sealed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import bundle, signature
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.models.release import Signing
+from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.storage.destination import open_destination
 from tests.exports import exported
 
 KEYS: dict[str, Any] = {

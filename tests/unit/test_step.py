@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import step as module
-from kfp_ddp.components.shared.step import step, write_job
+from kfp_ddp.core import step as module
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.step import step, write_job
 
 SECRETS = {"GOOGLE_APPLICATION_CREDENTIALS": "KEY", "NETRC": "NETRC"}
 

@@ -5,9 +5,9 @@ import string
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.http.origin import Origin, display
-from kfp_ddp.components.data_sync.sources import open_source
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.http.origin import Origin, display
+from kfp_ddp.storage.sources import open_source
 
 ODD = string.ascii_letters + string.digits + ":@?#&=%[]!$'()*+,;\\ \t\n\0é\u202e"
 

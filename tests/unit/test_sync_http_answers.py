@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kfp_ddp.components.data_sync.http.answer import BLOCK, Answer, HttpError
+from kfp_ddp.storage.http.answer import BLOCK, Answer, HttpError
 
 LIMIT = 400
 WHOLE, CUT, MANGLED = 4000, 20_000, 20_000

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.listing import Listing
-from kfp_ddp.components.data_sync.sources import Transient, check_end
-from kfp_ddp.components.data_sync.sources.gcs import GcsSource
-from kfp_ddp.components.data_sync.sources.web import MAX_LINE, ManifestRows
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.sources import Transient, check_end
+from kfp_ddp.storage.sources.gcs import GcsSource
+from kfp_ddp.storage.sources.web import MAX_LINE, ManifestRows
 
 MANGLED = 10_000
 DEEP = "[" * 100_000
@@ -101,7 +101,7 @@ def test_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -
     check_end("gs://bucket", 900, Listing())
     with pytest.raises(InputError, match=r"^the listing of gs://bucket does not end: 0 objects"):
         check_end("gs://bucket", 1001, Listing())
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sources.MAX_OBJECTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.sources.MAX_OBJECTS", 1)
     two = Listing(["a", "b"])
     with pytest.raises(InputError, match="2 objects in 1 pages"):
         check_end("gs://bucket", 0, two)

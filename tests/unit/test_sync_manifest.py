@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.storage import manifest
+from kfp_ddp.storage.listing import Listing
 
 NAMES = ("a/x", "a/y", "b/z", "top")
 ODD: tuple[object, ...] = (

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import manifest, names
-from kfp_ddp.components.data_sync.listing import Listing
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets import names
+from kfp_ddp.storage import manifest
+from kfp_ddp.storage.listing import Listing
 
 
 def listing(*objects: str, tags: bool = False) -> Listing:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import names
-from kfp_ddp.components.data_sync.dataset import canonical, dataset_name
-from kfp_ddp.components.data_sync.listing import Filter, Listing
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets import names
+from kfp_ddp.datasets.dataset import canonical, dataset_name
+from kfp_ddp.storage.listing import Filter, Listing
 
 
 def listing(*objects: str) -> Listing:

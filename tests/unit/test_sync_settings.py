@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.cli import app
-from kfp_ddp.commands import sync as command_line
+from kfp_ddp.cli import sync as command_line
 from kfp_ddp.components.data_sync.component import data_sync
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.settings import options_of
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.settings import options_of
 
 
 def test_the_step_takes_the_options_as_one_mapping() -> None:
@@ -86,7 +86,7 @@ def test_a_plain_folder_has_other_defaults_than_versions(
         seen.append(options)
         raise Stopped
 
-    monkeypatch.setattr("kfp_ddp.components.data_sync.sync.sync", sync)
+    monkeypatch.setattr("kfp_ddp.datasets.sync.sync", sync)
     answer = CliRunner().invoke(app, ["sync", "gs://bucket/ds", "t", "-q", *flags])
     assert isinstance(answer.exception, Stopped), answer.output
     assert {name: getattr(seen[0], name) for name in wanted} == wanted

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.versions import Store, leases_of, success
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.datasets.versions import Store, leases_of, success
+from kfp_ddp.storage import manifest
 from tests.sync_runs import another_user
 
 ONE, OTHER = "1" * 64, "2" * 64

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import lease
-from kfp_ddp.base.run_folder import RunFolder
-from kfp_ddp.components.shared.launch import local_processes
-from kfp_ddp.components.teardown import engine
-from kfp_ddp.components.teardown.engine import run
+from kfp_ddp.core import lease
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs import local_processes
+from kfp_ddp.runs.teardown import engine
+from kfp_ddp.runs.teardown.engine import run
 
 DAY = 86400.0
 

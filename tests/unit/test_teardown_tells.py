@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.teardown import came_to
-from kfp_ddp.components.teardown.came_to import outcome
-from kfp_ddp.components.teardown.engine import run
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.runs.teardown import came_to
+from kfp_ddp.runs.teardown.came_to import outcome
+from kfp_ddp.runs.teardown.engine import run
 from tests.serving import serving
 
 VERDICT = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from kfp_ddp.components.evaluate.predict import predict
-from kfp_ddp.components.export.formats import Servable, trace
-from kfp_ddp.components.shared import weights
+from kfp_ddp.evaluation.predict import predict
+from kfp_ddp.export.formats import Servable, trace
+from kfp_ddp.models import weights
 from kfp_ddp.training import model
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import Index, evaluation_batches

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.train.engine import node_command, run, with_timeout
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.runs.train.engine import node_command, run, with_timeout
 from kfp_ddp.training.config import TrainConfig
 
 PIECES = ("$", "$$", "(HOME)", "$(HOME)", "$$(A)", "a", "/", " ", "{", "}", "(", ")", "'", '"', "ä")

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.overrides import TorchFunctionMode
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import distributed, rank
 from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.config import TrainConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import checkpoint, model_file, resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index

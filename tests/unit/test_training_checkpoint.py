@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError, JobError, StorageError
-from kfp_ddp.components.train.outputs import newest_checkpoint
+from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.runs.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig, parse
 
 REQUIRED = {"data": "/d", "output_dir": "/o"}

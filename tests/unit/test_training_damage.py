@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import Checkpoint, newest_valid, verify
 from kfp_ddp.training.config import TrainConfig

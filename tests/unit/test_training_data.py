@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
-from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig

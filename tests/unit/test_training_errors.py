@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
 from kfp_ddp.training import rank, watch
 from kfp_ddp.training.checkpoint import UnreadableError
 from kfp_ddp.training.distributed import World

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import files
-from kfp_ddp.base.files import atomic_write, durable, folder_below, open_below
+from kfp_ddp.core import files
+from kfp_ddp.core.files import atomic_write, durable, folder_below, open_below
 
 
 def write(path: Path, data: bytes, root: Path | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
 from kfp_ddp.training.config import TrainConfig

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kfp_ddp.components.evaluate.measure import Tally
-from kfp_ddp.components.evaluate.predict import predict
+from kfp_ddp.evaluation.measure import Tally
+from kfp_ddp.evaluation.predict import predict
 from kfp_ddp.training import learner, prefetch, rank, strategies
 from kfp_ddp.training.checkpoint import Checkpoint, ModelInfo, load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches, scan
 from kfp_ddp.training.header import pixels_of
@@ -183,7 +183,7 @@ def test_memory_does_not_follow_what_a_header_says(tmp_path: Path) -> None:
     path.write_bytes(bomb(12_000))
     script = (
         "import resource, sys\n"
-        "from kfp_ddp.base.errors import InputError\n"
+        "from kfp_ddp.core.errors import InputError\n"
         "from kfp_ddp.training.images import read\n"
         "import torchcodec.decoders\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

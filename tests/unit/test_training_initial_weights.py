@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.models import get_model_weights
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import weights
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import weights
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import initialise

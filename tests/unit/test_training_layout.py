@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.layout import Layout, Part, lay_out
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import get_model
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import model
 
 

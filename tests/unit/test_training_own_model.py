@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.given import form_of
 from kfp_ddp.training import checkpoint, model_file, own_model
 from kfp_ddp.training.config import TrainConfig, parse

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.base import packed
-from kfp_ddp.base.errors import InputError, JobError
-from kfp_ddp.base.run_folder import RunFolder
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import own_script
 from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig, parse

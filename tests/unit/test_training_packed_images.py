@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, Index, evaluation_batches, evaluation_keys, loader

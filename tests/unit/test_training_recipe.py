@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.train.outputs import chosen_checkpoint
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.runs.train.outputs import chosen_checkpoint
 from kfp_ddp.training import checkpoint, transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Index

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.data_sync import manifest
-from kfp_ddp.components.data_sync.options import Options
-from kfp_ddp.components.data_sync.sync import sync
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.storage import manifest
 from kfp_ddp.training import shards
 from kfp_ddp.training.shards import Members, content, members
 

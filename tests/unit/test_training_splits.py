@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training.splits import holds, sides_of, splits_of
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.failure import Failure, read, report, root_cause
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.failure import Failure, read, report, root_cause
 from kfp_ddp.training import checkpoint, distributed, model, optim
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World

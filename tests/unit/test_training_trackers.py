@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import MLFLOW, RunFolder
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import mlflow_run, trackers
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.mlflow_run import MlflowRun

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError, JobError, StorageError
+from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import (
     Writer,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.components.shared import weights
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models import weights
 from kfp_ddp.training.checkpoint import ModelInfo
 
 

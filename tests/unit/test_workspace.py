@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.base import folders
-from kfp_ddp.base.errors import InputError, StorageError
-from kfp_ddp.base.lease import LASTING_SECONDS
-from kfp_ddp.components.shared.destination import Destination, open_destination, sha256
-from kfp_ddp.components.shared.workspace import checkpoints, leases, opened
-from kfp_ddp.components.shared.workspace.carried import Carried
-from kfp_ddp.components.shared.workspace.follow import Followed
+from kfp_ddp.core import folders
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.lease import LASTING_SECONDS
+from kfp_ddp.runs.workspace import checkpoints, opened
+from kfp_ddp.runs.workspace.carried import Carried
+from kfp_ddp.runs.workspace.follow import Followed
+from kfp_ddp.storage import leases
+from kfp_ddp.storage.destination import Destination, open_destination, sha256
 from kfp_ddp.training import resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kfp_ddp.base.settings import Settings
+from kfp_ddp.core.settings import Settings
 
 
 class NetworkCheck(Settings):

@@ -7,7 +7,7 @@ recipe with yours put over them, for `kfp_ddp.training` or `kfp_ddp.training.nod
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 
 RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from kfp_ddp.base.errors import InputError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import flags_given
 from kfp_ddp.training.recipes import RECIPES, configured
 

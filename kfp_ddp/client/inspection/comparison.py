@@ -7,13 +7,13 @@ from datetime import datetime
 from itertools import combinations
 from typing import Any
 
-from kfp_ddp.base import packed
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training
-from kfp_ddp.components.shared.evaluation import Evaluation
-from kfp_ddp.components.shared.launch.training_progress import clock
-from kfp_ddp.components.shared.pictures import is_number
-from kfp_ddp.components.shared.report.training import trained
+from kfp_ddp.core import packed
+from kfp_ddp.jobs.training_progress import clock
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.pictures import is_number
+from kfp_ddp.report.training import trained
 from kfp_ddp.training.config import TrainConfig
 
 OWN = frozenset({"data", "output_dir", "run_id", "cache_dir", "stop_when_stale", "resume"})

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from kfp_ddp.client.inspection.comparison import Comparison, shown
-from kfp_ddp.components.shared.pictures import COLOURS, Series, curve, line_chart, page
+from kfp_ddp.report.pictures import COLOURS, Series, curve, line_chart, page
 
 CHARTS = (
     ("Validation accuracy", "eval", "accuracy", True),

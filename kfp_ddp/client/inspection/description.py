@@ -6,19 +6,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import KfpDdpError
 from kfp_ddp.client import pods
 from kfp_ddp.client.inspection import logs
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training, trainings
 from kfp_ddp.client.pods import Event
 from kfp_ddp.client.steps import OVER, Leaf, leaves
-from kfp_ddp.components.shared.cluster.api import Api, Object, short
-from kfp_ddp.components.shared.cluster.objects import phase
-from kfp_ddp.components.shared.launch.follow.last_words import last_words
-from kfp_ddp.components.shared.launch.follow.root_cause import root_cause
-from kfp_ddp.components.shared.launch.training_progress import TrainingProgress
-from kfp_ddp.components.shared.step import last_error
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.step import last_error
+from kfp_ddp.jobs.follow.last_words import last_words
+from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.training_progress import TrainingProgress
+from kfp_ddp.k8s.api import Api, Object, short
+from kfp_ddp.k8s.objects import phase
 
 LOOKED_AT = 2000
 """Lines at a log's end in which the cause is looked for."""

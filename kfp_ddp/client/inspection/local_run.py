@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.client.steps import Step
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 
 OVER = re.compile(r"Pipeline '[^']+' finished with status (\w+)")

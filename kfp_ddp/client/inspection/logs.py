@@ -4,15 +4,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kfp_ddp.base.errors import InputError, KfpDdpError
 from kfp_ddp.client import pods
 from kfp_ddp.client.inspection import local_run
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.steps import OVER, Leaf, leaves
-from kfp_ddp.components.shared.cluster.api import Api, Object
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.launch.follow.logs import PodLogs
-from kfp_ddp.components.shared.launch.follow.printer import LogCursor, Printer
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.jobs.follow.logs import PodLogs
+from kfp_ddp.jobs.follow.printer import LogCursor, Printer
+from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.storage.destination import open_destination
 
 LOOK_SECONDS = 2.0
 LARGEST = 256 << 20

@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.base.errors import InputError
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.inspection import local_run
@@ -16,9 +15,10 @@ from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.progress import api_of
 from kfp_ddp.client.run_files import PlacedFiles, RunFiles, on_a_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
-from kfp_ddp.components.shared.cluster.api import Api
-from kfp_ddp.components.shared.workspace import is_address
-from kfp_ddp.config import Connection, config
+from kfp_ddp.core.addresses import is_remote
+from kfp_ddp.core.config import Connection, config
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.k8s.api import Api
 from kfp_ddp.pipelines.document import defaults_of
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Subjects:
         self, run: "V2beta1Run", parameters: Mapping[str, Any], spec: Mapping[str, Any] | None
     ) -> RunFiles:
         work, claim = parameters.get("work"), parameters.get("work_claim")
-        if isinstance(work, str) and is_address(work):
+        if isinstance(work, str) and is_remote(work):
             return PlacedFiles(f"{work.rstrip('/')}/{run.run_id}")
         if not isinstance(claim, str) or not claim:
             raise InputError(

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from kfp_ddp.base.errors import InputError, StorageError, full
-from kfp_ddp.base.run_folder import REPORT, RunFolder
 from kfp_ddp.client.run_files import RunFiles
-from kfp_ddp.components.shared import bundle
-from kfp_ddp.components.shared.pictures import read_events, training_curves
-from kfp_ddp.components.shared.report import training_page
-from kfp_ddp.components.train.outputs import newest_checkpoint
+from kfp_ddp.core.errors import InputError, StorageError, full
+from kfp_ddp.core.run_folder import REPORT, RunFolder
+from kfp_ddp.models import bundle
+from kfp_ddp.report import training_page
+from kfp_ddp.report.pictures import read_events, training_curves
+from kfp_ddp.runs.train.outputs import newest_checkpoint
 
 TASK = RunFolder("")
 BUNDLE = TASK.bundle.name

@@ -6,15 +6,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base import failure
-from kfp_ddp.base.errors import InputError
-from kfp_ddp.base.run_folder import EXPORTED, VERDICT, RunFolder
-from kfp_ddp.base.stored import mapping_of
 from kfp_ddp.client.run_files import RunFiles
-from kfp_ddp.components.shared import evaluation
-from kfp_ddp.components.shared.evaluation import Evaluation
-from kfp_ddp.components.shared.pictures import read_events
-from kfp_ddp.components.train.outputs import newest_checkpoint
+from kfp_ddp.core import failure
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.core.stored import mapping_of
+from kfp_ddp.models import evaluation
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.pictures import read_events
+from kfp_ddp.runs.train.outputs import newest_checkpoint
 
 TOLD_BY = (
     *("config.json", "metrics.jsonl", f"evaluation/{evaluation.FILE}"),

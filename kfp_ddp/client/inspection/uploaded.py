@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import KfpDdpError
-from kfp_ddp.base.run_folder import RunFolder
 from kfp_ddp.client import models
 from kfp_ddp.client.run_files import PlacedFiles, RunFiles
-from kfp_ddp.components.shared.destination import open_destination
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.storage.destination import open_destination
 
 
 class UploadedBundle(RunFiles):

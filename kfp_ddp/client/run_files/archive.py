@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from kfp_ddp.base.errors import StorageError
+from kfp_ddp.core.errors import StorageError
 
 
 class Incoming(io.RawIOBase):

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.base.errors import JobError, StorageError, full
-from kfp_ddp.base.run_folder import check_run_id
 from kfp_ddp.client.run_files import in_the_pod
 from kfp_ddp.client.run_files.archive import unpack
 from kfp_ddp.client.run_files.execute import execute
 from kfp_ddp.client.run_files.files import RunFiles
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, core, short
-from kfp_ddp.components.shared.cluster.objects import conditions, has_ended, label, phase
-from kfp_ddp.components.shared.launch.follow.standing import MAY_PASS, of_containers
-from kfp_ddp.components.shared.workspace.files import plain
+from kfp_ddp.core.errors import JobError, StorageError, full
+from kfp_ddp.core.run_folder import check_run_id
+from kfp_ddp.jobs.follow.standing import MAY_PASS, of_containers
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
+from kfp_ddp.runs.workspace.files import plain
 
 MOUNT = "/work"
 LABEL = "kfp-ddp/reads"

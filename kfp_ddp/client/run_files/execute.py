@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterator
 
-from kfp_ddp.base.errors import StorageError
-from kfp_ddp.components.shared.cluster.api import Api, core, short
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.k8s.api import Api, core, short
 
 STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 QUIET_SECONDS = 120.0

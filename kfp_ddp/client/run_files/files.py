@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
-from kfp_ddp.base.errors import StorageError, full
-from kfp_ddp.components.shared.destination import open_destination
-from kfp_ddp.components.shared.workspace import files
+from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.runs.workspace import files
+from kfp_ddp.storage.destination import open_destination
 
 
 class RunFiles(ABC):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kfp_ddp.components.shared.cluster.api import DELETE, Api
-from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
-from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.jobs.job_state import state
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.k8s.api import DELETE, Api
+from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.e2e.harness.measured_launch import Launch
 from tests.e2e.harness.stand_in import Kubelets, asks_for, standing_in
 

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.components.shared.cluster.api import Api, ApiError, Object, allowed, core
-from kfp_ddp.components.shared.cluster.watch_cache import WatchCache
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core
+from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.e2e.harness import stand_in_logs
 from tests.e2e.harness.stand_in_logs import Logs
 

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.k8s.api import Api
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 

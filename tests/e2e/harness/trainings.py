@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.components.shared.launch.job_state import state
-from kfp_ddp.components.shared.launch.specification.kinds import KINDS
+from kfp_ddp.jobs.job_state import state
+from kfp_ddp.jobs.specification.kinds import KINDS
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene

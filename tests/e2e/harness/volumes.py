@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.components.dataset_volume.cluster import Cluster
-from kfp_ddp.components.dataset_volume.request import Request
-from kfp_ddp.components.shared.cluster.api import Api
+from kfp_ddp.datasets.volume.cluster import Cluster
+from kfp_ddp.datasets.volume.request import Request
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import rights
 from tests.e2e.harness.grounds import IMAGE, UID, until
 

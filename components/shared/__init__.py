@@ -1,1 +1,0 @@
-"""What several components share; nothing here is a component."""

@@ -1,0 +1,1 @@
+"""Checks of settings and of the cluster before anything starts."""

@@ -1,0 +1,162 @@
+"""`kfp-ddp install`: claims, rights and a budget in the namespace of the runs."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+
+if TYPE_CHECKING:
+    from kfp_ddp.install.apply import Done
+    from kfp_ddp.install.manifests import Owner, Wanted
+    from kfp_ddp.k8s.api import Api
+
+MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
+WORDS = {"left": "is there already, left as it is"}
+CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
+
+
+@click.command("install")
+@configured("namespace", "context")
+@click.option("--storage-class", default="", help="Of the claims; the cluster's default.")
+@click.option(
+    "--access-mode",
+    type=click.Choice(["ReadWriteMany", "ReadWriteOnce"]),
+    default="ReadWriteMany",
+    show_default=True,
+    help="Of the claims; ReadWriteOnce holds all pods on one node.",
+)
+@click.option("--size", default="1Ti", show_default=True, help="Of each claim.")
+@click.option(
+    "--claims",
+    "which",
+    type=click.Choice(list(CLAIMS)),
+    default="both",
+    show_default=True,
+    help="both for train_resnet, data for train_resnet_bucket, none for train_resnet_claimless.",
+)
+@click.option("--data-claim", default="kfp-ddp-data", show_default=True, help="Claim of datasets.")
+@click.option(
+    "--work-claim", default="kfp-ddp-work", show_default=True, help="Claim of checkpoints."
+)
+@click.option(
+    "--chown",
+    type=click.Choice(["auto", "root", "group", "no"]),
+    default="auto",
+    show_default=True,
+    help="Job that gives fresh volumes to uid 1000: auto for claims that are made now, "
+    "as root, or by a group where PodSecurity is restricted; --print has it with root or group.",
+)
+@click.option("--image", default="", help="Of that job: any with sh and chown.")
+@click.option(
+    "--see-nodes/--no-see-nodes",
+    default=True,
+    show_default=True,
+    help="The right to see how many GPUs nodes have, for gpus_per_node=-1.",
+)
+@click.option(
+    "--copies", is_flag=True, help="The rights for publish=clone, snapshot, populator and auto."
+)
+@click.option(
+    "--bucket-secret",
+    default="kfp-ddp-bucket",
+    show_default=True,
+    help="Secret with a bucket's credentials; whether it is there is told.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Let the server say what it would do; change nothing."
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the YAML; ask no cluster.")
+@AS_JSON
+def command(
+    which: str,
+    chown: str,
+    dry_run: bool,
+    only_print: bool,
+    as_json: bool,
+    bucket_secret: str,
+    context: str,
+    **given: Any,
+) -> None:
+    """Put what runs need into a namespace: claims, rights, a disruption budget.
+
+    Safe to repeat: what is there is compared and changed, but claims stay as they are. The server
+    is asked first whether it takes all of it; if it refuses one thing, nothing is made. A namespace
+    with a quota and no LimitRange also gets one.
+    """
+    from kfp_ddp.install.manifests import Wanted, manifests, owner
+
+    for name in {"data", "work"} - {*CLAIMS[which]}:
+        given[f"{name}_claim"] = ""
+    if only_print:
+        import yaml
+
+        wanted = Wanted(**{**given, "namespace": given["namespace"] or "kubeflow"})
+        objects = manifests(wanted)
+        if chown in ("root", "group") and wanted.claims:
+            objects.append(owner(wanted, "root" if chown == "root" else "group"))
+        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+        return
+    from kfp_ddp.checks.doctor.finding import Asked
+    from kfp_ddp.checks.doctor.secret import secret
+    from kfp_ddp.k8s.api import Api
+
+    api = Api.connect(given["namespace"], context)
+    wanted = Wanted(**{**given, "namespace": api.namespace})
+    done = _install(api, wanted, chown, dry_run=dry_run, quiet=as_json)
+    credentials = secret(api, Asked(bucket_secret=bucket_secret))
+    refused = [each for each in done if each.state == "refused"]
+    stopped = any(not each.kind.startswith("Cluster") for each in refused)
+    if as_json:
+        found = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
+        made = [vars(each) for each in done]
+        echo_json({**found, "objects": made, "secret": vars(credentials)})
+        sys.exit(int(stopped))
+    if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
+        click.echo("  → without the right to see nodes, runs need gpus_per_node")
+    mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
+    click.echo(f"{mark} {credentials.what} {credentials.said}")
+    if credentials.remedy:
+        click.echo(f"  → {credentials.remedy}")
+    account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
+    if not dry_run:
+        click.echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
+    sys.exit(int(stopped))
+
+
+def _install(
+    api: "Api", wanted: "Wanted", chown: str, *, dry_run: bool, quiet: bool
+) -> "list[Done]":
+    from kfp_ddp.checks.doctor.admission import enforced
+    from kfp_ddp.install import apply
+    from kfp_ddp.install.manifests import limits, manifests, owner
+
+    apply.look(api, wanted)
+    objects = manifests(wanted)
+    if apply.lacks_limits(api, wanted.namespace):
+        objects.append(limits(wanted))
+    done = apply.apply(api, objects, only_rehearse=dry_run)
+    fresh = any(each.kind == "PersistentVolumeClaim" and each.state == "made" for each in done)
+    how: Owner | None = None
+    if chown == "auto" and fresh:
+        how = "group" if enforced(api) == "restricted" else "root"
+    elif chown in ("root", "group") and wanted.claims:
+        how = "root" if chown == "root" else "group"
+    job = owner(wanted, how) if how else None
+    if job and not dry_run:
+        done += apply.apply(api, [job])
+    if not quiet:
+        for each in done:
+            _tell(each, dry_run)
+    if job and not dry_run:
+        for waits in apply.wait(api, job):
+            click.echo(f"  {job['metadata']['name']} waits: {waits}", err=True)
+    return done
+
+
+def _tell(done: "Done", dry_run: bool) -> None:
+    word = WORDS.get(done.state, done.state)
+    would = "would be " if dry_run and done.state in ("made", "changed") else ""
+    said = f": {done.said}" if done.said else ""
+    click.echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{said}")

@@ -1,0 +1,104 @@
+"""`kfp-ddp manifest`: the job that a launch would create, as YAML, without creating it."""
+
+from pathlib import Path
+
+import click
+import yaml
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+
+
+def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Print every setting with its default and what it means, and exit."""
+    if not asked or context.resilient_parsing:
+        return
+    for name, field in LaunchSpec.model_fields.items():
+        default = "" if field.is_required() else field.get_default(call_default_factory=True)
+        given = f"{name}={list(default) if isinstance(default, tuple) else default}"
+        choices = ", ".join(choice or "''" for choice in LaunchSpec.choices(name))
+        click.echo(f"{given:32} {field.description}{f' One of {choices}.' if choices else ''}")
+    context.exit()
+
+
+@click.command("manifest")
+@click.option(
+    "--settings",
+    "_list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_settings,
+    help="List every setting with its default, and exit.",
+)
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
+@click.option("--namespace", "-n", default="default", show_default=True, help="Its namespace.")
+@click.option("--run-id", default="run", show_default=True, help="Id of the pipeline run.")
+@click.option("--task-name", default="train", show_default=True, help="Name of the task.")
+def command(
+    kind: str, settings: tuple[str, ...], namespace: str, run_id: str, task_name: str
+) -> None:
+    """Print the job that some settings make; nothing is created.
+
+    Settings are those of the component `job`, and of `job` of a pipeline, with values in YAML:
+
+    kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
+    command='[python3, train.py]' claims='{/data: images:ro}'
+
+    With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap that brings
+    them is printed too.
+    """
+    from kfp_ddp.core.settings import check_given
+    from kfp_ddp.jobs.bring import bring
+    from kfp_ddp.jobs.identity import identify, metadata
+    from kfp_ddp.jobs.jobs import script_map
+    from kfp_ddp.jobs.manifests import carried
+    from kfp_ddp.jobs.manifests.job_manifest import job_manifest
+    from kfp_ddp.jobs.specification.code import archive_of, as_data_url
+    from kfp_ddp.jobs.specification.script import unpacked
+
+    fields = dict(setting(text) for text in settings)
+    check_given("settings", fields, {"kind": "is the first argument itself"})
+    fields["script"] = unpacked(str(fields.get("script", "")))
+    if Path(folder := str(fields.get("code", ""))).is_dir() and folder:
+        fields["code"] = as_data_url(archive_of(folder))
+    spec = bring(LaunchSpec.create(**fields, kind=kind), None)
+    identity = identify(run_id, task_name, "", spec)
+    printed, map_name = [], ""
+    if carried.files(spec):
+        printed.append(script_map(spec, identity, None))
+        map_name = printed[0]["metadata"]["name"]
+        printed[0]["metadata"]["namespace"] = namespace
+    meta = metadata(spec, identity, namespace, 0, None)
+    printed.append(job_manifest(spec, meta, map_name))
+    text = yaml.dump_all(printed, Dumper=_Readable, sort_keys=False, allow_unicode=True)
+    click.echo(text, nl=False)
+
+
+class _Readable(yaml.SafeDumper):
+    """Shows a text of several lines as lines."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """The text, as a block where YAML can have it as one."""
+        plain = all(each == "\n" or each.isprintable() for each in data)
+        style = ("|" if "\n" in data else None) if plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Readable.add_representer(str, _Readable.represent_str)
+
+
+def setting(text: str) -> tuple[str, object]:
+    """A SETTING=VALUE argument; text stays text, where YAML has numbers and words, as `cpu=4`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")
+    field = LaunchSpec.model_fields.get(name)
+    if field is not None and (field.annotation is str or LaunchSpec.choices(name)):
+        return name, value
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"{name}={value!r} is not a YAML value") from None

@@ -1,0 +1,110 @@
+"""`kfp-ddp netcheck`: what the network between the pods of a job gives, or between ranks here."""
+
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kfp_ddp import __version__
+from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.training.netcheck.settings import NetworkCheck
+
+if TYPE_CHECKING:
+    from kfp_ddp.training.netcheck.record import Network
+
+TRAINER = f"ghcr.io/kfp-ddp/trainer:{__version__}"
+
+
+def _help(name: str) -> str:
+    return NetworkCheck.model_fields[name].description or ""
+
+
+@click.command("netcheck")
+@configured("namespace", "context")
+@click.option("--nodes", default=2, show_default=True, help="Pods, or processes of local.")
+@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each, by NCCL.")
+@click.option(
+    *("--backend", "--kind", "kind"),
+    type=click.Choice(["pytorchjob", "trainjob", "local"]),
+    default="pytorchjob",
+    show_default=True,
+    help="What makes the pods; local: processes of this machine.",
+)
+@click.option("--image", default="", help="Image of the pods.  [default: the trainer's]")
+@click.option(
+    *("--job", "settings"),
+    multiple=True,
+    metavar="SETTING=VALUE",
+    help="A setting of the job, as of train. May be repeated.",
+)
+@click.option("--gradient-mb", type=float, help=_help("gradient_mb"))
+@click.option("--step-ms", type=float, help=_help("step_ms"))
+@click.option("--min-gbit-s", type=float, help=_help("min_gbit_s"))
+@click.option("--largest-mb", type=float, help=_help("largest_mb"))
+@AS_JSON
+def command(
+    namespace: str,
+    context: str,
+    nodes: int,
+    gpus_per_node: int,
+    kind: str,
+    image: str,
+    settings: tuple[str, ...],
+    as_json: bool,
+    **asked: float | None,
+) -> None:
+    """Measure the network between the pods of a job, and name what is slow in it.
+
+    All-reduce over sizes, latency, each pair of nodes both ways, interface, MTU, InfiniBand, DNS;
+    and what that makes of a training's step. The job is made like that of a training, and is
+    deleted at the end. The exit code is 1 where something is wrong.
+    """
+    import contextlib
+
+    from kfp_ddp.training.netcheck.record import problems, table
+
+    check = NetworkCheck.create(**{n: value for n, value in asked.items() if value is not None})
+    if not as_json:
+        where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
+        click.echo(f"measuring the network between {nodes} {where}", err=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
+        found = _measured(check, kind, namespace, context, {**_job(settings), **size})
+    wrong = problems(found, check)
+    if as_json:
+        echo_json({"problems": wrong, **found.model_dump()})
+    else:
+        click.echo("\n".join(table(found, check)))
+    if wrong:
+        sys.exit(1)
+
+
+def _measured(
+    check: NetworkCheck, kind: str, namespace: str, context: str, fields: dict[str, Any]
+) -> "Network":
+    """What was found; of a job on the cluster nothing is left."""
+    from kfp_ddp.jobs.netcheck import here, on_cluster
+
+    if kind == "local":
+        return here(check, int(fields["nodes"]))
+    from kfp_ddp.jobs.specification.kinds import KINDS
+    from kfp_ddp.k8s.api import Api
+    from kfp_ddp.runs.teardown.engine import delete_jobs
+
+    api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
+    try:
+        return on_cluster(check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api)
+    finally:
+        delete_jobs(api, KINDS[kind], run_id)
+
+
+def _job(settings: tuple[str, ...]) -> dict[str, Any]:
+    from kfp_ddp.cli.manifest import setting
+    from kfp_ddp.core.settings import check_given
+    from kfp_ddp.jobs.supervision import JOB_OWN
+
+    fields = dict(map(setting, settings))
+    own = ("nodes", "gpus_per_node", "image")
+    check_given("--job", fields, {**JOB_OWN, **dict.fromkeys(own, "is an option of its own")})
+    return fields

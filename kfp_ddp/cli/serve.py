@@ -1,0 +1,123 @@
+"""`kfp-ddp serve`: a bundle's model behind the v2 inference protocol."""
+
+import socket
+from contextlib import closing
+
+import click
+import yaml
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models.serving.inference_service import RUNTIMES
+
+
+@click.command("serve")
+@click.argument("bundle")
+@click.option("--variant", default="", help="A further form of the model, such as int8.")
+@click.option(
+    "--runtime",
+    type=click.Choice(["onnxruntime", "openvino"]),
+    help="What computes it.  [default: what is installed]",
+)
+@click.option("--name", help="Name of the model in requests.  [default: that of the bundle]")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port of HTTP."
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8081,
+    show_default=True,
+    help="Port of gRPC; 0 for none.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Threads of one call; 0 for as many as the runtime thinks fit.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Images of waiting requests that are computed together, at most.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="Images that may wait; whoever asks for more is told to come again (503).",
+)
+@click.option(
+    "--manifest",
+    type=click.Choice(RUNTIMES),
+    help="Print KServe's InferenceService for the bundle's address instead, on this runtime.",
+)
+@click.option("--image", default="", help="Image for --manifest kfp-ddp, with the extra serve.")
+def command(
+    bundle: str,
+    variant: str,
+    runtime: str | None,
+    name: str | None,
+    port: int,
+    grpc_port: int,
+    threads: int,
+    max_batch: int,
+    max_waiting: int,
+    manifest: str | None,
+    image: str,
+) -> None:
+    """Serve the model of BUNDLE on KServe's Python server, on all interfaces.
+
+    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
+    folder of a model's exports, of which it is the champion's. What is loaded is what the bundle's
+    manifest lists, and has to answer the bundle's own sample first. It speaks v2 over HTTP and
+    gRPC; /v2/health/ready says when it answers, /metrics is for Prometheus. SIGTERM lets it answer
+    what it was asked, for 30 seconds at most.
+
+    \b
+    kfp-ddp serve run-output/bundle --name flowers
+    curl --json @run-output/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
+    kfp-ddp serve gs://my-bucket/models/flowers --manifest kserve-tritonserver | kubectl apply -f -
+    """
+    if manifest:
+        click.echo(_manifest(bundle, name, manifest, image), nl=False)
+        return
+    from kfp_ddp.local.installed import require
+
+    require("serve")
+    from kfp_ddp.serve.model import ready
+
+    for number in filter(None, (port, grpc_port)):
+        _check_free(number)
+    model = ready(bundle, variant, runtime or "", threads)
+    name = name or model.name
+    click.echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
+    click.echo(f"answers at http://localhost:{port}/v2/models/{name}/infer", err=True)
+    from kfp_ddp.serve.kserve_server import serve
+
+    serve(model, name, port=port, grpc_port=grpc_port, largest=max_batch, waiting=max_waiting)
+
+
+def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
+    """The InferenceService for a bundle that lies where KServe reads it."""
+    from kfp_ddp.models.open_bundle import model_name, open_bundle
+    from kfp_ddp.models.serving.inference_service import manifest
+
+    sealed = open_bundle(bundle)
+    model = model_name(sealed)
+    made = manifest(name or model.lower(), sealed.uri, model, runtime, image=image)
+    return yaml.safe_dump(made, sort_keys=False)
+
+
+def _check_free(port: int) -> None:
+    """Refuse a port that cannot be listened on, before anything is loaded."""
+    try:
+        with closing(socket.create_server(("", port))):
+            return
+    except OSError as error:
+        raise InputError(
+            f"port {port} cannot be listened on ({error.strerror}): give another one"
+        ) from None

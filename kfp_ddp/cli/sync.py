@@ -1,0 +1,82 @@
+"""`kfp-ddp sync`: a bucket prefix to a folder, without Kubeflow."""
+
+import dataclasses
+import math
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kfp_ddp.datasets.options import Options
+
+SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
+OF_A_FOLDER: dict[str, Any] = {"verify": "quick", "delete": False}
+"""Other defaults for a plain folder, which people and other programs write to as well."""
+
+
+class _Number(click.FloatRange):
+    """Neither NaN, which is in every range of click's, nor infinite."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def _option(field: "dataclasses.Field[Any]") -> click.Option:
+    """The option of the command line for a field of `Options`."""
+    flag = f"--{field.name.replace('_', '-')}"
+    told = field.metadata
+    more: dict[str, Any] = {"help": told["description"], "default": field.default}
+    if field.name in OF_A_FOLDER:
+        shown = f"{OF_A_FOLDER[field.name]}, with --versions {field.default}".lower()
+        more |= {"default": None, "show_default": shown}
+    if field.type is bool:
+        flag += f"/--no-{flag[2:]}" if field.default else ""
+        more["is_flag"] = True
+    elif isinstance(field.default, tuple):
+        more |= {"multiple": True, "help": f"{told['description']} May be repeated."}
+    elif field.type in (int, float):
+        kind = click.IntRange if field.type is int else _Number
+        more["type"] = kind(told.get("ge"), told.get("le"))
+    elif known := typing.get_args(field.type):
+        more["type"] = click.Choice(known)
+    return click.Option([flag, *SHORT.get(field.name, ())], **more)
+
+
+OPTIONS = [_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"]
+
+
+@click.command("sync", context_settings={"show_default": True})
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--versions", is_flag=True, help="Keep versions by digest, and a link `current`.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def command(source: str, target: Path, versions: bool, quiet: bool, **options: Any) -> None:
+    """Bring SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.
+
+    Without --versions the files themselves lie in TARGET; what is there already is compared by
+    size and time, and extras stay unless --delete is given.
+    """
+    from kfp_ddp.datasets import report
+    from kfp_ddp.datasets.progress import Progress
+    from kfp_ddp.datasets.sync import sync
+    from kfp_ddp.storage.addresses import check_place
+
+    check_place("source", source)
+    given = {name: value for name, value in options.items() if value is not None}
+    defaults = {} if versions else OF_A_FOLDER
+    checked = Options(mirror=not versions, **(defaults | given))
+    with Progress(sys.stderr, quiet=quiet) as progress:
+        result = sync(source, target, checked, progress.watch)
+    if checked.dry_run:
+        click.echo("\n".join(report.table(result)))
+    click.echo(report.line(result))
+
+
+command.params[-1:-1] = OPTIONS

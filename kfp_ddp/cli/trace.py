@@ -1,0 +1,43 @@
+"""`kfp-ddp trace`: what one rank of a training does in its next steps."""
+
+from pathlib import Path
+
+import click
+
+from kfp_ddp.core.trace_request import MOST_STEPS
+
+
+@click.command("trace")
+@click.argument("run", metavar="FOLDER|ADDRESS")
+@click.option(
+    "--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank that traces."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    default=5,
+    show_default=True,
+    help="Steps to trace; the file grows with them.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder for the trace of a run in a bucket.  [default: here]",
+)
+@click.option("--minutes", default=5.0, show_default=True, help="The longest wait for it.")
+def command(run: str, rank: int, steps: int, output: Path, minutes: float) -> None:
+    """Trace the next steps of one rank of a training while it runs, and print where the file is.
+
+    FOLDER is that of the run's training, where its metrics.jsonl is, or what `run --local`
+    writes; ADDRESS the same in a bucket. A run on a claim is traced from a pod that mounts it:
+    kubectl exec POD -- kfp-ddp trace /work/RUN_ID/train --rank 3. The rank looks for the request
+    each 10 seconds; the others wait for it while it traces. Open the file in
+    https://ui.perfetto.dev or chrome://tracing.
+
+    kfp-ddp trace run-output --rank 1 --steps 5
+    """
+    from kfp_ddp.client.trace import trace
+
+    click.echo(trace(run, rank, steps, output, minutes, lambda line: click.echo(line, err=True)))

@@ -1,0 +1,145 @@
+"""Typed settings whose errors are one line, in the words of somebody who sets them."""
+
+import re
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from kfp_ddp.core.errors import InputError
+
+
+class Settings(BaseModel):
+    """A frozen set of named values, described by the text below each; no unknown names, no NaN."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    patterns: ClassVar[dict[str, str]] = {}
+    """What the patterns of fields ask for, in words."""
+    own: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a step sets itself, which nobody can give."""
+    secret: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose values no error tells."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+    @classmethod
+    def create(cls, **fields: Any) -> Self:
+        """Validate `fields`.
+
+        Raises:
+            InputError: one line that names the first field at fault.
+        """
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
+
+    def given(self) -> dict[str, Any]:
+        """What was set, as JSON has it: a default that nobody set may yield, so it is left out."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @classmethod
+    def checked(cls, name: str, value: object) -> Any:
+        """The value of one field alone, as JSON has it.
+
+        Raises:
+            InputError: the field does not take it.
+        """
+        field = cls.model_fields[name]
+        annotated: Any = Annotated[field.annotation, field]
+        adapter: TypeAdapter[Any] = TypeAdapter(annotated)
+        try:
+            return adapter.dump_python(adapter.validate_python(value), mode="json")
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            problem["loc"] = (name, *problem["loc"])
+            raise InputError(cls._one_line(problem)) from None
+
+    @classmethod
+    def choices(cls, name: str) -> tuple[str, ...]:
+        """The texts that a field may be; empty where it is open."""
+        annotation = cls.model_fields[name].annotation
+        closed = typing.get_origin(annotation) is typing.Literal
+        return typing.get_args(annotation) if closed else ()
+
+    @classmethod
+    def _one_line(cls, problem: ErrorDetails) -> str:
+        path, value = [str(part) for part in problem["loc"]], problem["input"]
+        name = path[0] if path else ""
+        if problem["type"] == "extra_forbidden":
+            return f"there is no setting {name!r}{hint(name, list(cls.model_fields))}"
+        field = cls.model_fields.get(name)
+        what = ((field and field.description) or "").rstrip(".")
+        if problem["type"] == "missing":
+            return f"{name} is missing: {what}"
+        if problem["type"] == "literal_error" and len(path) == 1:
+            known = typing.get_args(cls.model_fields[name].annotation)
+            names = ", ".join(str(one) or "''" for one in known)
+            return f"{name}={value!r} is unknown: it is one of {names}{hint(str(value), known)}"
+        message = problem["msg"].removeprefix("Value error, ")
+        if not name:
+            return message
+        reason = re.sub(r"^(Input|String|Value) ", "it ", message).partition(", unable to")[0]
+        if problem["type"] == "tuple_type":
+            told = isinstance(value, str) and name not in cls.secret
+            reason = "it should be a list" + (f" such as {value.split()}" if told else "")
+        if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
+            reason = f"it should be {words}"
+        shown = "" if name in cls.secret else f"={value!r}"
+        return f"{'.'.join(path)}{shown} cannot be used: {reason} ({what})"
+
+
+def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    """Refuse what cannot be given here.
+
+    Args:
+        subject: What the mapping is called, such as training.
+        given: Settings by name.
+        own: Names that cannot be given, each with why: "is an input of its own".
+
+    Raises:
+        InputError: naming the first.
+    """
+    for name in given:
+        if name in own:
+            raise InputError(f"{subject} sets {name}, which {own[name]}")
+
+
+def split(
+    subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What one mapping gives to each of the models that share it; their own fields are refused.
+
+    Args:
+        subject: What the mapping is called, such as job.
+        given: Settings by name.
+        models: Who takes them; no two have a field of one name.
+        own: Further names that cannot be given, each with why.
+
+    Raises:
+        InputError: a name that no model has, or that cannot be given.
+    """
+    offered = [[name for name in model.model_fields if name not in model.own] for model in models]
+    known = [name for names in offered for name in names]
+    steps = {name: "the step sets itself" for model in models for name in model.own - set(known)}
+    check_given(subject, given, {**steps, **own})
+    for name in given:
+        if name not in known:
+            raise InputError(f"{subject} has no setting {name!r}{hint(name, known)}")
+    return [{name: given[name] for name in names if name in given} for names in offered]
+
+
+def hint(name: str, known: typing.Sequence[str]) -> str:
+    """What was meant by an unknown name, to follow it in a message; '' where nothing is near."""
+    import difflib  # only an error needs it
+
+    near = [each for each in known if len(name) > 2 and each.startswith(name)]
+    near = near or difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,1 @@
+"""Dataset versions: sync, verification, packing and volumes."""

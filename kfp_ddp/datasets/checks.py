@@ -1,0 +1,132 @@
+"""What a sync refuses before the first byte, into versions as into a plain folder."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.dataset import canonical
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.pack import TarStage
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.datasets.text import human
+from kfp_ddp.storage.listing import Listing
+
+MARGIN = 1.02
+"""Room asked for beyond the bytes and files themselves, for folders and the journal."""
+
+
+def check_apart(source: str, target: Path, mirror: bool) -> None:
+    """Refuse a source folder that a sync of it would write to, or copy again each time.
+
+    Args:
+        source: Where the data comes from.
+        target: The folder to sync to, whether it is there or not.
+        mirror: Whether all of the target is written, and not only its versions.
+
+    Raises:
+        InputError: one contains the other, whatever links lead there.
+    """
+    address = canonical(source)
+    if "://" in address:
+        return
+    read = Path(os.path.realpath(address))
+    for written in (target,) if mirror else (target / "versions", target / ".kfsync"):
+        real = Path(os.path.realpath(written))
+        if _inside(read, real) or _inside(real, read):
+            raise InputError(
+                f"source {address} and target {target} contain one another; "
+                "give a target beside the source"
+            )
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or below it, also where that is mounted in two places."""
+    if path.is_relative_to(folder):
+        return True
+    try:
+        return any(each.exists() and each.samefile(folder) for each in (path, *path.parents))
+    except OSError:
+        return False
+
+
+def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
+    """Refuse what cannot fit.
+
+    Args:
+        target: The folder to sync to, whether it is there or not.
+        stage: Where the objects would land.
+        indices: The objects that are to come.
+
+    Raises:
+        StorageError: too few bytes or inodes are free.
+    """
+    size, files = sum(stage.listing.sizes[i] for i in indices), stage.inodes(indices)
+    there = next(path for path in (target, *target.parents) if path.is_dir())
+    free = os.statvfs(there)
+    have = free.f_bavail * free.f_frsize
+    if size * MARGIN > have:
+        raise StorageError(
+            f"{target} has {human(have)} free and {human(size)} are to come; free "
+            "some, grow the disk or claim, or keep fewer versions (keep_versions, keep_hours)"
+        )
+    if free.f_files and files * MARGIN > free.f_favail:
+        raise StorageError(
+            f"{target} has {free.f_favail} inodes free and {files} files are to come; use a "
+            "file system with more inodes, or pack=tar"
+        )
+
+
+def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -> None:
+    """Refuse what would not fit, less what an interrupted run has brought; changes nothing.
+
+    Raises:
+        StorageError: too few bytes or inodes are free.
+    """
+    arrived = set(stage.recover())
+    wanted = stage.files(None if isinstance(stage, TarStage) else missing)
+    check_room(target, stage, [i for i in wanted if i not in arrived])
+
+
+def check_deletion(removed: int, files: int, source: str, options: Options) -> None:
+    """The guard against a bucket that was emptied, or is still being filled.
+
+    Raises:
+        InputError: the share of files that would go is over `max_delete`.
+    """
+    if files and removed > options.max_delete * files:
+        raise InputError(
+            f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
+            f"max_delete of {options.max_delete:g}; if that is meant, set max_delete to 1"
+        )
+
+
+def check_sizes(listing: Listing, options: Options, source: str) -> None:
+    """The guard against what is no part of a dataset, such as a backup beside the images.
+
+    Raises:
+        InputError: an object is larger than `max_object_mb`.
+    """
+    largest = max(listing.sizes)
+    if options.max_object_mb and largest > options.max_object_mb * 1e6:
+        name = listing.names[listing.sizes.index(largest)]
+        raise InputError(
+            f"{source} holds {name!r} of {human(largest)}, over "
+            f"the max_object_mb of {options.max_object_mb:g}; exclude it, or raise max_object_mb"
+        )
+
+
+def check_lost(result: Result, missing: Sequence[int]) -> None:
+    """Refuse what neither the source nor the version before can give.
+
+    Raises:
+        StorageError: a file that only the version before had is damaged or gone there.
+    """
+    names = result.names
+    lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]
+    if lost:
+        raise StorageError(
+            f"{len(lost)} files that {result.source} no longer has are damaged or gone in the "
+            f"version before, {lost[0]!r} first; put them back there, or sync with delete on"
+        )

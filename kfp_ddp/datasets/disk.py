@@ -1,0 +1,120 @@
+"""The disk that a sync writes to: files, folders, and in one line what it refuses."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import google_crc32c
+
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.files import folder_below, open_plain
+
+_CHUNK = 1 << 20
+
+
+def checksum(name: str, folder: int, start: int = 0, size: int | None = None) -> int:
+    """The crc32c of a plain file, or of `size` bytes of it; -1 if they cannot be read.
+
+    `folder` is the descriptor of the folder that it lies in.
+    """
+    crc, left = 0, sys.maxsize if size is None else size
+    try:
+        with open(open_plain(name, folder), "rb", buffering=0) as file:
+            file.seek(start)
+            while chunk := file.read(min(_CHUNK, left)):
+                crc, left = google_crc32c.extend(crc, chunk), left - len(chunk)
+    except OSError:
+        return -1
+    return -1 if size and left else crc
+
+
+def write_all(descriptor: int, data: bytes, offset: int) -> None:
+    """Write the bytes at an offset, however many calls it takes.
+
+    Raises:
+        OSError: the disk is full, or failing.
+    """
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def unwritable(path: Path, error: OSError) -> StorageError:
+    """The one line for a target that cannot be written."""
+    return StorageError(
+        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
+        "or make the folder writable for this uid (on a claim: fsGroup)"
+    )
+
+
+def unreadable(path: Path, error: OSError) -> StorageError:
+    """The one line for what is in a target and cannot be read."""
+    return StorageError(
+        f"cannot read {path} as uid {os.geteuid()}: {error.strerror or error}; make it readable "
+        "for this uid, exclude it (as folder/**), or sync without delete"
+    )
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Tell in one line what a full or failing disk refuses; a source tells its own faults.
+
+    Raises:
+        StorageError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(Path(error.filename or target), error) from error
+
+
+def plain_folder(root: Path, path: Path) -> None:
+    """Make a folder below `root` with mode 0755, or accept one that is there, through no link.
+
+    Raises:
+        StorageError: something else is there, or it cannot be made.
+    """
+    try:
+        with folder_below(root, path.relative_to(root), make=True):
+            pass
+    except NotADirectoryError as error:
+        raise no_folder(Path(error.filename)) from None
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def no_folder(path: Path) -> StorageError:
+    """The one line for what stands where a folder must be."""
+    return StorageError(f"{path} is a link or a file where a folder must be; remove it")
+
+
+def remove(name: str, folder: int) -> None:
+    """Remove a file, a link or a whole folder from the folder with this descriptor."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError):
+        import shutil  # most syncs remove nothing, and 4 ms of their start go without it
+
+        shutil.rmtree(name, dir_fd=folder)
+
+
+def flush_filesystem(path: Path) -> None:
+    """Flush the file system that holds the path: one call, however many files."""
+    import ctypes  # a sync without a change flushes nothing
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "syncfs"):
+        os.sync()
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if libc.syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise unwritable(path, OSError(code, os.strerror(code)))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,80 @@
+"""The step `data_sync`: options from the pipeline, the sync, its artifacts."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from kfp_ddp.core.folders import data_dir as folder_of_data
+from kfp_ddp.core.run_folder import check_run_id
+from kfp_ddp.core.step import step
+from kfp_ddp.datasets import report as reports
+from kfp_ddp.datasets.progress import Progress
+from kfp_ddp.datasets.settings import options_of, rule_of
+from kfp_ddp.datasets.sync import sync
+
+SHOWN = 40
+"""Lines of what a dry run would do, of which a large dataset has millions."""
+
+
+class Artifact(Protocol):
+    """What is used of a KFP output artifact."""
+
+    path: str
+    metadata: dict[str, object]
+
+
+class Synced(NamedTuple):
+    """Full digest of the version, the folder it lies in, and the name of its dataset."""
+
+    digest: str
+    path: str
+    dataset: str
+
+
+@step
+def run(
+    *,
+    dataset_version: Artifact,
+    sync_report: Artifact,
+    source: str,
+    data_dir: str,
+    dataset: str,
+    options: Mapping[str, Any],
+    run_id: str,
+    layout: Mapping[str, Any] = MappingProxyType({}),
+) -> Synced:
+    """Sync, print what happened, and write the version's facts and the report.
+
+    The arguments are the component's.
+
+    Raises:
+        InputError: one line, before a byte is written wherever that can be known.
+        StorageError: the source cannot be read, or the folder not be written.
+    """
+    checked, rule = options_of(dataset, options), rule_of(layout)
+    if run_id:
+        check_run_id(run_id)
+    with Progress(sys.stdout) as progress:
+        target = Path(folder_of_data(data_dir))
+        result = sync(source, target, checked, progress.watch, run_id=run_id, rule=rule)
+    if result.planned:
+        *lines, total = reports.table(result)
+        more = [f"… {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+        print("\n".join([*lines[:SHOWN], *more, total]))
+    print(reports.line(result), flush=True)
+    facts = {
+        "dataset": result.dataset,
+        "source": result.source,
+        "digest": result.digest,
+        "path": str(result.path),
+        "files": result.files,
+        "bytes": result.bytes,
+        "downloaded": result.downloaded,
+    }
+    dataset_version.metadata.update(facts)
+    Path(dataset_version.path).write_text(json.dumps(facts, indent=1) + "\n")
+    Path(sync_report.path).write_text(reports.markdown(result))
+    return Synced(result.digest, str(result.path), result.dataset)

@@ -1,0 +1,269 @@
+"""A plain folder as the target: the source's files themselves, as a command line is used.
+
+Everything new is downloaded and verified aside, in `.kfsync`; only then are files renamed into
+place, and extras deleted last. Folders are opened one by one without following links, so a link
+that was planted in the target leads nowhere.
+"""
+
+import contextlib
+import os
+import stat
+from array import array
+from pathlib import Path
+
+from kfp_ddp.core.errors import KfpDdpError, StorageError
+from kfp_ddp.core.files import Folders, folder_below
+from kfp_ddp.datasets import checks, names
+from kfp_ddp.datasets.context import Context
+from kfp_ddp.datasets.disk import (
+    checksum,
+    flush_filesystem,
+    no_folder,
+    unreadable,
+    unwritable,
+    writing,
+)
+from kfp_ddp.datasets.download import download
+from kfp_ddp.datasets.lock import locked
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.result import Result
+from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.datasets.versions import Store
+from kfp_ddp.storage import manifest
+from kfp_ddp.storage.listing import Filter, Listing, folders_of
+
+_NEVER = (".kfsync", "lost+found")
+"""Folders at the root that are no part of what is mirrored: ours, and the file system's."""
+
+
+def update(context: Context, root: Path, result: Result) -> Result:
+    """Make the folder hold what was listed.
+
+    Raises:
+        Changed: objects changed under the download.
+        StorageError: no rights or room, or a link or file is in the way.
+        InputError: too much to delete.
+    """
+    options = context.options
+    if options.dry_run:
+        return _plan(context, root, result)
+    store = Store(root)
+    store.prepare(versions=False)
+    with locked(root, options.lock_wait, context.source.url, context.watch), writing(root):
+        return _update(context, store, result)
+
+
+def _plan(context: Context, root: Path, result: Result) -> Result:
+    """What an update would do, and whether it would be refused."""
+    plan = _Plan(root, result, context.options)
+    result.planned = True
+    stage = FileStage(Store(root).build_folder(result.digest), result.names.listing, root)
+    try:
+        plan.check(result)
+        checks.check_room_of_plan(root, stage, plan.missing)
+    except KfpDdpError as error:
+        result.refusal = str(error)
+    return result
+
+
+def _update(context: Context, store: Store, result: Result) -> Result:
+    context.phase("comparing")
+    listing, root = result.names.listing, store.root
+    plan = _Plan(root, result, context.options)
+    if not plan.missing and not plan.extras and plan.digest == result.digest:
+        result.unchanged = True
+        return result
+    plan.check(result)
+    store.clear_builds(but=result.digest)
+    stage = FileStage(store.build_folder(result.digest), listing, root)
+    try:
+        done = stage.open()
+        result.resumed = len(done & set(plan.missing))
+        rest = [index for index in plan.missing if index not in done]
+        checks.check_room(root, stage, rest)
+        download(context, stage, rest, result)
+    finally:
+        stage.close()
+    context.phase("publishing")
+    flush_filesystem(stage.tree)
+    plan.remove_files_in_the_way()
+    _rename_into(root, stage, plan)
+    result.deleted = plan.delete_extras()
+    head = result.header(context.options.pack)
+    aside = stage.folder / manifest.NAME
+    manifest.write(store.work / "manifest.jsonl", aside, root, head, listing, plan.mtimes)
+    store.clear_builds()
+    return result
+
+
+class _Plan:
+    """What is there already, what is missing, and what is too many; fills `result.changes`."""
+
+    def __init__(self, root: Path, result: Result, options: Options) -> None:
+        self.root, self._listing, self._options = root, result.names.listing, options
+        self._form = names.fold if result.names.folds else str
+        self._folders, self._absent = Folders(root), set[str]()
+        path = root / ".kfsync" / "manifest.jsonl"
+        self.digest = manifest.header(path).get("digest", "")
+        known = manifest.compare(self._listing, manifest.rows(path))
+        self.mtimes = array("q", bytes(8 * len(self._listing)))
+        trusted = array("q", [-1]) * len(self._listing)
+        for at, index in enumerate(known.same):
+            trusted[index] = known.mtimes[at]
+            self._listing.crcs[index] = known.crcs[at]
+        self.missing: list[int] = []
+        for index, name in enumerate(self._listing.names):
+            state = self._state(index, trusted[index])
+            if state == "same":
+                result.changes.same.append(index)
+                continue
+            (result.changes.added if state == "absent" else result.changes.changed).append(index)
+            if not name.endswith("/"):
+                self.missing.append(index)
+        self._changed = result.changes.changed
+        self.extras: list[str] = []
+        self.present = 0
+        if options.delete:
+            self._walk(Filter(options.include, options.exclude))
+        result.changes.removed = self.extras
+        self._folders.close()
+
+    def _state(self, index: int, trusted: int) -> str:
+        """The file on disk against the listing: "same", "differs" or "absent"."""
+        if trusted >= 0 and self._options.verify == "list":
+            self.mtimes[index] = trusted
+            return "same"
+        within, _, name = self._listing.names[index].rpartition("/")
+        try:
+            with self._folder(within) as folder:
+                if not name:
+                    return "same"
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or found.st_size != self._listing.sizes[index]:
+                    return "differs"
+                self.mtimes[index] = found.st_mtime_ns
+                if trusted == found.st_mtime_ns and self._options.verify != "full":
+                    return "same"
+                same = checksum(name, folder) == self._listing.crcs[index]
+                return "same" if same else "differs"
+        except (FileNotFoundError, NotADirectoryError):
+            return "absent"
+        except OSError as error:
+            raise unreadable(self.root / self._listing.names[index], error) from error
+
+    def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
+        """The folder of the target, which is looked for once if it is not there."""
+        if name in self._absent:
+            raise FileNotFoundError
+        try:
+            return self._folders.at(name)
+        except (FileNotFoundError, NotADirectoryError):
+            self._absent.add(name)
+            raise
+
+    def _walk(self, wanted: Filter) -> None:
+        """Count what is in the target of what is synced, and note what the listing lacks of it."""
+        listed = set(map(self._form, self._listing.names))
+        folders = [""]
+        while folders:
+            within = folders.pop()
+            try:
+                with self._folders.at(within) as folder:
+                    entries = list(os.scandir(folder))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise unreadable(self.root / within, error) from error
+            for entry in entries:
+                name = f"{within}/{entry.name}" if within else entry.name
+                if name in _NEVER or wanted.passes_over(name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif wanted.takes(name):
+                    self.present += 1
+                    if self._form(name) not in listed:
+                        self.extras.append(name)
+        self.extras.sort()
+
+    def check(self, result: Result) -> None:
+        """Refuse what is in the way, and too much to delete.
+
+        Raises:
+            StorageError: something is in the way.
+            InputError: the share of files that would go is over `max_delete`.
+        """
+        self.check_obstacles()
+        checks.check_deletion(len(self.extras), self.present, result.source, self._options)
+
+    def check_obstacles(self) -> None:
+        """Find links and files where folders must be, and folders where files must be.
+
+        Raises:
+            StorageError: naming the first.
+        """
+        extras = set(self.extras)
+        for folder in sorted(self._needed()):
+            path = self.root / folder
+            in_the_way = path.exists() and not path.is_dir() and folder not in extras
+            if path.is_symlink() or in_the_way:
+                raise no_folder(path)
+        for index in self._changed:
+            path = self.root / self._listing.names[index]
+            if path.is_dir() and not path.is_symlink():
+                raise StorageError(f"{path} is a folder where a file must be; remove it")
+
+    def remove_files_in_the_way(self) -> None:
+        """Delete those extras that stand where a folder must be."""
+        for name in self._needed().intersection(self.extras):
+            self._delete(name)
+
+    def _needed(self) -> set[str]:
+        """The folders that what is missing needs."""
+        return folders_of(self._listing.names[index] for index in self.missing)
+
+    def delete_extras(self) -> int:
+        """Delete what the source does not have, and the folders that this leaves empty."""
+        for name in self.extras:
+            self._delete(name)
+            parent = name.rpartition("/")[0]
+            with contextlib.suppress(OSError):
+                while parent:
+                    above, _, folder = parent.rpartition("/")
+                    with folder_below(self.root, above) as descriptor:
+                        os.rmdir(folder, dir_fd=descriptor)
+                    parent = above
+        return len(self.extras)
+
+    def _delete(self, name: str) -> None:
+        within, _, file = name.rpartition("/")
+        try:
+            with folder_below(self.root, within) as folder:
+                os.unlink(file, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise unwritable(self.root / name, error) from error
+
+
+def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
+    """Rename every new file from the stage to its name in the target."""
+    listing: Listing = stage.listing
+    folders = Folders(root, make=True)
+    try:
+        for index in sorted([*plan.missing, *_markers(listing)]):
+            within, _, name = listing.names[index].rpartition("/")
+            with folders.at(within) as folder:
+                if name:
+                    with stage.folders.at(within) as source:
+                        os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+                    plan.mtimes[index] = stage.mtimes[index]
+    except OSError as error:
+        raise unwritable(root / listing.names[index], error) from error
+    finally:
+        folders.close()
+        stage.folders.close()
+
+
+def _markers(listing: Listing) -> list[int]:
+    return [index for index, name in enumerate(listing.names) if name.endswith("/")]

@@ -1,0 +1,86 @@
+"""What a person can choose about a sync.
+
+No model of pydantic, whose import is 0.2 s of every start; `settings` makes one from these fields.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from kfp_ddp.core.errors import InputError
+
+T = TypeVar("T")
+
+
+def _option(default: T, description: str, **bounds: float) -> T:
+    """A field, with what pydantic and the command line are to know of it; bounds are ge and le."""
+    return field(default=default, metadata={"description": description, **bounds})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a sync; the component and the command line are made from it."""
+
+    dataset: str = _option(
+        "",
+        "Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for the last "
+        "part of the source with a hash of it.",
+    )
+    mirror: bool = _option(
+        False,
+        "Write the files themselves to the target, as people expect of a command line, and no "
+        "versions.",
+    )
+    include: tuple[str, ...] = _option(
+        (),
+        "Globs of the names to take, all without a value. * stops at a slash, ** does not; a "
+        "pattern without a slash is matched with the last segment.",
+    )
+    exclude: tuple[str, ...] = _option((), "Globs of the names to leave out.")
+    hostile_names: Literal["error", "skip", "encode"] = _option(
+        "error", "What to do with names that cannot be files."
+    )
+    symlinks: Literal["error", "skip", "follow"] = _option(
+        "error", "What to do with symbolic links in a source folder."
+    )
+    verify: Literal["list", "quick", "full"] = _option(
+        "list",
+        "How to check what is there already: list trusts it, quick compares sizes and times, full "
+        "reads every byte, also of what a new version takes over. What is damaged is brought anew.",
+    )
+    pack: Literal["none", "tar"] = _option(
+        "none",
+        "tar packs a version into archives of about 256 MB, members sorted by name, which training "
+        "reads in large pieces: for storage that is slow with small files.",
+    )
+    delete: bool = _option(True, "Whether what the source lost is lost in the target.")
+    max_delete: float = _option(
+        0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
+    )
+    max_object_mb: float = _option(
+        0.0, "Refuse objects larger than this many megabytes; 0 for any size.", ge=0
+    )
+    dry_run: bool = _option(
+        False, "Only report what a run would do, or be refused for; write nothing."
+    )
+    concurrency: int = _option(64, "Most connections at once.", ge=1, le=1024)
+    bandwidth_mb: float = _option(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
+    keep_versions: int = _option(
+        3, "Versions of this dataset to keep, the new one included; 0 for all.", ge=0
+    )
+    keep_hours: float = _option(
+        168.0,
+        "Keep versions too that a sync handed out in the last so many hours, for readers that hold "
+        "no lease: a run that is tried again later, and who reads what the command line wrote.",
+        ge=0,
+    )
+    lock_wait: int = _option(
+        86400,
+        "Seconds to wait for another sync of the same folder, which may be the first of a large "
+        "dataset. A version that is there already waits for nobody.",
+        ge=0,
+    )
+    timeout: float = _option(30.0, "Longest silence of a peer in seconds.", ge=0.01)
+
+    def __post_init__(self) -> None:
+        if self.mirror and self.pack != "none":
+            raise InputError("pack=tar makes versions; leave mirroring off to use it")

@@ -1,0 +1,195 @@
+"""Many small files as a few tar archives, each member written in place as it arrives."""
+
+import itertools
+import os
+from array import array
+from collections.abc import Collection
+from pathlib import Path
+
+import google_crc32c
+
+from kfp_ddp.core.files import open_below
+from kfp_ddp.datasets.disk import checksum, unwritable, write_all
+from kfp_ddp.datasets.journal import Arrived
+from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.storage.listing import Listing
+
+SHARD_BYTES = 256 << 20
+"""An archive ends with the member that passes this size."""
+_BLOCK = 512
+_LONG_NAME = 100
+_CHUNK = 1 << 20
+
+
+class TarStage(FileStage):
+    """Members in the order of their names in shard-00000.tar, shard-00001.tar, ….
+
+    Sizes are known from the listing, so every member's offset is too: members are written at
+    their offsets in any order, by many threads, without a temporary copy. The same listing
+    gives the same bytes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        listing: Listing,
+        root: Path | None = None,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        super().__init__(folder, listing, root)
+        self._shards, self._starts = array("I"), array("Q")
+        self._sizes: list[int] = []
+        position = shard_bytes
+        for index, name in enumerate(listing.names):
+            if position >= shard_bytes:
+                self._sizes.append(0)
+                position = 0
+            short = name.isascii() and len(name) < _LONG_NAME
+            position += _BLOCK if short else len(self._header(index))
+            self._shards.append(len(self._sizes) - 1)
+            self._starts.append(position)
+            position += -(-listing.sizes[index] // _BLOCK) * _BLOCK
+            self._sizes[-1] = position
+        self._descriptors: list[int] = []
+
+    def open(self) -> set[int]:
+        """Make the archives at their full size; see `FileStage.open`."""
+        done = super().open()
+        try:
+            with self.folders.at("") as tree:
+                for shard, size in enumerate(self._sizes):
+                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                    descriptor = os.open(_shard(shard), flags, 0o644, dir_fd=tree)
+                    self._descriptors.append(descriptor)
+                    os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
+                    os.fchmod(descriptor, 0o644)
+        except OSError as error:
+            raise unwritable(self.tree / _shard(shard), error) from error
+        for index, name in enumerate(self.listing.names):
+            if name.endswith("/"):
+                self._write_header(index)
+        return done
+
+    def close(self) -> None:
+        """Close the archives and the journal."""
+        super().close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def needed(self) -> set[str]:
+        """Archives need no folders."""
+        return set()
+
+    def inodes(self, indices: Collection[int]) -> int:
+        """How many files and folders the objects need on the disk, at most."""
+        return min(len(indices), len(self._sizes))
+
+    def member_offset(self, index: int) -> tuple[str, int]:
+        """Name of the archive, and the offset of the object's bytes in it."""
+        return _shard(self._shards[index]), self._starts[index]
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body; see `Stage.put`."""
+        descriptor, start = self.begin(index)
+        try:
+            write_all(descriptor, data, start)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+        self.finish(index, descriptor, crc)
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """The archive and the offset of the body; see `Stage.begin`."""
+        return self._descriptors[self._shards[index]], self._starts[index]
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """Write the member's header; see `Stage.finish`."""
+        try:
+            self._write_header(index)
+            self.note(index, crc, 0, os.fstat(descriptor).st_ino)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """The archive stays open for its other members; see `Stage.drop`."""
+
+    def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
+        """Take an unchanged member from a file of the version before, if its bytes are right."""
+        size = self.listing.sizes[index]
+        descriptor, start = self.begin(index)
+        found = position = 0
+        try:
+            source = open_below(before, name)
+        except OSError:
+            return False
+        try:
+            with source as file:
+                file.seek(offset)
+                while position < size and (data := file.read(min(_CHUNK, size - position))):
+                    found = google_crc32c.extend(found, data)
+                    write_all(descriptor, data, start + position)
+                    position += len(data)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+        if position != size or found != crc:
+            return False
+        self.listing.crcs[index] = crc
+        self.finish(index, descriptor, crc)
+        return True
+
+    def intact(self, index: int, noted: Arrived) -> bool:
+        """Whether a member noted in the journal is still there; see `FileStage.intact`."""
+        shard, start = self.member_offset(index)
+        try:
+            with self.folders.at("") as tree:
+                if os.stat(shard, dir_fd=tree, follow_symlinks=False).st_ino != noted.inode:
+                    return False
+                return noted.trusted or checksum(shard, tree, start, noted.size) == noted.crc
+        except OSError:
+            return False
+
+    def path(self, index: int) -> Path:
+        """The archive that the object is in, in this stage."""
+        return self.tree / self.member_offset(index)[0]
+
+    def kept(self, done: set[int]) -> set[str]:
+        """Names in the tree that a new start does not clear away."""
+        return {self.member_offset(index)[0] for index in done}
+
+    def unframed(self, version: Path) -> set[int]:
+        """Members of a version whose header, or the end of whose archive, is not right."""
+        bad = set[int]()
+        for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):
+            try:
+                file = open_below(version, _shard(shard))
+            except OSError:
+                bad.update(members)
+                continue
+            with file:
+                for index in members:
+                    header = self._header(index)
+                    found = os.pread(file.fileno(), len(header), self._starts[index] - len(header))
+                    if found != header:
+                        bad.add(index)
+                if os.pread(file.fileno(), 3 * _BLOCK, self._sizes[shard]) != bytes(2 * _BLOCK):
+                    bad.add(index)
+        return bad
+
+    def _header(self, index: int) -> bytes:
+        import tarfile  # only archives need it
+
+        name = self.listing.names[index]
+        info = tarfile.TarInfo(name.rstrip("/"))
+        info.size, info.mode = self.listing.sizes[index], 0o644
+        if name.endswith("/"):
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+    def _write_header(self, index: int) -> None:
+        header = self._header(index)
+        descriptor = self._descriptors[self._shards[index]]
+        write_all(descriptor, header, self._starts[index] - len(header))
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05}.tar"

@@ -1,0 +1,60 @@
+"""The options of a sync as a model, which checks what a pipeline's mapping gives."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationInfo, create_model, field_validator
+
+from kfp_ddp.core.settings import Settings, split
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.layout import Rule
+
+
+class _Model(Settings):
+    own: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_json_means_it(cls, value: object, info: ValidationInfo) -> object:
+        """In a pipeline's dict true is no number, 0 or a text is neither; a text is many globs."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError("it should be true or false")
+        if kind in (int, float) and isinstance(value, bool | str):
+            raise ValueError("it should be a number")
+        if kind == tuple[str, ...] and isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+
+_FIELDS: Any = {
+    each.name: (each.type, Field(each.default, **each.metadata)) for each in fields(Options)
+}
+SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
+
+
+def options_of(dataset: str, given: Mapping[str, Any]) -> Options:
+    """The options that a pipeline's mapping gives, checked.
+
+    Raises:
+        InputError: one line that names the first setting that is unknown or cannot be used.
+    """
+    (mine,) = split("sync", given, SyncSettings, own={})
+    return Options(**dict(SyncSettings.create(dataset=dataset, **mine)))
+
+
+def rule_of(given: Mapping[str, Any]) -> Rule | None:
+    """How images are laid out, from settings of the training; None where there are none.
+
+    Raises:
+        InputError: one line that names the first setting that is unknown or cannot be used.
+    """
+    if not given:
+        return None
+    others = set(TrainConfig.model_fields) - set(Rule._fields)
+    own = dict.fromkeys(others, "is a setting of the training and not of the layout")
+    (mine,) = split("layout", given, TrainConfig, own=own)
+    config = TrainConfig.create(data=".", output_dir=".", **mine)
+    return Rule(config.val_fraction, config.labels)

@@ -1,0 +1,248 @@
+"""Where verified bodies land before they are published, and what is left of that after a kill."""
+
+import os
+import stat
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from kfp_ddp.core.files import Folders
+from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all
+from kfp_ddp.datasets.journal import Arrived, Journal
+from kfp_ddp.storage.listing import Listing, folders_of
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READABLE = 0o444
+
+
+class Stage(Protocol):
+    """Where verified bodies go; called by many threads, once an object."""
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body."""
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """Open a place for a large body: a file descriptor, and where in it the body starts."""
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """The body at that place is whole and verified; closes the descriptor."""
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """The body failed for good; closes the descriptor."""
+
+
+class FileStage:
+    """One file an object, below `<folder>/tree`.
+
+    A verified file is noted in the journal, under the machine's start that it was written in;
+    after a kill the next run keeps what is noted and still there, and reads it again first if
+    that was another machine, or it was restarted since.
+    """
+
+    def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
+        """A stage in `folder`; no link is followed below `root`, its own parent without a value."""
+        self.folder, self.tree = folder, folder / "tree"
+        self.listing = listing
+        self.mtimes = array("q", bytes(8 * len(listing)))
+        self.root = root or folder.parent
+        below = folder.relative_to(self.root)
+        self.folders = Folders(self.root, below / "tree")
+        self._parts = Folders(self.root, below / "parts")
+        self._journal = Journal(self.root, below / "journal")
+
+    def open(self) -> set[int]:
+        """Make the folders and return the indices that an earlier run has already brought."""
+        for path in (self.tree, self.folder / "parts"):
+            plain_folder(self.root, path)
+        with self._parts.at("") as parts:
+            for part in list(os.scandir(parts)):
+                remove(part.name, parts)
+        done = set(self.recover())
+        self._clear(done)
+        for folder in sorted(self.needed()):
+            plain_folder(self.root, self.tree / folder)
+        self._journal.open()
+        return done
+
+    def close(self) -> None:
+        """Flush and close the journal, and close the folders."""
+        self._journal.close()
+        self.folders.close()
+        self._parts.close()
+
+    def needed(self) -> set[str]:
+        """Every folder that the listing needs, markers included."""
+        return folders_of(self.listing.names)
+
+    def inodes(self, indices: Collection[int]) -> int:
+        """How many files and folders the objects need on the disk, at most."""
+        return len(indices) + len(self.needed())
+
+    def files(self, indices: Iterable[int] | None = None) -> list[int]:
+        """Those of the indices, or of all, that are files and not folder markers."""
+        chosen = range(len(self.listing)) if indices is None else indices
+        return [i for i in chosen if not self.listing.names[i].endswith("/")]
+
+    def path(self, index: int) -> Path:
+        """Where the object's file is, in this stage."""
+        return self.tree / self.listing.names[index]
+
+    def put(self, index: int, data: bytes, crc: int) -> None:
+        """Write a whole, verified body; see `Stage.put`."""
+        within, _, name = self.listing.names[index].rpartition("/")
+        try:
+            with self.folders.at(within) as folder:
+                descriptor = os.open(name, _FLAGS, 0o644, dir_fd=folder)
+                try:
+                    if data and os.write(descriptor, data) != len(data):
+                        write_all(descriptor, data, 0)
+                    self._seal(index, descriptor, crc)
+                except BaseException:
+                    os.unlink(name, dir_fd=folder)
+                    raise
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+
+    def begin(self, index: int) -> tuple[int, int]:
+        """Open a part file; see `Stage.begin`."""
+        try:
+            with self._parts.at("") as parts:
+                remove(str(index), parts)
+                return os.open(str(index), _FLAGS, 0o644, dir_fd=parts), 0
+        except OSError as error:
+            raise unwritable(self.folder / "parts" / str(index), error) from error
+
+    def finish(self, index: int, descriptor: int, crc: int) -> None:
+        """Rename the part file to its name; see `Stage.finish`."""
+        within, _, name = self.listing.names[index].rpartition("/")
+        try:
+            with self._parts.at("") as parts, self.folders.at(within) as folder:
+                os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
+            self._seal(index, descriptor, crc)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+        finally:
+            os.close(descriptor)
+
+    def drop(self, index: int, descriptor: int) -> None:
+        """Remove the part file; see `Stage.drop`."""
+        os.close(descriptor)
+        with self._parts.at("") as parts:
+            remove(str(index), parts)
+
+    def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
+        """Take an unchanged file of the version before, by hard link or else by copy.
+
+        False when it is not what the manifest says, and has to be downloaded. Its bytes are read
+        if its mtime is another, and with `read` in any case.
+        """
+        within, _, name = self.listing.names[index].rpartition("/")
+        try:
+            with before.at(within) as source, self.folders.at(within) as folder:
+                found = os.stat(name, dir_fd=source, follow_symlinks=False)
+                if not stat.S_ISREG(found.st_mode) or found.st_size != self.listing.sizes[index]:
+                    return False
+                if (read or found.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
+                    return False
+                mtime_ns = found.st_mtime_ns
+                try:
+                    os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+                except (FileExistsError, FileNotFoundError):
+                    return False
+                except OSError:
+                    # No hard links here (another file system, or too many): a checked copy.
+                    if self._copy(index, name, source) != crc:
+                        os.unlink(name, dir_fd=folder)
+                        return False
+                    mtime_ns = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        self.mtimes[index] = mtime_ns
+        self.listing.crcs[index] = crc
+        return True
+
+    def _copy(self, index: int, name: str, source: int) -> int:
+        """Copy a file of the version before; the checksum of the copy."""
+        within = self.listing.names[index].rpartition("/")[0]
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        import shutil  # most file systems link
+
+        try:
+            with self.folders.at(within) as folder:
+                with (
+                    open(os.open(name, flags, dir_fd=source), "rb") as old,
+                    open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
+                ):
+                    shutil.copyfileobj(old, new)
+                    os.fchmod(new.fileno(), 0o644)
+                return checksum(name, folder)
+        except OSError as error:
+            raise unwritable(self.path(index), error) from error
+
+    def _seal(self, index: int, descriptor: int, crc: int) -> None:
+        """Fix the mode, and note the file's identity."""
+        found = os.fstat(descriptor)
+        if found.st_mode & _READABLE != _READABLE:  # the umask was strict
+            os.fchmod(descriptor, 0o644)
+        self.note(index, crc, found.st_mtime_ns, found.st_ino)
+
+    def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
+        """Write in the journal that this object has arrived."""
+        self.mtimes[index] = mtime_ns
+        name, size = self.listing.names[index], self.listing.sizes[index]
+        self._journal.note(name, size, crc, mtime_ns, inode)
+
+    def recover(self) -> Iterator[int]:
+        """Indices whose file is noted in the journal and still what was noted."""
+        names, sizes = self.listing.names, self.listing.sizes
+        for file in self._journal.read():
+            index = bisect_left(names, file.name)
+            if index == len(names) or names[index] != file.name or file.size != sizes[index]:
+                continue
+            if not self.listing.tags and file.crc != self.listing.crcs[index]:
+                continue
+            if not self.intact(index, file):
+                continue
+            self.mtimes[index] = file.mtime_ns
+            self.listing.crcs[index] = file.crc
+            yield index
+
+    def intact(self, index: int, noted: Arrived) -> bool:
+        """Whether a file noted in the journal is still that file; read again if not `trusted`."""
+        within, _, name = self.listing.names[index].rpartition("/")
+        try:
+            with self.folders.at(within) as folder:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if (found.st_size, found.st_mtime_ns, found.st_ino) != (
+                    noted.size,
+                    noted.mtime_ns,
+                    noted.inode,
+                ):
+                    return False
+                if not stat.S_ISREG(found.st_mode):
+                    return False
+                return noted.trusted or checksum(name, folder) == noted.crc
+        except OSError:
+            return False
+
+    def kept(self, done: set[int]) -> set[str]:
+        """Names in the tree that a new start does not clear away."""
+        return {self.listing.names[index] for index in done}
+
+    def _clear(self, done: set[int]) -> None:
+        """Remove every file that is not proven, and every link."""
+        keep = self.kept(done)
+        within = [""]
+        while within:
+            name = within.pop()
+            with self.folders.at(name) as folder:
+                for entry in list(os.scandir(folder)):
+                    path = f"{name}/{entry.name}" if name else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        within.append(path)
+                    elif path not in keep:
+                        os.unlink(entry.name, dir_fd=folder)

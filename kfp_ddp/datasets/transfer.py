@@ -1,0 +1,225 @@
+"""Download many objects at once, each verified over its whole body before it counts."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import google_crc32c
+
+from kfp_ddp.datasets.disk import write_all
+from kfp_ddp.datasets.growth import STREAMS, Growth
+from kfp_ddp.datasets.meter import Meter, Throttle
+from kfp_ddp.datasets.stage import Stage
+from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.sources import Entry, Reader, Source, Transient
+
+SMALL = 1 << 20
+"""Bodies up to this many bytes are verified in memory, before a file is opened."""
+SLOW_WRITE = 1e-3
+"""Seconds for a small file above which writes overlap: a network disk takes 1 to 10 ms."""
+PROGRESS = 1 << 16
+"""Bytes of a body that must come before a break counts as the first again."""
+
+T = TypeVar("T")
+Job = tuple[int, Entry]
+
+
+class Transfer:
+    """Moves objects of a source to a stage over many connections: small ones in one thread.
+
+    A thread for each connection spends more on waiting for the interpreter's lock than on a file
+    of 20 KB. What may keep the others waiting has threads: a slow disk, sources that are read
+    through a library, and large bodies, which are received, decrypted and written there.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        listing: Listing,
+        stage: Stage,
+        *,
+        concurrency: int = 64,
+        bandwidth: float = 0,
+        retry: Retry | None = None,
+    ) -> None:
+        self._source, self._listing, self._stage = source, listing, stage
+        self._connections = max(1, min(concurrency, source.max_workers))
+        self._retry, self._throttle = retry or Retry(), Throttle(bandwidth)
+        self._feed = deque[int]()
+        self._write_seconds = 0.0
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self.meter = Meter()
+
+    def run(self, indices: Sequence[int]) -> None:
+        """Move these objects.
+
+        Raises:
+            Changed: an object is no longer as listed; the first such one.
+            KfpDdpError: an object could not be had, or the target not be written.
+        """
+        # Large ones first, so that none is left for the end alone.
+        self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
+        with ThreadPoolExecutor(self._connections) as self._threads:
+            event_loop.run(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._employ(group))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+
+    async def _employ(self, group: asyncio.TaskGroup) -> None:
+        """Open all connections for small bodies; for large ones, add more while they bring more."""
+        workers, growth = 0, Growth(lambda: self.meter.bytes)
+        while self._feed and workers < self._connections:
+            wanted = max(workers, STREAMS) if self._large_next else self._connections
+            more = min(wanted, self._connections - workers, len(self._feed))
+            for _ in range(more):
+                group.create_task(self._work())
+            workers += more
+            await asyncio.sleep(0)  # they take what they are to bring
+            while self._large_next and not await growth.period():
+                pass
+
+    @property
+    def _large_next(self) -> bool:
+        return bool(self._feed) and self._listing.sizes[self._feed[0]] > SMALL
+
+    async def _work(self) -> None:
+        reader = self._source.reader(self._threads)
+        try:
+            job = self._next()
+            while job is not None:
+                job = await self._bring(reader, job)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            reader.close()
+
+    def _next(self, reader: Reader | None = None) -> Job | None:
+        """Take an object from the feed; the reader is told, to ask for it at once."""
+        if not self._feed:
+            return None
+        index, listing = self._feed.popleft(), self._listing
+        tag = listing.tags[index] if listing.tags else ""
+        entry = Entry(listing.origin(index), listing.generations[index], tag, listing.sizes[index])
+        if reader is not None:
+            reader.ask(entry)
+        return index, entry
+
+    async def _bring(self, reader: Reader, job: Job) -> Job | None:
+        """Move one object, stubbornly; what comes next, which was asked for meanwhile."""
+        index, entry = job
+        for attempt in range(self._retry.attempts):
+            following = None
+            try:
+                if entry.size > SMALL:
+                    await self._large(reader, index, entry)
+                    following = self._next(reader)
+                else:
+                    if pause := self._pause(entry.size):
+                        await asyncio.sleep(pause)
+                    data = await reader.whole(entry)
+                    if len(data) != entry.size:
+                        raise Transient(f"{len(data)} bytes instead of {entry.size}")
+                    following = self._next(reader)
+                    await self._put(index, data)
+            except Transient as error:
+                problem = error
+            else:
+                self.meter.files += 1
+                return following
+            reader.close()
+            if following is not None:
+                self._feed.appendleft(following[0])
+            self.meter.retries += 1
+            await asyncio.sleep(self._retry.delay(attempt))
+        raise self._retry.exhausted(f"{entry.name!r} of {self._source.url}", problem)
+
+    async def _put(self, index: int, data: bytes) -> None:
+        """Check a small body and store it: at once, or in a thread where the disk is slow."""
+        if self._write_seconds > SLOW_WRITE:
+            await self._in_thread(self._accept, index, data)
+            return
+        began = time.perf_counter()
+        self._accept(index, data)
+        took = min(time.perf_counter() - began, 4 * SLOW_WRITE)  # one hiccup is no slow disk
+        self._write_seconds += (took - self._write_seconds) / 16
+
+    def _accept(self, index: int, data: bytes) -> None:
+        crc = google_crc32c.value(data)
+        self._check(index, crc)
+        self._stage.put(index, data, crc)
+
+    def _check(self, index: int, crc: int) -> None:
+        """The one rule: the crc32c of the whole body is that of the listing."""
+        listing = self._listing
+        if not listing.tags and crc != listing.crcs[index]:
+            raise Transient(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
+        listing.crcs[index] = crc
+
+    async def _large(self, reader: Reader, index: int, entry: Entry) -> None:
+        """Stream to the stage; a broken body is continued, a wrong one starts again from 0."""
+        descriptor, start = await self._in_thread(self._stage.begin, index)
+        target = _Target(descriptor, start)
+        try:
+            await self._stream(reader, entry, target)
+            self._check(index, target.crc)
+        except BaseException:
+            self._stage.drop(index, descriptor)
+            raise
+        await self._in_thread(self._stage.finish, index, descriptor, target.crc)
+
+    async def _stream(self, reader: Reader, entry: Entry, target: "_Target") -> None:
+        def take(block: bytes) -> None:
+            if target.size + len(block) > entry.size:
+                raise Transient(f"more than {entry.size} bytes")
+            if self._stop.wait(self._pause(len(block))):
+                raise Transient("stopped")
+            target.write(block)
+
+        breaks = 0
+        while target.size < entry.size:
+            before = target.size
+            try:
+                await reader.pour(entry, target.size, take)
+                if target.size < entry.size:
+                    raise Transient(f"the body ended {entry.size - target.size} bytes early")
+            except Transient:
+                breaks = breaks + 1 if target.size < before + PROGRESS else 1
+                if not self._source.resumes or breaks >= self._retry.attempts:
+                    raise
+                reader.close()
+                self.meter.retries += 1
+                await asyncio.sleep(self._retry.delay(breaks))
+
+    def _pause(self, size: int) -> float:
+        """Count so many bytes, and tell how many seconds they have to wait."""
+        with self._lock:
+            self.meter.bytes += size
+            return self._throttle.delay(size)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return await event_loop.in_thread(self._threads, call, *arguments)
+
+
+class _Target:
+    """Where a large body is written: so many bytes of it yet, with this crc32c."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._descriptor, self._start = descriptor, start
+        self.size = self.crc = 0
+
+    def write(self, block: bytes) -> None:
+        """Append to the body."""
+        self.crc = google_crc32c.extend(self.crc, block)
+        write_all(self._descriptor, block, self._start + self.size)
+        self.size += len(block)

@@ -1,0 +1,200 @@
+"""The target on disk: complete versions by digest, and `current`.
+
+    <root>/versions/<digest12>/{…, _MANIFEST.jsonl, _SUCCESS}
+    <root>/current -> versions/<digest12>
+    <root>/.kfsync/{lock, building/<digest12>/, leases/<digest12>/, trash/}
+
+A version is built under .kfsync and renamed to its place when it is whole and on disk, so no
+reader sees half of one. No link below the root is followed.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from kfp_ddp.core import lease
+from kfp_ddp.core.errors import FULL, StorageError
+from kfp_ddp.core.files import atomic_write, folder_below, fsync, open_below
+from kfp_ddp.datasets import names
+from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, unwritable, writing
+from kfp_ddp.storage import manifest
+
+_DIGEST = 100
+"""No `_SUCCESS` of ours is longer."""
+
+
+class Store:
+    """A target folder, with the work area `.kfsync` below it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.work = root / ".kfsync"
+        self.versions = root / "versions"
+
+    def version(self, digest: str) -> Path:
+        """Where the version with this digest lives, whether it is there or not."""
+        return self.versions / digest[:12]
+
+    def complete(self, digest: str) -> bool:
+        """Whether the version is there, whole, and of this digest and no other."""
+        return success(self.version(digest)) == digest
+
+    def current(self) -> Path | None:
+        """The version that `current` points to, if it is whole."""
+        try:
+            target = os.readlink(self.root / "current")
+        except OSError:
+            return None
+        path = self.versions / Path(target).name
+        return path if Path(target).parent == Path("versions") and success(path) else None
+
+    def before(self, dataset: str) -> Path | None:
+        """What a new version of this dataset is compared with and takes unchanged files from.
+
+        That is the dataset's newest version; `current`, whosever it is, where there is none.
+        """
+        current, own = self.current(), [path for _, path in self.versions_of(dataset)]
+        return current if current in own or not own else own[0]
+
+    def versions_of(self, dataset: str) -> list[tuple[int, Path]]:
+        """When each complete version of a dataset was handed out last, and the version."""
+        found = []
+        for path in self.versions.glob("*"):
+            if success(path) and manifest.dataset(path) == dataset:
+                with contextlib.suppress(FileNotFoundError):  # another sync has removed it
+                    found.append((self.handed_out(path), path))
+        return sorted(found, reverse=True)
+
+    def handed_out(self, version: Path) -> int:
+        """When a version was handed out last, in nanoseconds; raises OSError if it is gone."""
+        return os.lstat(version / manifest.SUCCESS).st_mtime_ns
+
+    def prepare(self, versions: bool = True) -> None:
+        """Make the work area, and the folder of the versions if there are to be some.
+
+        Raises:
+            StorageError: no rights, or something else is in the way.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.root, error) from error
+        for path in (self.work / "building", self.work / "trash"):
+            plain_folder(self.root, path)
+        if versions:
+            plain_folder(self.root, self.versions)
+        if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
+            raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
+        with writing(self.work):
+            names.leave_probe(self.root)
+
+    def build_folder(self, digest: str) -> Path:
+        """Where the version is built, whether that is there or not."""
+        return self.work / "building" / digest[:12]
+
+    def clear_builds(self, but: str = "") -> None:
+        """Remove what removals and builds have left, but for the build of this digest."""
+        for name in ("building", "trash"):
+            with folder_below(self.root, f".kfsync/{name}") as folder:
+                for entry in list(os.scandir(folder)):
+                    if name != "building" or entry.name != but[:12]:
+                        remove(entry.name, folder)
+
+    def publish(self, build: Path, digest: str) -> None:
+        """Mark the finished tree of a build as complete and rename it to its version."""
+        version, tree = self.version(digest), build / "tree"
+        flush_filesystem(tree)
+        with atomic_write(tree / manifest.SUCCESS, build / manifest.SUCCESS, self.root) as file:
+            file.write(f"{digest}\n".encode())
+            os.fchmod(file.fileno(), 0o644)
+        fsync(tree)
+        self.clear([self.take_away(version)])  # damaged, if it is there: it was not complete
+        self._move(tree, version)
+        fsync(self.versions)
+
+    def flip(self, digest: str) -> None:
+        """Point `current` at the version; whoever comes last is right."""
+        target = f"versions/{digest[:12]}"
+        link = self.root / "current"
+        if link.is_symlink() and os.readlink(link) == target:
+            return
+        if link.is_dir() and not link.is_symlink():
+            raise StorageError(f"{link} is a folder where a link must be; move it away")
+        fresh = f"current-{os.urandom(8).hex()}"
+        try:
+            with folder_below(self.root, ".kfsync") as work, folder_below(self.root) as root:
+                os.symlink(target, fresh, dir_fd=work)
+                os.rename(fresh, link.name, src_dir_fd=work, dst_dir_fd=root)
+            fsync(self.root)
+        except OSError as error:
+            raise unwritable(link, error) from error
+
+    def hand_out(self, digest: str, run_id: str = "") -> bool:
+        """Note that a run gets this version now, by a lease too if it says which run it is.
+
+        False if the version was removed meanwhile. Where nothing can be noted, nothing is: what is
+        not ours to write is not ours to remove either.
+
+        Raises:
+            StorageError: something else stands where the lease must be.
+        """
+        version, leases = self.version(digest), self.leases(digest)
+        try:
+            with folder_below(self.root, version.relative_to(self.root)) as folder:
+                os.utime(manifest.SUCCESS, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        if run_id:
+            try:
+                with folder_below(self.root, leases.relative_to(self.root), make=True):
+                    lease.leave(leases, run_id)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise unwritable(leases, error) from error
+        return True
+
+    def leases(self, digest: str) -> Path:
+        """Where those who use a version leave leases."""
+        return self.work / "leases" / digest[:12]
+
+    def take_away(self, path: Path) -> str:
+        """Take a folder, if it is there, out of sight at once; what to `clear` then."""
+        gone = f"{path.name}-{os.urandom(8).hex()}"
+        with contextlib.suppress(FileNotFoundError):
+            self._move(path, self.work / "trash" / gone)
+        return gone
+
+    def clear(self, gone: Iterable[str]) -> None:
+        """Remove what was taken away."""
+        with folder_below(self.root, ".kfsync/trash") as trash:
+            for name in gone:
+                remove(name, trash)
+
+    def _move(self, path: Path, target: Path) -> None:
+        """Rename a folder below the root."""
+        with (
+            folder_below(self.root, path.parent.relative_to(self.root)) as old,
+            folder_below(self.root, target.parent.relative_to(self.root)) as new,
+        ):
+            os.rename(path.name, target.name, src_dir_fd=old, dst_dir_fd=new)
+
+
+def leases_of(version: Path) -> Path | None:
+    """Where those who use a version leave leases; None for a folder that is no version."""
+    if version.parent.name != "versions":
+        return None
+    return Store(version.parents[1]).leases(version.name)
+
+
+def success(path: Path) -> str:
+    """The digest in a version's `_SUCCESS`; '' if it is not complete."""
+    try:
+        name = Path(path.parent.name, path.name, manifest.SUCCESS)
+        with open_below(path.parents[1], name) as file:
+            return file.read(_DIGEST).decode("ascii").strip()
+    except (OSError, ValueError, IndexError):
+        return ""

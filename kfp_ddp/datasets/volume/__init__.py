@@ -1,0 +1,1 @@
+"""PVCs from which many pods read one dataset version."""

@@ -1,0 +1,108 @@
+"""The step `dataset_volume`: a version of a dataset, ready to be mounted by many."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.settings import split
+from kfp_ddp.core.step import step
+from kfp_ddp.datasets.each_node import EachNode, options_on_nodes
+from kfp_ddp.datasets.versions import success
+from kfp_ddp.datasets.volume.cluster import Cluster, Refused, connect
+from kfp_ddp.datasets.volume.publish import collect, publish
+from kfp_ddp.datasets.volume.request import Options, Published, Request
+
+
+class Artifact(Protocol):
+    """What is used of a KFP output artifact."""
+
+    path: str
+
+
+class Volume(NamedTuple):
+    """Claim to mount, and where the version lies in it."""
+
+    claim: str
+    path: str
+
+
+@step
+def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
+    """Publish the version, collect old claims, and write the report.
+
+    Args:
+        volume_report: Gets the report.
+        options: Settings of `Options` by name.
+        inputs: The component's other inputs.
+
+    Raises:
+        KfpDdpError: an input cannot be used, or the version not be published.
+    """
+    (given,) = split("options", options, Options, own={})
+    request = Request.create(**inputs, **given)
+    if request.publish == "none":
+        done = Published(request.claim, request.path, "none", ["nothing was published"])
+    elif request.publish == "each-node":
+        done = on_each_node(request)
+    elif (cluster := connect()) is None or _notebook(cluster, request):
+        done = local(request)
+    else:
+        done = publish(cluster, request)
+        try:
+            gone = collect(cluster, request, done.claim)
+        except (Refused, StorageError) as error:
+            done.notes.append(f"old claims were not looked for ({error})")
+        else:
+            done.notes += [f"deleted {name}, old and not in use" for name in gone]
+    rows = [
+        ("Claim", done.claim),
+        ("Path", done.path),
+        ("Dataset", request.dataset),
+        ("Digest", request.digest),
+        ("Strategy", done.strategy),
+    ]
+    lines = ["# Dataset volume", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | `{value}` |" for name, value in rows]
+    lines += ["", *(f"- {note}" for note in done.notes)]
+    Path(volume_report.path).write_text("\n".join(lines) + "\n")
+    print("\n".join(done.notes), flush=True)
+    return Volume(done.claim, done.path)
+
+
+def _notebook(cluster: Cluster, request: Request) -> bool:
+    """Whether this pod has the version in a folder of its own, and no claim."""
+    if success(Path(request.path)) != request.digest:
+        return False
+    try:
+        return cluster.claim(request.claim) is None
+    except Refused:
+        return True
+
+
+def on_each_node(request: Request) -> Published:
+    """No claim, but what each reader needs to bring the version to a folder of its own.
+
+    Raises:
+        InputError: an option of the sync that each of them would take otherwise.
+    """
+    options = options_on_nodes(request.sync)
+    wanted = EachNode(request.source, request.dataset, request.digest, options)
+    note = f"each pod that reads it brings version {request.digest[:12]} of {request.source} itself"
+    return Published(request.claim, wanted.address(), "each-node", [note])
+
+
+def local(request: Request) -> Published:
+    """Without a claim: the folder itself, if it is whole.
+
+    Raises:
+        StorageError: it is not, or it holds another version.
+    """
+    found = success(Path(request.path))
+    if found != request.digest:
+        state = f"holds {found[:12]}" if found else "is not complete"
+        raise StorageError(
+            f"version {request.path} {state}, expected {request.digest[:12]}; run data_sync again"
+        )
+    note = f"no claim {request.claim} here: the folder is whole and is used as it is"
+    return Published(request.claim, request.path, "in-place", [note])

@@ -1,0 +1,143 @@
+"""The ways to turn a version on a staging claim into a claim that many workers mount."""
+
+from collections.abc import Callable
+
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
+from kfp_ddp.datasets.volume.copies import copy, populator
+from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, Request
+from kfp_ddp.k8s.api import Object
+
+_LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
+_PD = "pd.csi.storage.gke.io"
+
+
+def publish(cluster: Cluster, request: Request) -> Published:
+    """Publish by the strategy asked for; `auto` falls back to in-place, and says so.
+
+    Raises:
+        InputError: the claim is missing.
+        StorageError: the strategy is not possible here.
+    """
+    strategy: str = request.publish
+    notes: list[str] = []
+    try:
+        staging = cluster.claim(request.claim)
+    except Refused as error:
+        raise _no_right(error, strategy) from error
+    if staging is None:
+        raise InputError(
+            f"claim {request.claim} is not in namespace {cluster.namespace}; create it, and sync"
+        )
+    if strategy == "auto":
+        strategy, why = choose(cluster, staging)
+        notes.append(f"auto: {strategy}, as {why}")
+    try:
+        done = _by(strategy, cluster, request, staging)
+    except Refused as error:
+        if request.publish != "auto" or strategy == "in-place":
+            raise _no_right(error, strategy) from error
+        notes.append(f"{strategy} was refused ({error}): in-place instead")
+        done = in_place(cluster, request, staging)
+    done.notes = notes + done.notes
+    return done
+
+
+def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
+    """The best strategy that is known to work here, and the reason."""
+    if "ReadWriteMany" in staging["spec"]["accessModes"]:
+        return "in-place", "the claim can be mounted by many"
+    name = staging["spec"].get("storageClassName")
+    try:
+        found = cluster.storage_class(name) if name else None
+    except Refused:
+        return "in-place", f"the storage class {name} is not visible to this service account"
+    if found is None or found["provisioner"] in _LOCAL:
+        return "in-place", "the storage can make no copies"
+    driver = found["provisioner"]
+    multi_zone = found.get("parameters", {}).get("enable-multi-zone-provisioning") == "true"
+    if driver == _PD and not multi_zone:
+        return "clone", "a persistent disk is cloned fastest"
+    try:
+        drivers = cluster.snapshot_drivers()
+    except Refused as error:
+        return "in-place", f"snapshots cannot be used ({error})"
+    if driver in drivers:
+        return "snapshot", f"{driver} has a snapshot class"
+    return "in-place", f"{driver} has no snapshot class"
+
+
+def _by(strategy: str, cluster: Cluster, request: Request, staging: Object) -> Published:
+    if strategy == "in-place":
+        return in_place(cluster, request, staging)
+    if strategy == "populator":
+        return populator(cluster, request, staging)
+    return copy(cluster, request, staging, strategy)
+
+
+def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
+    """Workers mount the staging claim itself, read-only."""
+    modes = staging["spec"]["accessModes"]
+    notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
+    try:
+        cluster.label_claim(
+            request.claim,
+            {
+                "labels": {f"{DOMAIN}/dataset": request.dataset},
+                "annotations": {f"{DOMAIN}/digest": request.digest},
+            },
+        )
+    except Refused as error:
+        notes.append(f"the claim is not labelled with the dataset and digest ({error})")
+    if not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+        notes.append("its access mode lets pods of only one node mount it at a time")
+    return Published(request.claim, request.path, "in-place", notes)
+
+
+def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
+    """Delete published claims of the dataset that are old and that nobody uses.
+
+    In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
+    `keep_claims` newest, 0 for all; returns the names deleted.
+
+    Raises:
+        StorageError: it cannot be seen which runs live.
+    """
+    if request.keep_claims <= 0:
+        return []
+    selector = ",".join(
+        f"{key}={value}"
+        for key, value in (MANAGED | {f"{DOMAIN}/dataset": request.dataset}).items()
+    )
+    found = [
+        claim
+        for claim in cluster.claims(selector)
+        if claim["metadata"]["name"].startswith("ds-")
+        and "deletionTimestamp" not in claim["metadata"]
+    ]
+    found.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
+    old = [each for each in found[request.keep_claims :] if each["metadata"]["name"] != current]
+    alive = cluster.live_runs() if old else lambda run_id: False
+    return [each["metadata"]["name"] for each in old if _collected(cluster, each, alive)]
+
+
+def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) -> bool:
+    """Delete a claim that nobody uses, with its snapshot; whether it was."""
+    name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
+    runs = [run for key, run in notes.items() if key.startswith(LEASE)]
+    if any(map(alive, runs)) or cluster.users(name) or not cluster.delete_unchanged(claim):
+        return False
+    for kind in (SNAPSHOTS, GCP_SOURCES):
+        try:
+            cluster.delete_custom(kind, name)
+        except Refused:
+            continue  # not installed, or no right to it: then there is none of ours
+    return True
+
+
+def _no_right(error: Refused, strategy: str) -> StorageError:
+    less = "none" if strategy == "in-place" else "in-place"
+    return StorageError(
+        f"cannot {error}; grant the right to the service account (deploy/storage), or use "
+        f"publish={less}"
+    )

@@ -1,0 +1,1 @@
+"""Evaluation of a checkpoint on all samples, on any number of ranks."""

@@ -1,0 +1,1 @@
+"""The gate: rules that a model must pass before export."""

@@ -1,0 +1,65 @@
+"""`python -m kfp_ddp.evaluation.node [torchrun flags] -- FLAGS`: the ranks of a node.
+
+What is not at hand in the pod is brought first: a dataset that no claim holds, and a checkpoint
+that lies in a bucket, where the first rank's node puts the evaluation.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kfp_ddp.core.addresses import is_remote
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.step import adopt_secrets
+from kfp_ddp.datasets.each_node import at_hand
+from kfp_ddp.datasets.in_use import using
+from kfp_ddp.evaluation.request import Request
+from kfp_ddp.models.evaluation import FILE
+from kfp_ddp.runs.workspace import opened
+from kfp_ddp.training import node
+
+RANK = "kfp_ddp.evaluation.rank"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Bring what is needed, evaluate, keep what was written; exit codes as of a training's node."""
+    node.end_with_parent()
+    adopt_secrets()
+    torchrun, flags = node.taken_apart(sys.argv[1:] if argv is None else argv)
+    try:
+        return evaluate(torchrun, Request.parse(flags))
+    except KfpDdpError as error:
+        return node.report_known(error, None)
+
+
+def evaluate(torchrun: Sequence[str], request: Request) -> int:
+    """Run the ranks of this node; their exit code."""
+    away = is_remote(request.run_dir)
+    with (
+        opened(request.run_dir, "evaluate") as folder,
+        at_hand(request.data, folder.path) as data,
+        using("evaluate", request.run_dir, data),
+    ):
+        checkpoint = request.checkpoint
+        if request.of_run:
+            checkpoint = str(folder.here(checkpoint))
+        here = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
+        request = Request.create(**{**request.given(), **here})
+        if not request.output_dir:
+            request = Request.create(**{**request.given(), "output_dir": str(request.target)})
+        code = node.launch(
+            torchrun,
+            [RANK, *request.to_argv()],
+            Path(request.output_dir),
+            check=lambda args: None,
+            kept=lambda: "an evaluation is begun anew",
+        )
+        if away and not (request.target / FILE).exists():
+            # What it would put are logs, and perhaps over those of the first rank's node.
+            shutil.rmtree(request.target, ignore_errors=True)
+        return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`python -m kfp_ddp.evaluation.rank`: one rank of an evaluation, under torch elastic."""
+
+import os
+import socket
+import sys
+
+from kfp_ddp.core.step import adopt_secrets
+from kfp_ddp.evaluation.request import Request
+from kfp_ddp.training.__main__ import leave
+from kfp_ddp.training.rank import told
+from kfp_ddp.training.watch import Parent
+
+
+def main() -> int:
+    """Evaluate this rank's share; the exit code is as of a rank that trains."""
+    Parent()
+    adopt_secrets()
+    return told(lambda: Request.parse(sys.argv[1:]), run)
+
+
+def run(request: Request) -> bool:
+    """Meet the others and evaluate; never preempted, as it begins anew."""
+    import torch
+
+    from kfp_ddp.evaluation.ranks import evaluate_share
+    from kfp_ddp.training import distributed
+
+    world = distributed.start(request)
+    if world.device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
+    print(
+        f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
+    )
+    try:
+        evaluate_share(request, world)
+        world.barrier()  # or one that is done is taken for lost
+    except BaseException:
+        distributed.leave(world, in_order=False)
+        raise
+    distributed.leave(world, in_order=True)
+    return True
+
+
+if __name__ == "__main__":
+    leave(main())

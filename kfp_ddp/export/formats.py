@@ -1,0 +1,163 @@
+"""A checkpoint's model in the formats of a bundle: safetensors, torch.export and ONNX."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.models import weights
+from kfp_ddp.models.bundle import WEIGHTS
+from kfp_ddp.training import model_file
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.model import logits, normalise
+
+PROGRAM, ONNX = "model.pt2", "model.onnx"
+CODE = "network.py"
+"""The file of a network of somebody's own, for people to read."""
+INPUT, OUTPUT = "images", "logits"
+MAX_BATCH = 1024
+# What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
+OPSET, IR_VERSION = 18, 8
+
+
+class Servable(nn.Module):
+    """The model with its normalisation: uint8 images (N, 3, S, S) to float32 logits (N, C)."""
+
+    def __init__(self, model: nn.Module, info: ModelInfo) -> None:
+        super().__init__()
+        self.model = model
+        self.mean, self.std = info.mean, info.std
+        self.test_time_flip = info.test_time_flip
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of `images`."""
+        return logits(self.model, normalise(images, self.mean, self.std), self.test_time_flip)
+
+
+class HalfServable(Servable):
+    """The same with a network in float16; normalisation and logits stay in float32."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of `images`."""
+        pixels = normalise(images, self.mean, self.std).half()
+        return logits(self.model, pixels, self.test_time_flip).float()
+
+
+def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them.
+
+    Returns:
+        The formats that the model cannot be written in, each with why.
+
+    Raises:
+        InputError: no format is left that serves without Python; one line.
+    """
+    if any(module.training for module in model.modules()):
+        raise ValueError("the model is in training mode: batch norm would be traced as in training")
+    weights.write(model, info, folder / WEIGHTS)
+    if info.model_code:
+        (folder / CODE).write_text(model_file.unpack(info.model_code), encoding="utf-8")
+    try:
+        program = trace(Servable(model, info).eval(), info.image_size)
+    except Exception as error:
+        raise _nothing_left(info, f"torch.export does not trace it: {reason(error)}") from error
+    left_out: dict[str, str] = {}
+    writers: dict[str, Callable[[Path], None]] = {
+        PROGRAM: lambda path: torch.export.save(program, path),
+        ONNX: lambda path: write_onnx(program, info, path),
+    }
+    for name, write in writers.items():
+        path = folder / name
+        try:
+            write(path)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  an exporter fails in many ways
+            path.unlink(missing_ok=True)
+            left_out[path.name] = reason(error)
+            print(f"warning: {path.name} is left out: {left_out[path.name]}", flush=True)
+    if len(left_out) == 2:
+        raise _nothing_left(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
+    return left_out
+
+
+def _nothing_left(info: ModelInfo, why: str) -> InputError:
+    return InputError(
+        f"{info.model} can be written neither as {PROGRAM} nor as {ONNX}: {why}; change the "
+        "network, as branches on values to torch.where"
+    )
+
+
+def reason(error: BaseException) -> str:
+    """What an exporter says at the root, in a line: its own lines are advice to its authors."""
+    if isinstance(error, KfpDdpError):
+        return str(error)
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first.strip()[:250]}"
+
+
+def trace(servable: Servable, image_size: int) -> Any:
+    """A `torch.export` program for batches of 1 to `MAX_BATCH`."""
+    # With an example of one image torch.export takes the batch for a constant.
+    example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
+    shapes = {INPUT: {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}}
+    with torch.no_grad():
+        return torch.export.export(servable, (example,), dynamic_shapes=shapes, strict=False)
+
+
+def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
+    """The program as ONNX, without the local file paths that the exporter leaves in it."""
+    import onnx
+
+    with warnings.catch_warnings():
+        # The exporter's own use of what torch and its libraries are about to retire.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        converted = torch.onnx.export(
+            program,
+            (),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            verbose=False,
+        )
+    if converted is None:
+        raise RuntimeError("torch.onnx gave no program")
+    proto: Any = converted.model_proto
+    graph = proto.graph
+    proto.producer_version = torch.__version__
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        del value.metadata_props[:]
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == symbol:
+                dim.dim_param = "batch"
+    for item in (graph, *graph.node, *graph.initializer):
+        del item.metadata_props[:]
+    del proto.metadata_props[:]
+    onnx.helper.set_model_props(
+        proto,
+        {
+            "classes": json.dumps(list(info.classes)),
+            "model": info.model,
+            "image_size": str(info.image_size),
+        },
+    )
+    save_onnx(proto, path)
+
+
+def save_onnx(proto: Any, path: Path) -> None:
+    """Write a model, checked, for the runtimes that are to read it; always the same bytes."""
+    import onnx
+
+    proto.ir_version = IR_VERSION
+    onnx.checker.check_model(proto)
+    path.write_bytes(proto.SerializeToString(deterministic=True))

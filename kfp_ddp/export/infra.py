@@ -1,0 +1,165 @@
+"""Infra validation: a bundle's model loaded and asked in a clean process with only its runtime.
+
+What it took stands in `infra.json`, and a request with its answer in `sample/`, for a canary.
+"""
+
+import functools
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kfp_ddp.export import infra_process
+from kfp_ddp.export.formats import INPUT, ONNX, OUTPUT
+from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.models import bundle
+
+FILE = "infra.json"
+SECONDS = 300.0
+"""In which a model has to be loaded and to have answered."""
+SECONDS_EACH = 0.2
+"""Of calls that are timed, for each size of batch."""
+_RUNTIME = "onnxruntime"
+
+
+def try_out(
+    folder: Path, reference: Predict, images: Tensor, allowed: float, model_name: str
+) -> None:
+    """Validate a bundle's ONNX files, and write `FILE` and the sample.
+
+    Args:
+        folder: Of the bundle.
+        reference: The checkpoint.
+        images: uint8 [N, 3, S, S], on which `model.onnx` may differ by at most `allowed`.
+        allowed: Difference of the logits.
+        model_name: In the sample's answer.
+    """
+    expected = reference(images).numpy()
+    bundle.write_json(folder / FILE, validate(folder, images.numpy(), expected, allowed))
+    if (folder / ONNX).exists():
+        image = pattern(images.shape[-1])
+        logits = reference(torch.from_numpy(image)[None])[0].numpy()
+        write_sample(folder, image, logits, model_name, allowed)
+
+
+def validate(
+    folder: Path, images: NDArray[np.uint8], expected: NDArray[np.float32], allowed: float
+) -> dict[str, Any]:
+    """Ask each ONNX file of a bundle for the logits of some images, each in a process of its own.
+
+    Args:
+        folder: Of the bundle.
+        images: uint8 [N, 3, S, S].
+        expected: The checkpoint's logits, float32 [N, classes].
+        allowed: What `model.onnx` may differ by at most; other files are variants, whose accuracy
+            is measured elsewhere.
+
+    Returns:
+        The content of `FILE`: whether all passed, why not in one line, and what each took.
+    """
+    told: dict[str, Any] = {}
+    reason = ""
+    with tempfile.TemporaryDirectory() as aside:
+        given = {"images": f"{aside}/images.npy", "expected": f"{aside}/expected.npy"}
+        np.save(given["images"], images)
+        np.save(given["expected"], expected)
+        for path in sorted(folder.glob("*.onnx"), key=lambda one: (one.name != ONNX, one.name)):
+            answer, why = _ask({**given, "model": str(path)})
+            if not why and path.name == ONNX and not answer["max_abs_difference"] <= allowed:
+                why = (
+                    f"differs from the checkpoint by {answer['max_abs_difference']:.3g}, "
+                    f"{allowed:.3g} is allowed"
+                )
+            told[path.name] = answer or {"failed": why}
+            reason = reason or (why and f"{path.name}: {why}")
+    return {
+        "passed": bool(told) and not reason,
+        "reason": reason or ("" if told else "there is no ONNX file to load"),
+        "samples": len(images),
+        "allowed_abs_difference": allowed,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "files": told,
+    }
+
+
+def write_sample(
+    folder: Path, image: NDArray[np.uint8], logits: NDArray[np.float32], name: str, allowed: float
+) -> None:
+    """Write a v2 request with one image, and what a server of this bundle answers.
+
+    Args:
+        folder: Of the bundle.
+        image: uint8 [3, S, S], as of `pattern`.
+        logits: The checkpoint's, float32 [classes].
+        name: Of the model.
+        allowed: What an answer may differ by at most.
+    """
+    entry = {"name": INPUT, "datatype": "UINT8", "shape": [1, *image.shape]}
+    answer = {"name": OUTPUT, "datatype": "FP32", "shape": [1, len(logits)]}
+    request = {"id": "sample", "inputs": [{**entry, "data": image.ravel().tolist()}]}
+    data = {"data": [float(one) for one in logits]}
+    response = {
+        "model_name": name,
+        "id": "sample",
+        "parameters": {"allowed_abs_difference": allowed},
+        "outputs": [{**answer, **data}],
+    }
+    (folder / bundle.REQUEST).parent.mkdir(exist_ok=True)
+    for file, content in ((bundle.REQUEST, request), (bundle.RESPONSE, response)):
+        (folder / file).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
+def pattern(size: int) -> NDArray[np.uint8]:
+    """An image that is nobody's, uint8 [3, size, size]: coloured squares of all brightnesses."""
+    at = np.arange(size) * 8 // size
+    squares = 37 * at[:, None] + 91 * at[None, :] + 53 * np.arange(3)[:, None, None]
+    return (squares * squares % 251).astype(np.uint8)
+
+
+def _ask(asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What the process answers, and in a line why it does not."""
+    asked = {**asked, **_runtime(), "seconds_each": SECONDS_EACH}
+    command = [sys.executable, "-I", "-S", infra_process.__file__]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"has not answered within {SECONDS:.0f} s"
+    if done.returncode < 0:
+        return {}, f"was ended by signal {-done.returncode}; 9 is for want of memory"
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
+        return {}, f"fails where only its runtime is installed: {said[-1].strip()[:250]}"
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer, ""
+
+
+@functools.cache
+def _runtime() -> dict[str, list[str]]:
+    """The packages that the runtime is made of and needs, and the folders they are in."""
+    paths = sysconfig.get_paths()
+    packages, seen = set[str](), set[str]()
+    names = set(metadata.packages_distributions().get(_RUNTIME, [_RUNTIME]))
+    while names:
+        name = names.pop()
+        seen.add(name)
+        with suppress(metadata.PackageNotFoundError):  # needed on other platforms only
+            one = metadata.distribution(name)
+            packages |= {path.parts[0].removesuffix(".py") for path in one.files or ()}
+            needed = [need for need in one.requires or () if "extra ==" not in need]
+            names |= {re.split(r"[^\w.-]", need)[0] for need in needed} - seen
+    return {"packages": sorted(packages), "folders": [paths["purelib"], paths["platlib"]]}

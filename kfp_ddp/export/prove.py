@@ -1,0 +1,117 @@
+"""What is measured of a bundle: that each format agrees with the checkpoint, and how fast it is."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.data import evaluation_batches
+from kfp_ddp.training.splits import sides_of
+
+SAMPLES = 16
+# Of the largest logit. Reordered float32 sums differ by some 1e-6, a wrong graph by 1 and more.
+TOLERANCE = 1e-4
+LATENCY_BATCHES = (1, 8)
+_SECONDS_EACH = 0.15
+
+
+class ParityError(KfpDdpError):
+    """An exported file that does not say what the checkpoint says."""
+
+
+def real_samples(split: Path, info: ModelInfo) -> Tensor:
+    """Up to `SAMPLES` images of a split, `<dataset>/<name>`, evenly chosen: uint8 (N, 3, S, S).
+
+    What the training skipped is left out here too.
+
+    Raises:
+        InputError: if the split cannot be used.
+    """
+    index, _ = sides_of(split.parent, split.name, info.classes, info.config)
+    count = min(SAMPLES, len(index))
+    reading: dict[str, Any] = {"on_bad_image": info.on_bad_image, "max_pixels": info.max_pixels}
+    for part in (index.only([at * len(index) // count for at in range(count)]), index):
+        for images, _, _ in evaluation_batches(part, info.image_size, count, **reading):
+            return images.contiguous()
+    raise InputError(f"none of the {len(index)} images in {split} can be read: replace them")
+
+
+def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) -> dict[str, Any]:
+    """Compare logits on `images`: the first alone, then all in one batch.
+
+    Returns:
+        For each of `others` the largest and mean absolute difference, and the share of samples
+        with the same likeliest class.
+
+    Raises:
+        ParityError: if one differs by more than `TOLERANCE` of the largest logit; so it names
+            another class only where the checkpoint hardly prefers its own.
+    """
+    parts = [images[:1], images if len(images) > 1 else images.repeat(2, 1, 1, 1)]
+    expected = torch.cat([reference(part) for part in parts])
+    bound = TOLERANCE * max(1.0, float(expected.abs().max()))
+    top1 = expected.argmax(1)
+    results: dict[str, Any] = {}
+    for name, predict in others.items():
+        found = torch.cat([predict(part) for part in parts])
+        if found.shape != expected.shape:
+            raise ParityError(
+                f"{name} gives logits of shape {list(found.shape)}, the checkpoint "
+                f"{list(expected.shape)}: do not serve it; report the model and the torch version"
+            )
+        difference = (found - expected).abs().nan_to_num(float("inf"))
+        same = found.argmax(1) == top1
+        worst = float(difference.max())
+        if worst > bound:
+            raise ParityError(
+                f"{name} differs from the checkpoint by {worst:.3g} on validation samples, "
+                f"{bound:.3g} is allowed: do not serve it; report the model and the "
+                "torch version"
+            )
+        results[name] = {
+            "max_abs_difference": worst,
+            "mean_abs_difference": float(difference.mean()),
+            "same_top1": float(same.double().mean()),
+        }
+    return {
+        "samples": len(images),
+        "batches": [len(part) for part in parts],
+        "allowed_abs_difference": bound,
+        "formats": results,
+    }
+
+
+def latency(runtimes: Mapping[str, Predict], image_size: int) -> dict[str, Any]:
+    """Milliseconds a call on this machine, runtimes in turn; for orientation, not a benchmark."""
+    torch.manual_seed(0)
+    results: dict[str, dict[str, Any]] = {name: {} for name in runtimes}
+    for size in LATENCY_BATCHES:
+        images = torch.randint(0, 256, (size, 3, image_size, image_size), dtype=torch.uint8)
+        for name, predict in runtimes.items():
+            predict(images)
+            times: list[float] = []
+            while len(times) < 3 or sum(times) < _SECONDS_EACH:
+                start = time.perf_counter()
+                predict(images)
+                times.append(time.perf_counter() - start)
+            median = statistics.median(times)
+            results[name][f"batch_{size}"] = {
+                "median_ms": round(median * 1e3, 4),
+                "min_ms": round(min(times) * 1e3, 4),
+                "images_per_s": round(size / median, 1),
+                "calls": len(times),
+            }
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "threads": torch.get_num_threads(),
+        "runtimes": results,
+    }

@@ -1,0 +1,146 @@
+"""What a bundle was made from and with, as a bill of materials in the form of CycloneDX 1.6."""
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import kfp_ddp
+from kfp_ddp import __version__
+from kfp_ddp.k8s import images
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.storage.destination import sha256
+
+FILE = "provenance.json"
+_OURS = "kfp-ddp"
+_REVISION = re.compile(r"[0-9a-f]{40,64}")
+
+
+def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
+    """The content of `FILE`; it tells no time, so that the same ingredients give the same bytes.
+
+    Args:
+        folder: The bundle, with the model's files in it.
+        model_name: The model's.
+        result: Its evaluation.
+    """
+    told = {
+        "checkpoint_sha256": result.checkpoint_digest,
+        "dataset_digest": result.dataset_digest,
+        "samples_digest": result.samples_digest,
+        "revision": revision(),
+        "source_sha256": source_digest(),
+    }
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "tools": {
+                "components": [{"type": "application", "name": _OURS, "version": __version__}]
+            },
+            "component": {
+                "type": "machine-learning-model",
+                "bom-ref": "model",
+                "name": model_name,
+                "description": f"{result.model}, step {result.step}",
+                "hashes": [{"alg": "SHA-256", "content": result.checkpoint_digest}],
+            },
+            "properties": [
+                {"name": f"{_OURS}:{name}", "value": value} for name, value in told.items() if value
+            ],
+        },
+        "components": [*_data(result), *_files(folder), *_images(), *packages()],
+    }
+
+
+def _data(result: Evaluation) -> Iterator[dict[str, Any]]:
+    if result.dataset_digest:
+        yield {"type": "data", "name": "dataset", "version": result.dataset_digest}
+
+
+def _files(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("model.*")):
+        hashes = [{"alg": "SHA-256", "content": sha256(path)}]
+        yield {"type": "file", "name": path.name, "hashes": hashes}
+
+
+def _images() -> Iterator[dict[str, Any]]:
+    """The image that the step runs in, where a cluster tells it."""
+    for one in images.record()["step"]:
+        yield {"type": "container", "name": one["image"], "version": one["digest"]}
+
+
+def packages() -> list[dict[str, Any]]:
+    """All that is installed here, sorted."""
+    told = [one.metadata for one in metadata.distributions()]
+    found = {re.sub(r"[-_.]+", "-", str(one["Name"])).lower(): one["Version"] for one in told}
+    return [
+        {
+            "type": "library",
+            "bom-ref": f"pkg:pypi/{name}@{version}",
+            "name": name,
+            "version": version,
+            "purl": f"pkg:pypi/{name}@{version}",
+        }
+        for name, version in sorted(found.items())
+    ]
+
+
+def revision() -> str:
+    """The git revision of the code that runs, `-dirty` if it is changed; '' where nobody knows.
+
+    KFP_DDP_REVISION tells it, as an image may set it, what pip noted of an installation from git,
+    or the checkout that the code lies in.
+    """
+    told = os.environ.get("KFP_DDP_REVISION", "") or _installed_from() or _checked_out()
+    return told.strip()
+
+
+def _installed_from() -> str:
+    """The commit that pip noted (PEP 610)."""
+    try:
+        noted = metadata.distribution(_OURS).read_text("direct_url.json")
+        return str(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))
+    except (metadata.PackageNotFoundError, ValueError, AttributeError):
+        return ""
+
+
+@functools.cache
+def _checked_out() -> str:
+    root = Path(kfp_ddp.__file__).resolve().parents[1]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return ""
+
+    def git(*arguments: str) -> str:
+        asked = ["git", "-C", str(root), *arguments]
+        ran = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+        return ran.stdout.strip() if ran.returncode == 0 else ""
+
+    commit = git("rev-parse", "HEAD")
+    if not _REVISION.fullmatch(commit):
+        return ""
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit}-dirty" if changed else commit
+
+
+@functools.cache
+def source_digest() -> str:
+    """SHA-256 over names and contents of our Python files: which code ran, revision or not."""
+    root, total = Path(kfp_ddp.__file__).parent, hashlib.sha256()
+    names = sorted(
+        os.path.relpath(os.path.join(at, name), root)
+        for at, _, files in os.walk(root, followlinks=True)
+        for name in files
+        if name.endswith(".py")
+    )
+    for name in names:
+        total.update(f"{name}\0{sha256(root / name)}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,1 @@
+"""Publication of a bundle."""

@@ -1,0 +1,219 @@
+"""The publish step: a blessed bundle in; sealed, signed, uploaded, champion and registered out."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.markdown import cell
+from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
+from kfp_ddp.core.step import step
+from kfp_ddp.export.publish.sealing import sealed
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.models import attempts
+from kfp_ddp.models import bundle as bundles
+from kfp_ddp.models.champion import compared_with, move
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.models.registry import Registry, agree, register, registry_of
+from kfp_ddp.models.release import MODELS, Deployment, Registering, Signing, part_of
+from kfp_ddp.models.serving.rollout import in_service
+from kfp_ddp.models.signature import fingerprint, key_of, sign
+from kfp_ddp.runs.workspace import opened
+from kfp_ddp.storage.destination import Destination, open_destination, sha256
+from kfp_ddp.training import mlflow_run
+
+if TYPE_CHECKING:
+    from kfp import dsl
+
+
+class Published(NamedTuple):
+    """URI of the uploaded bundle, or '', and its version."""
+
+    destination: str
+    version: str
+
+
+@step
+def run(
+    *,
+    bundle: str,
+    evaluation: str,
+    model_name: str,
+    destination: str,
+    champion: str,
+    champion_version: str,
+    release: Mapping[str, Any],
+    attempt: str,
+    keep: int,
+    run_id: str,
+    published_model: "dsl.Model",
+    publish_summary: "dsl.Markdown",
+) -> Published:
+    """Publish the bundle and fill the artifacts."""
+    for part in MODELS:
+        part_of(release, part)
+    key = key_of(part_of(release, Signing))
+    registry = registry_of(part_of(release, Registering))
+    where, expected = _target(destination, model_name, champion, champion_version)
+    lineage = Lineage(run_id, champion, champion_version)
+    with opened(bundle.rpartition("/")[0], "publish") as task:
+        folder, verdict, report = task.here(bundle), None, None
+        if evaluation:
+            beside = task.file(evaluation).parent
+            verdict, report = _blessed(beside / VERDICT, folder), beside / REPORT
+        folder = sealed(folder, lineage, verdict, report)
+        task.put()  # first, so that a step that is run again publishes the same
+        if key is not None:
+            sign(folder, key)
+        uri = stays = ""
+        if where is not None:
+            uri, stays = publish(folder, model_name, where, expected, run_id, registry)
+            if attempt and not stays:
+                models = open_destination(f"{where.uri}/{model_name}")
+                version = bundles.version(folder)
+                attempts.note(models, attempt, version=version, champion=expected, reason="blessed")
+                if keep:
+                    _prune(models, keep, part_of(release, Deployment).service)
+            if registry is not None:
+                agree(registry, where, model_name)
+        said = _described(folder, model_name, uri or bundle, lineage, stays)
+        said["champion"] = bool(uri) and not stays
+        said["signed_by"] = fingerprint(key.public_key()) if key is not None else ""
+        said["registry"] = registry.address if registry is not None and uri else ""
+        _tell(folder.parent, said, published_model, publish_summary)
+    print(f"published {model_name} {said['version']}: {said['uri']}")
+    if stays:
+        print(stays)
+    return Published(uri, said["version"])
+
+
+def _target(
+    destination: str, name: str, champion: str, champion_version: str
+) -> tuple[Destination | None, str]:
+    """Where to upload to, None for nowhere, and the version that CHAMPION has to name for a move.
+
+    Raises:
+        KfpDdpError: it cannot be written.
+    """
+    bundles.check_model_name(name)
+    if not destination:
+        return None, ""
+    where = open_destination(destination)
+    where.prepare()
+    return where, compared_with(champion, champion_version, where, name)
+
+
+def _blessed(verdict: Path, folder: Path) -> Path:
+    """The verdict, if it is one on this bundle that lets the model out.
+
+    Raises:
+        InputError: it is missing, is of another evaluation than the bundle, or says no.
+    """
+    try:
+        said = json.loads(verdict.read_text(encoding="utf-8"))
+        blessed, reason = bool(said["blessed"]), str(said["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"there is no verdict {verdict}: run gate before publish, on this evaluation"
+        ) from None
+    if not blessed:
+        raise InputError(f"the gate did not bless this model, so it is not published: {reason}")
+    metrics = folder / bundles.METRICS
+    judged = said.get("evaluation_sha256", "")
+    if judged and metrics.is_file() and judged != sha256(metrics):
+        raise InputError(
+            f"{verdict} is of another evaluation than {folder}: run gate again, on the evaluation "
+            "that was exported"
+        )
+    return verdict
+
+
+def publish(
+    folder: Path,
+    name: str,
+    where: Destination,
+    expected: str,
+    run_id: str = "",
+    registry: Registry | None = None,
+) -> tuple[str, str]:
+    """Upload a bundle and make it the champion, if that still is what it was compared with.
+
+    Args:
+        folder: The bundle.
+        name: Of the model.
+        where: The destination.
+        expected: The version that it was compared with; '' for none.
+        run_id: Of the run that publishes it.
+        registry: Has the version before it becomes the champion; None for none.
+
+    Returns:
+        The bundle's URI, and why it is not the champion, '' if it is.
+
+    Raises:
+        KfpDdpError: it cannot be written, or arrives different.
+    """
+    uri, version = bundles.upload(folder, name, where), bundles.version(folder)
+    if registry is not None:
+        register(registry, where, name, version)
+    found = move(where, name, version, expected, run_id)
+    if found == version:
+        return uri, ""
+    return uri, (
+        f"{version} was uploaded, but {expected or 'none'}, which it was compared with, is not the "
+        f"champion any more: CHAMPION names {found or 'none'} and stays; run the gate again"
+    )
+
+
+def _prune(models: Destination, keep: int, service: str) -> None:
+    """Delete the bundles of old attempts, but for those that a service still needs."""
+    try:
+        spared = in_service(Api.connect()) if service else ()
+    except KfpDdpError as error:
+        print(f"no bundle was deleted: {error}")
+        return
+    if gone := attempts.prune(models, keep, spared):
+        print(f"deleted {len(gone)} old bundle(s): {', '.join(gone)}")
+
+
+def _described(folder: Path, name: str, place: str, lineage: Lineage, stays: str) -> dict[str, Any]:
+    """The bundle in the words of an artifact's metadata, from its files alone."""
+    result = Evaluation.read(folder / bundles.METRICS)
+    return {
+        "name": name,
+        "uri": place,
+        "digest": bundles.digest(folder),
+        "version": bundles.version(folder),
+        "checkpoint_digest": result.checkpoint_digest,
+        "dataset_digest": result.dataset_digest,
+        "run_id": lineage.run_id,
+        "champion_version": lineage.champion_version,
+        "framework": "PyTorch",
+        "architecture": result.model,
+        "formats": ", ".join(sorted(path.name for path in folder.glob("model.*"))),
+        "classes": len(result.classes),
+        "image_size": result.image_size,
+        "accuracy": round(result.accuracy, 6),
+        "samples": result.samples,
+        "champion_stays": stays,
+    }
+
+
+def _tell(run_dir: Path, said: dict[str, Any], model: "dsl.Model", summary: "dsl.Markdown") -> None:
+    """Fill the artifacts, and leave the same for who tells of the run."""
+    text = json.dumps(said, indent=1) + "\n"
+    model.metadata.update(said)
+    # The artifact's own object points to the bundle: its URI is KFP's to give.
+    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(model.path).write_text(text, encoding="utf-8")
+    with atomic_write(run_dir / EXPORTED) as file:
+        file.write(text.encode())
+    told = {name: str(said[name]) for name in ("uri", "digest", "champion")}
+    mlflow_run.note(run_dir, {}, {f"kfp_ddp.bundle.{k}": v for k, v in told.items()})
+    lines = [f"## {said['name']} {said['version']}", "", cell(said["uri"]), ""]
+    lines += [cell(said["champion_stays"]), ""] if said["champion_stays"] else []
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {key} | {cell(str(value))} |" for key, value in said.items() if value != ""]
+    Path(summary.path).write_text("\n".join(lines) + "\n", encoding="utf-8")

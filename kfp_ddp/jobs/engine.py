@@ -1,0 +1,56 @@
+"""Run a job of any kind: a step's inputs made one specification, which is launched and followed."""
+
+from typing import Any
+
+from kfp_ddp.core.run_folder import open_run_dir, task_title
+from kfp_ddp.core.settings import check_given
+from kfp_ddp.core.step import step, write_job
+from kfp_ddp.jobs.bring import bring
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.specification.script import unpacked, unpacked_words
+from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.k8s import images
+from kfp_ddp.k8s.api import Api
+
+
+@step
+def run(
+    run_id: str,
+    task_name: str,
+    task_id: str,
+    work_dir: str,
+    settings: dict[str, Any],
+    task_config: Any,
+    job_object: Any,
+    **inputs: Any,
+) -> str:
+    """Run a job to its end; returns its name.
+
+    `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
+
+    Raises:
+        InputError: for input that cannot be used.
+        JobError: for a job that failed.
+    """
+    spec = specification(settings, task_config, **inputs)
+    task = task_title(task_name, task_id)
+    run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
+    spec = bring(spec, run_dir)
+    finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
+    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    write_job(job_object, {**finished.job, "kfp_ddp": ran})
+    return str(finished.job["metadata"]["name"])
+
+
+def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
+    """The job that a step's inputs, its further settings and its KFP task describe together.
+
+    Raises:
+        InputError: for what cannot be used, and for a setting that is an input of its own.
+    """
+    check_given("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
+    inputs["script"] = unpacked(inputs.get("script", ""))
+    inputs["args"] = unpacked_words(inputs.get("args", ()))
+    return LaunchSpec.create(**overlaid(task_config, {**inputs, **settings}))

@@ -1,0 +1,167 @@
+"""What became of a job's pods, from one look at them to the next; no cluster is asked here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from kfp_ddp.jobs.job_state import started, state
+from kfp_ddp.jobs.specification.kinds import pod_title
+from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.objects import conditions, containers, phase
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods that were seen so far; each look makes a new one of the last."""
+
+    let_in: float
+    """When the job was last let in by its queue, or made, in seconds since 1970."""
+    present: Mapping[str, Object] = field(default_factory=dict)
+    """Those that were there at the last look, by uid."""
+    lost: tuple[Object, ...] = ()
+    """Those that were removed while they ran: by force, or with their node."""
+    ended: tuple[Object, ...] = ()
+    """Those that ended and were removed, such as by the operator's cleaning up."""
+    taken_back: frozenset[str] = frozenset()
+    """The uids of those that the job's queue took back: how they end is no failure of the job."""
+    restarted_at: float = 0
+    """Monotonic clock of the first look at a container that was started again in its pod."""
+    replaced_at: float = 0
+    """Monotonic clock of the first look at a pod in the place of one that was lost or failed."""
+
+    @classmethod
+    def of(cls, job: Object) -> "Pods":
+        """Those of a job that was not looked at yet."""
+        return cls(started(job))
+
+    def look(
+        self, job: Object, there: Mapping[str, Object], removed: Mapping[str, Object], clock: float
+    ) -> "Pods":
+        """What is known after one more look.
+
+        Args:
+            job: The job as it is now.
+            there: The pods that are there now, by uid.
+            removed: Those that were seen to go, as they were then: for a pod that ended and was
+                cleaned up, the last state comes with the event of its deletion.
+            clock: The monotonic clock.
+        """
+        before = self._taken_back(job, there)
+        gone = [
+            removed.get(uid, pod)
+            for uid, pod in before.present.items()
+            if uid not in there and uid not in before.taken_back
+        ]
+        now = replace(
+            before,
+            present=dict(there),
+            lost=(*before.lost, *(pod for pod in gone if not writes_no_more(pod))),
+            ended=(*before.ended, *(pod for pod in gone if writes_no_more(pod))),
+        )
+        restarted = any(map(was_restarted, now.own))
+        return replace(
+            now,
+            restarted_at=now.restarted_at or (clock if restarted else 0),
+            replaced_at=now.replaced_at or (clock if now.replaced else 0),
+        )
+
+    def _taken_back(self, job: Object, there: Mapping[str, Object]) -> "Pods":
+        """Forget what happened before the queue took the job back, and remember its pods."""
+        let_in = started(job)
+        if state(job).phase == "queued":
+            taken_back = self.taken_back | {*self.present, *there}
+        elif let_in != self.let_in:
+            taken_back = self.taken_back | {*self.present}
+        else:
+            return self
+        return Pods(let_in, self.present, taken_back=taken_back)
+
+    @property
+    def own(self) -> list[Object]:
+        """Those that are there and were not taken back."""
+        return [pod for uid, pod in self.present.items() if uid not in self.taken_back]
+
+    @property
+    def replaced(self) -> bool:
+        """Whether a pod is there in the place of one that was lost or failed."""
+        gone = {pod_title(pod) for pod in (*self.lost, *filter(has_failed, self.ended))}
+        return any(pod_title(pod) in gone for pod in self.own)
+
+    @property
+    def ended_for_good(self) -> list[Object]:
+        """Those that ended and were removed, and whose place no other pod has taken."""
+        there = {pod_title(pod) for pod in self.own}
+        return [pod for pod in self.ended if pod_title(pod) not in there]
+
+    @property
+    def only_taken_back(self) -> bool:
+        """Whether pods that were taken back are still there, and no other one has failed.
+
+        The Training Operator counts those against a job that is let in again before they ended.
+        """
+        return len(self.own) < len(self.present) and not any(map(has_failed, self.own))
+
+    @property
+    def crashed(self) -> list[Object]:
+        """Those that failed of themselves and were removed, as often as they did."""
+        return list(filter(has_crashed, self.ended))
+
+
+def has_started(pod: Object, container: str) -> bool:
+    """Whether the container has a log."""
+    for status in containers(pod):
+        if status["name"] == container:
+            now = status.get("state") or {}
+            return "running" in now or "terminated" in now or bool(status.get("restartCount"))
+    return False
+
+
+def waits(pod: Object) -> bool:
+    """Whether no container of the pod's own has started, be it for a node, an image or a volume."""
+    return phase(pod) in ("", "Pending")
+
+
+def writes_no_more(pod: Object) -> bool:
+    """Whether the pod writes nothing now and, if it ended, never will again."""
+    return phase(pod) in ("Succeeded", "Failed", "Pending")
+
+
+def created(pod: Object) -> float:
+    """When the pod was made, in seconds since 1970."""
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def seconds_to_stop(pod: Object) -> float:
+    """How long a pod that is being deleted may still run; 0 for another one."""
+    if "deletionTimestamp" not in pod["metadata"] or writes_no_more(pod):
+        return 0
+    return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
+
+
+def ended_at(pod: Object) -> str:
+    """When a container of the pod ended badly first, as text that sorts by it; '~' for unknown."""
+    states = [status.get("state") or {} for status in containers(pod)]
+    ended = [each["terminated"] for each in states if "terminated" in each]
+    return min((each["finishedAt"] for each in ended if each.get("finishedAt")), default="~")
+
+
+def has_failed(pod: Object) -> bool:
+    """Whether the pod, or a container of it, ended badly."""
+    return phase(pod) == "Failed" or any(_exit_codes(pod))
+
+
+def has_crashed(pod: Object) -> bool:
+    """Whether the pod failed of itself, and was neither told to end nor taken from its node."""
+    if any(each["type"] == "DisruptionTarget" for each in conditions(pod)):
+        return False
+    return any(code not in (0, 143) for code in _exit_codes(pod))
+
+
+def was_restarted(pod: Object) -> bool:
+    """Whether a container of the pod ended badly before."""
+    return any((status.get("lastState") or {}).get("terminated") for status in containers(pod))
+
+
+def _exit_codes(pod: Object) -> list[int]:
+    states = [status.get("state") or {} for status in containers(pod)]
+    return [int(each["terminated"].get("exitCode") or 0) for each in states if "terminated" in each]

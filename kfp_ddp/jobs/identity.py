@@ -1,0 +1,120 @@
+"""Who a job belongs to: its name, its labels, and the Workflow that owns it."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
+from kfp_ddp.jobs.kueue import QUEUE_LABEL
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, Object, own_pod
+
+RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
+WORKFLOWS = "argoproj.io/v1alpha1"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One launch of a run's task: the same whenever the step is run again."""
+
+    run_id: str
+    task: str
+    name: str
+    spec_digest: str
+
+    def job_name(self, attempt: int) -> str:
+        """Name of the job of an attempt, counted from 0."""
+        return f"{self.name}-r{attempt}" if attempt else self.name
+
+    def labels(self, attempt: int) -> dict[str, str]:
+        """Labels by which the job is known as ours."""
+        return {
+            RUN: self.run_id,
+            TASK: self.task,
+            SPEC: self.spec_digest,
+            ATTEMPT: str(attempt),
+            "app.kubernetes.io/managed-by": "kfp-ddp",
+        }
+
+    def selector(self) -> str:
+        """Label selector of all attempts."""
+        return f"{RUN}={self.run_id},{TASK}={self.task}"
+
+
+def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Identity:
+    """The identity of a launch: a DNS-1035 name of at most 40 characters, and what labels say.
+
+    The name is made of a hash over run, task and DAG, so that loops and retries are told apart.
+
+    Raises:
+        InputError: for an id that cannot be a label.
+    """
+    for what, value in (("run_id", run_id), ("task_name", task_name)):
+        if not LABEL_VALUE.fullmatch(value):
+            raise InputError(
+                f"{what}={value!r} cannot be a label: 1 to 63 letters, digits, '.', '_' or '-', "
+                "with a letter or digit at both ends"
+            )
+    key = json.dumps([run_id, task_name, task_id])
+    slug = re.sub(r"[^a-z0-9]+", "-", task_name.lower()).strip("-")[:25].strip("-")
+    if not slug or not slug[0].isalpha():
+        slug = f"t-{slug}".strip("-")
+    name = f"{slug}-{_digest(key)[:12]}"
+    body = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
+    return Identity(run_id, task_title(task_name, task_id), name, _digest(body)[:16])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The step's own pod and the Argo Workflow above it."""
+
+    pod: str
+    workflow: str
+    workflow_uid: str
+
+    def reference(self) -> Object:
+        """The ownerReference by which the job goes when its run is deleted.
+
+        It names the Workflow, not the pod, which is replaced when the step is run again; and it
+        blocks nothing, so it needs no right to the Workflow's finalizers.
+        """
+        return {
+            "apiVersion": WORKFLOWS,
+            "kind": "Workflow",
+            "name": self.workflow,
+            "uid": self.workflow_uid,
+            "controller": False,
+            "blockOwnerDeletion": False,
+        }
+
+
+def find_owner(api: Api) -> Owner | None:
+    """The Workflow of the step's own pod; None outside of a pipeline on this cluster."""
+    pod: Object = (own_pod(api) or {}).get("metadata", {})
+    for owner in pod.get("ownerReferences", []):
+        if owner["kind"] == "Workflow" and owner["apiVersion"] == WORKFLOWS:
+            return Owner(pod["name"], owner["name"], owner["uid"])
+    return None
+
+
+def metadata(
+    spec: LaunchSpec, identity: Identity, namespace: str, attempt: int, owner: Owner | None
+) -> dict[str, Any]:
+    """Metadata of the job object."""
+    labels = identity.labels(attempt)
+    if spec.scheduler == "kueue" and spec.queue:
+        labels[QUEUE_LABEL] = spec.queue
+    if spec.scheduler == "runai" and spec.queue:
+        labels["runai/queue"] = spec.queue
+    name = identity.job_name(attempt)
+    found: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
+    if owner is not None:
+        found["ownerReferences"] = [owner.reference()]
+    return found

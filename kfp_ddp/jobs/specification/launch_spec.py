@@ -1,0 +1,346 @@
+"""The one typed description of a distributed job, from which every kind of job is written."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from kfp_ddp.core.settings import Settings
+from kfp_ddp.jobs.specification import packages
+from kfp_ddp.jobs.specification.code import CODE
+from kfp_ddp.jobs.specification.kinds import KINDS, KindName
+from kfp_ddp.k8s.quantity import QUANTITY, amount
+
+BACKSTOP_SECONDS = 60
+
+# Of what stands in a pod, Kubernetes tells only when the operator makes one; so it is checked here.
+NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
+IMAGE = r"^[^\s]+$"
+MOUNT = r"^/[^:]+$"
+VARIABLE = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
+NODE_RANGE = r"^$|^[1-9][0-9]*:[1-9][0-9]*$"
+CAPABILITY = r"^[A-Z][A-Z0-9_]*$"
+KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+RESOURCE = f"^$|{KEY}"
+ENTRY = r"^$|^[^/\s-]([^\s]*[^/\s])?$"
+
+IN_WORDS = {
+    QUANTITY: "a quantity such as 500m, 4 or 16Gi",
+    NAME: "a name of small letters, digits, '-' and '.'",
+    LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    CLAIM: "the name of a claim, or name:ro",
+    IMAGE: "the name of an image, without spaces",
+    MOUNT: "an absolute path without ':'",
+    VARIABLE: "the name of a variable: letters, digits, '-', '_' and '.'",
+    NODE_RANGE: "the least and the most nodes as min:max, such as 2:4",
+    KEY: "the key of a label or resource, such as zone or example.com/zone",
+    RESOURCE: "the name of a resource, such as rdma/hca",
+    CODE: "what as_folder makes, or /path/SHA256.tar.gz or gs://bucket/SHA256.tar.gz",
+    ENTRY: "a file of the folder such as train.py, or a module such as package.train",
+    packages.PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
+    packages.INDEX: "the address of a package index",
+    CAPABILITY: "the name of a capability of Linux without CAP_, such as IPC_LOCK",
+}
+
+Name = Annotated[str, StringConstraints(pattern=NAME, min_length=1)]
+Claim = Annotated[str, StringConstraints(pattern=CLAIM)]
+MountPath = Annotated[str, StringConstraints(pattern=MOUNT)]
+VariableName = Annotated[str, StringConstraints(pattern=VARIABLE)]
+LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
+Part = Literal["limits", "requests"]
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY, min_length=1)]
+Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
+Package = Annotated[str, StringConstraints(pattern=packages.PACKAGE)]
+Index = Annotated[str, StringConstraints(pattern=packages.INDEX)]
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
+
+
+class LaunchSpec(Settings):
+    """A distributed job: what runs, on how many nodes, where, and for how long."""
+
+    patterns = IN_WORDS
+    secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars", "code", "pip_index_urls"})
+
+    kind: KindName = "pytorchjob"
+    """Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of Kubeflow
+    Trainer."""
+    image: str = Field(pattern=IMAGE)
+    """Container image of the workers."""
+    command: tuple[str, ...] = ()
+    """Command of each worker as a list of words, which no shell reads; empty for the image's own.
+    In an MPIJob the launcher alone runs it."""
+    args: tuple[str, ...] = ()
+    """Arguments that follow the command, the script or the entry."""
+    script: str = ""
+    """Text of a Python file that the workers run instead of a command, plain or packed into one
+    line."""
+    code: str = Field("", pattern=CODE)
+    """Folder of code that each worker runs in, as as_folder packs it: in the value itself, or the
+    address of its archive on a claim of the workers or in a bucket; '' for the image's own."""
+    entry: str = Field("", pattern=ENTRY)
+    """File or module of that folder that the workers run, such as train.py or package.train; '' for
+    command or script."""
+    packages_to_install: tuple[Package, ...] = ()
+    """Packages that each pod installs before it runs, in a folder of their own, of what the image
+    lacks: pins such as timm==1.0.0 or, where all have hashes, a lock."""
+    pip_index_urls: tuple[Index, ...] = ()
+    """Package indexes for them: the first instead of pip's own, the others besides."""
+
+    nodes: int = Field(1, ge=1, le=4096)
+    """Number of worker pods. An MPIJob has its launcher besides."""
+    elastic: str = Field("", pattern=NODE_RANGE)
+    """Least and most nodes as min:max, between which the job may lose and gain pods while it runs;
+    '' for a fixed number."""
+    nproc_per_node: int = Field(0, ge=0)
+    """Processes (ranks) in each pod; 0 for one for each GPU, or one."""
+    runtime: str = Field("torch-distributed", pattern=NAME)
+    """Runtime that a TrainJob is made from: a TrainingRuntime of the namespace, or a
+    ClusterTrainingRuntime."""
+
+    gpus_per_node: int = Field(0, ge=0)
+    """GPUs of each pod; 0 for those that are set on the KFP task, or none."""
+    gpu_resource: LabelKey = "nvidia.com/gpu"
+    """Resource name under which the cluster offers its GPUs."""
+    cpu: str = Field("", pattern=QUANTITY)
+    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for a default by
+    its GPUs: 8, of which 2 are requested, for each, without any 4 and 100m for each process."""
+    memory: str = Field("", pattern=QUANTITY)
+    """Memory that each pod requests and may use at most, such as 16Gi; '' for a default
+    by its GPUs: 32Gi, of which 8Gi are requested, for each, without any 4Gi and 512Mi for each
+    process."""
+    cpu_request: str = Field("", pattern=QUANTITY)
+    """CPUs that each pod requests, where that is less than its limit; '' for cpu. Without cpu
+    the pod has no limit of it."""
+    memory_request: str = Field("", pattern=QUANTITY)
+    """Memory that each pod requests, where that is less than its limit; '' for memory. Without
+    memory the pod has no limit of it."""
+    resources: dict[Part, dict[LabelKey, Quantity]] = Field(default_factory=dict)
+    """Limits and requests of each pod as Kubernetes writes them, of any resource; cpu, memory and
+    gpus_per_node go before it."""
+    shm_size: str = Field("2Gi", pattern=QUANTITY)
+    """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' for the container
+    runtime's own, mostly 64 MB."""
+
+    env: dict[VariableName, str] = Field(default_factory=dict)
+    """Environment variables of the workers, by name."""
+    env_from_secrets: tuple[Name, ...] = ()
+    """Secrets all of whose keys become environment variables of the workers."""
+    env_vars: tuple[dict[str, Any], ...] = ()
+    """Environment variables as Kubernetes writes them, for values from a Secret's key and the like;
+    env goes before it."""
+    claims: dict[MountPath, Claim] = Field(default_factory=dict)
+    """PersistentVolumeClaims of the workers by the path where they are mounted; name:ro mounts one
+    read-only."""
+    volumes: tuple[dict[str, Any], ...] = ()
+    """Further volumes of the workers as Kubernetes writes them."""
+    volume_mounts: tuple[dict[str, Any], ...] = ()
+    """Where the workers mount those volumes, as Kubernetes writes it."""
+    init_containers: tuple[dict[str, Any], ...] = ()
+    """Containers that run to their end in each pod before its worker, as Kubernetes writes them;
+    one has the worker's image, mounts and security where it names none."""
+    capabilities: tuple[Capability, ...] = ()
+    """Capabilities of Linux that the workers get, such as IPC_LOCK; PodSecurity baseline and
+    restricted refuse most."""
+
+    nccl_debug: Literal["", "VERSION", "WARN", "INFO", "TRACE"] = ""
+    """How much NCCL logs (NCCL_DEBUG); '' for its own default."""
+    nccl_socket_interface: str = ""
+    """Network interface that NCCL and gloo use, such as eth0; '' for their own choice."""
+    nccl_infiniband: Literal["", "on", "off"] = ""
+    """Whether NCCL uses InfiniBand or RoCE; '' for wherever it finds one. With on the workers get
+    the capability IPC_LOCK, which has effect for root; others need an unlimited memlock of the
+    node."""
+    rdma_resource: str = Field("", pattern=RESOURCE)
+    """Resource name under which the cluster offers its RDMA devices, such as
+    rdma/hca_shared_devices_a, of which each pod asks for one; '' for none. It needs
+    nccl_infiniband=on."""
+    nccl_timeout_minutes: float = Field(0, ge=0)
+    """Minutes that a collective may take before the ranks fail; 0 for torch's own. train hands it
+    to its ranks; a command or script finds the seconds in KFP_DDP_TIMEOUT_SECONDS, for
+    init_process_group(timeout=...): torch takes it from no variable itself."""
+    host_network: bool = False
+    """Whether the pods use the network of their node instead of their own."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port at which the workers serve /metrics, announced to Prometheus; 0 for none."""
+    istio: bool = False
+    """Whether Istio adds its sidecar to the pods; with one a job may never end."""
+
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Further labels of the pods, such as a team or a cost center."""
+    annotations: dict[LabelKey, str] = Field(default_factory=dict)
+    """Further annotations of the pods, such as those of a network or of a queue's topology."""
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    """Labels that a node must have to run a pod of the job."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """Taints of nodes that the pods tolerate, as Kubernetes writes them."""
+    affinity: dict[str, Any] = Field(default_factory=dict)
+    """Affinity of the pods to nodes and to one another, as Kubernetes writes it."""
+    topology_spread: tuple[dict[str, Any], ...] = ()
+    """How the pods spread over zones, racks or nodes, as Kubernetes writes
+    topologySpreadConstraints; one without labelSelector counts the pods of the job."""
+    spot: Literal["", "gke", "aks", "karpenter", "eks"] = ""
+    """Provider on whose interruptible (spot) nodes the pods run; '' for other nodes."""
+    priority_class: str = Field("", pattern=NAME)
+    """PriorityClass of the pods; '' for the cluster's default."""
+    scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = ""
+    """Who queues the job and starts its pods together; '' for the cluster's default scheduler."""
+    queue: str = Field("", pattern=LABEL)
+    """Queue of that scheduler that the job waits in; '' for none."""
+
+    image_pull_secrets: tuple[Name, ...] = ()
+    """Secrets with which the image is pulled from a private registry."""
+    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
+    """When the image is pulled anew; '' for the cluster's default."""
+    service_account: str = Field("", pattern=NAME)
+    """Service account of the pods; '' for the namespace's default."""
+    run_as_user: int = Field(-1, ge=-1)
+    """User id under which the workers run; -1 for the image's own."""
+    fs_group: int = Field(-1, ge=-1)
+    """Group id that owns the files of mounted claims; -1 to leave them as they are."""
+    non_root: bool = True
+    """Whether a worker that would run as root is refused."""
+    grace_seconds: int = Field(120, ge=1)
+    """Seconds that a pod has from SIGTERM to SIGKILL, as for a last checkpoint."""
+
+    restart_policy: Literal["Never", "OnFailure", "ExitCode"] = "Never"
+    """What the operator does with a pod that failed: end the job, start it again, or start it again
+    only after a signal. An elastic job takes ExitCode for Never."""
+    backoff_limit: int = Field(-1, ge=-1)
+    """Restarts of pods after which the operator ends the job; -1 for no limit."""
+    clean_pod_policy: Literal["Running", "All", "None"] = "Running"
+    """Pods that the operator removes when the job is over: those that still run, all or none."""
+    ttl_seconds: int = Field(86400, ge=-1)
+    """Seconds after which a job that is over is deleted; -1 to leave it until the run's Workflow,
+    which owns it, is deleted."""
+    deadline_minutes: float = Field(0, ge=0)
+    """Minutes that the job may take, without its wait in a queue; 0 for no end."""
+    pending_minutes: float = Field(0, ge=0)
+    """Minutes that pods may wait for a node or an image before the job is given up; 0 for no
+    end."""
+    retries: int = Field(2, ge=0, le=100)
+    """How often the whole job is made anew after it lost a node or was preempted."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        ways = [name for name in ("command", "script", "entry") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"give {' or '.join(ways)}, not both")
+        if self.entry and not self.code:
+            raise ValueError(f"entry={self.entry!r} without code: as_folder gives both")
+        if self.pip_index_urls and not self.packages_to_install:
+            raise ValueError("pip_index_urls without packages_to_install: nothing is installed")
+        if self.prepares() and not ways:
+            raise ValueError(
+                "code and packages_to_install need a command, a script or an entry: what the "
+                "image runs of itself would not find them"
+            )
+        if self.prepares() and self.command and self.kind == "mpijob":
+            raise ValueError(
+                "code and packages_to_install reach the ranks of an mpijob by a script or an "
+                "entry: its command runs in the launcher alone"
+            )
+        packages.check(self.packages_to_install)
+        if self.elastic:
+            low, high = self.node_range()
+            if low > high:
+                raise ValueError(f"elastic={self.elastic}: the minimum is above the maximum")
+            if self.nodes != 1 and not low <= self.nodes <= high:
+                raise ValueError(
+                    f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
+                )
+        asked = self.asked()
+        for name, limit in asked["limits"].items():
+            request = asked["requests"].get(name, limit)
+            if amount(request) > amount(limit):
+                raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
+        if self.rdma_resource and self.nccl_infiniband != "on":
+            raise ValueError(
+                f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
+                "NCCL would leave the device alone"
+            )
+        if self.queue and not self.scheduler:
+            raise ValueError(
+                f"queue={self.queue!r} without scheduler: say whose queue it is, "
+                "kueue, volcano, coscheduling or runai"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _supported_by_its_kind(self) -> Self:
+        for name, refusal, allowed in KINDS[self.kind].unsupported:
+            value = getattr(self, name)
+            if value not in (type(self).model_fields[name].default, *allowed):
+                raise ValueError(
+                    refusal.format(setting=name, value=value, kind=self.kind, runtime=self.runtime)
+                )
+        return self
+
+    def prepares(self) -> bool:
+        """Whether a worker has something to do before it runs."""
+        return bool(self.code or self.packages_to_install)
+
+    def asked(self) -> dict[str, dict[str, str]]:
+        """Limits and requests of each pod as they were set: cpu and memory before `resources`."""
+        limits = dict(self.resources.get("limits", {}))
+        requests = dict(self.resources.get("requests", {}))
+        for name, limit, request in (
+            ("cpu", self.cpu, self.cpu_request),
+            ("memory", self.memory, self.memory_request),
+        ):
+            if limit:
+                limits[name] = limit
+            if request or limit:
+                requests[name] = request or limit
+        return {"limits": limits, "requests": requests}
+
+    def node_range(self) -> tuple[int, int]:
+        """Least and most nodes."""
+        if not self.elastic:
+            return self.nodes, self.nodes
+        low, high = self.elastic.split(":")
+        return int(low), int(high)
+
+    def gpus(self) -> int:
+        """GPUs of a node, whether they were set here or on the KFP task."""
+        limits = self.resources.get("limits", {})
+        given = (int(float(n)) for name, n in limits.items() if self.is_gpu(name))
+        return self.gpus_per_node or sum(given)
+
+    def is_gpu(self, resource: str) -> bool:
+        """Whether a resource of a node is a GPU or a part of one."""
+        return resource == self.gpu_resource or is_gpu(resource)
+
+    def processes(self) -> int:
+        """Processes of a node: as given, one for each GPU, or one."""
+        return self.nproc_per_node or max(1, self.gpus())
+
+    def pod_restart_policy(self) -> str:
+        """What the operator does with a pod that failed.
+
+        With Never it ends the job for one pod that was evicted, elastic or not; with ExitCode it
+        makes those anew that a signal ended.
+        """
+        return (
+            "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
+        )
+
+    def restarts(self) -> int:
+        """How often the ranks of an elastic job start again: each node that is lost costs once."""
+        return max(10, 2 * self.node_range()[1])
+
+    def operator_deadline(self) -> int | None:
+        """Seconds after which the operator ends a job whose step has not, as when it is gone."""
+        return (
+            round(self.deadline_minutes * 60) + BACKSTOP_SECONDS if self.deadline_minutes else None
+        )
+
+    def pods(self) -> int:
+        """Pods that the job is created with."""
+        low, _ = self.node_range()
+        return max(low, self.nodes) if self.elastic else self.nodes
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource's name is one that device plugins give to GPUs or to parts of them."""
+    return resource.endswith("/gpu") or "/gpu." in resource or "/mig-" in resource

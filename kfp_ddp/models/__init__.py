@@ -1,0 +1,1 @@
+"""Model bundles: content, signature, champion history, registry and serving."""

@@ -1,0 +1,299 @@
+"""What an evaluation found, as `evaluation.json` holds it. Free of torch, for gate and export."""
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, ValidationError, model_validator
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import open_below
+from kfp_ddp.core.stored import Stored, first_fault
+
+FILE = "evaluation.json"
+PREDICTIONS = "predictions.csv"
+AGAIN = "champion"
+"""Beside the evaluation of a model: that of the champion on the same samples."""
+LARGEST = 64 << 20
+"""Bytes of an evaluation that is read: 200 classes with their confusion have 0.2 MB."""
+LARGEST_PREDICTIONS = 512 << 20
+"""Bytes of predictions that are read: a million samples have some 100 MB."""
+PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
+Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+
+
+class Interval(Stored):
+    """The ends of a 95 % interval."""
+
+    low: float
+    high: float
+
+
+class ClassResult(Stored):
+    """One class: how many samples it has, and how well they and only they were told.
+
+    Low and high are of 95 % Wilson score intervals, None where there was nothing to divide by or
+    an earlier version wrote it; `roc_auc` is of this class against the rest.
+    """
+
+    name: str
+    samples: int
+    precision: float
+    recall: float
+    f1: float
+    precision_low: float | None = None
+    precision_high: float | None = None
+    recall_low: float | None = None
+    recall_high: float | None = None
+    roc_auc: float | None = None
+
+
+class Slice(Stored):
+    """The samples of which a tag has one value, and their accuracy with its Wilson interval."""
+
+    name: str
+    """Of the tag."""
+    value: str
+    samples: int = Field(gt=0)
+    correct: int = Field(ge=0)
+    accuracy: float
+    low: float
+    high: float
+
+
+class Baseline(Stored):
+    """The largest class of the split: the accuracy of who always says it."""
+
+    name: str
+    share: float
+
+
+class ClassChange(Stored):
+    """Samples of a class that only the model told right, and those that only the champion did.
+
+    `gain` is that of the recall, with its 95 % interval.
+    """
+
+    name: str
+    samples: int
+    won: int
+    lost: int
+    gain: float
+    low: float
+    high: float
+
+
+class Compared(Stored):
+    """The model against the champion on the same samples.
+
+    `gain` is that of the accuracy. The rest is known where both have predictions: samples that only
+    the one or the other told right, Newcombe's 95 % interval of the gain, McNemar's exact one-sided
+    p-value, and the classes in which the two differ, in the order of the classes.
+    """
+
+    champion: str
+    """Where it lies."""
+    champion_version: str
+    champion_accuracy: float
+    gain: float
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    won: int | None = None
+    lost: int | None = None
+    classes: list[ClassChange] = Field(default_factory=list)
+
+
+class CalibrationBin(Stored):
+    """Samples whose confidence lay in one fifteenth of 0 to 1: their number and two means."""
+
+    samples: int
+    confidence: float
+    accuracy: float
+
+
+class Told(NamedTuple):
+    """What a sample is, by its folder, and whether it was told to be that."""
+
+    target: str
+    right: bool
+
+
+class Evaluation(Stored):
+    """Metrics of one checkpoint on one split; every sample counted exactly once.
+
+    `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
+    cross-entropy in nats, without label smoothing. Macro means leave out classes that were
+    neither there nor predicted. `samples_digest` identifies the samples by path and class,
+    `split_digest` by path, size and crc32c, where the version has a manifest; `skipped` files of
+    the split cannot be read and were left out, as in training under on_bad_image=skip.
+    `balanced_accuracy` is the mean recall of the classes with samples, `macro_roc_auc` the mean of
+    each such class against the rest. `intervals` are 95 % bootstrap intervals of the metrics that
+    they are named after. What has a default is absent from records of earlier versions.
+    """
+
+    format: Literal[1] = 1
+    split: str
+    samples: int = Field(gt=0)
+    correct: int = Field(ge=0)
+    accuracy: float = Field(ge=0, le=1)
+    accuracy_low: float
+    accuracy_high: float
+    loss: float
+    top5: float | None
+    macro_precision: float
+    macro_recall: float
+    macro_f1: float
+    calibration_error: float
+    roc_auc: float | None
+    classes: list[ClassResult]
+    calibration: list[CalibrationBin]
+    confusion: list[list[int]] | None
+    model: str
+    image_size: int
+    step: int
+    checkpoint: str
+    checkpoint_digest: str
+    dataset_digest: str
+    samples_digest: str
+    split_digest: str = ""
+    predictions: str = Field(PREDICTIONS, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    device: str
+    seconds: float
+    skipped: int = Field(0, ge=0)
+    balanced_accuracy: float | None = None
+    macro_roc_auc: float | None = None
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+    baseline: Baseline | None = None
+    slices: list[Slice] = Field(default_factory=list)
+    compared: Compared | None = None
+    hardware: str = ""
+    world_size: int = Field(1, ge=1)
+    written: str = ""
+    """When, in UTC as ISO 8601."""
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Evaluation":
+        if self.correct > self.samples:
+            raise ValueError("correct is more than samples")
+        if abs(self.accuracy - self.correct / self.samples) > 1e-6:
+            raise ValueError("accuracy is not correct / samples")
+        return self
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> "Evaluation":
+        """The record in `text`, which came from `where`.
+
+        Raises:
+            InputError: naming the first field that is missing or wrong.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise InputError(
+                f"{where} is not an evaluation: {first_fault(error)}; "
+                "give the evaluation.json that the evaluate component wrote"
+            ) from None
+
+    @classmethod
+    def read(cls, path: Path) -> "Evaluation":
+        """The record in the file `path`.
+
+        Raises:
+            InputError: if the file cannot be read or is not an evaluation.
+        """
+        return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
+
+    def read_told(self, folder: Path) -> dict[str, Told]:
+        """For each sample, by path, what the predictions in `folder` tell of it.
+
+        Raises:
+            InputError: they cannot be read, or are not those of this evaluation.
+        """
+        path = folder / self.predictions
+        return self.told(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
+
+    def told(self, predictions: bytes, where: str) -> dict[str, Told]:
+        """The same from the content of the predictions, which came from `where`."""
+        try:
+            rows = csv.DictReader(io.StringIO(predictions.decode(), newline=""))
+            found = {
+                r["path"]: Told(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
+                for r in rows
+            }
+        except (ValueError, KeyError, csv.Error) as error:
+            raise InputError(
+                f"{where} are no predictions: {reason(error)}; run evaluate again"
+            ) from None
+        right = sum(one.right for one in found.values())
+        if (len(found), right) != (self.samples, self.correct):
+            raise InputError(
+                f"{where} has {right} of {len(found)} samples right, the evaluation "
+                f"beside it {self.correct} of {self.samples}: keep predictions.csv beside the "
+                "evaluation.json it belongs to"
+            )
+        return found
+
+    def differs(self, other: "Evaluation") -> str:
+        """Why the two are not known to be of the same samples; '' if they are.
+
+        Content counts where both know a digest of it; paths alone where neither does.
+        """
+        if (self.samples_digest, self.samples) != (other.samples_digest, other.samples):
+            return "evaluated on other samples"
+        digests = [(self.split_digest, other.split_digest)]
+        digests += [(self.dataset_digest, other.dataset_digest)]
+        both = next((pair for pair in digests if all(pair)), None)
+        if both is not None:
+            return "" if both[0] == both[1] else "evaluated on other samples"
+        if any(map(any, digests)):
+            return "evaluated on samples of the same names, but one side knows no digest of them"
+        return ""
+
+    def same_samples(self, other: "Evaluation") -> bool:
+        """Are both known to be of the same samples?"""
+        return not self.differs(other)
+
+    @property
+    def of_known_content(self) -> bool:
+        """Whether it has a digest of what its samples contain."""
+        return bool(self.split_digest or self.dataset_digest)
+
+
+def _read(path: Path, limit: int, what: str) -> bytes:
+    try:
+        with open_below(path.parent, path.name) as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the {what} {path} cannot be read: {reason(error)}; run evaluate first"
+        ) from None
+    if len(content) > limit:
+        raise InputError(
+            f"the {what} {path} cannot be read: more than {limit:,} bytes; run evaluate again"
+        )
+    return content
+
+
+def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
+    p = correct / samples
+    shrink = 1 + z * z / samples
+    centre = (p + z * z / (2 * samples)) / shrink
+    half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def slice_of(name: str, value: str, correct: int, samples: int) -> Slice:
+    """A slice from its counts."""
+    low, high = wilson(correct, samples)
+    accuracy = correct / samples
+    counts = {"samples": samples, "correct": correct}
+    return Slice(name=name, value=value, **counts, accuracy=accuracy, low=low, high=high)
+
+
+def reason(error: BaseException) -> str:
+    """Why a file operation failed, without the path that the message around it names already."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

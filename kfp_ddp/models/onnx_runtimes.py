@@ -1,0 +1,109 @@
+"""An ONNX model in each of the runtimes that compute one here, on the CPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kfp_ddp.core.errors import InputError
+
+Logits = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+ONNXRUNTIME, OPENVINO = "onnxruntime", "openvino"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with one input and one output, called with uint8 images; one call at a time."""
+
+    runtime: str
+    """Name and version of what computes it."""
+    entry: tuple[str, tuple[int, ...]]
+    """Name and shape of the input; -1 where any size is taken."""
+    output: tuple[str, tuple[int, ...]]
+    logits: Logits
+
+    def __call__(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The logits, float32 [N, classes]."""
+        return self.logits(images)
+
+
+def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
+    """Load a model.
+
+    Args:
+        model: Content of an ONNX file.
+        runtime: `ONNXRUNTIME` or `OPENVINO`; empty for the first that is installed.
+        threads: That one call may use; 0 for as many as the runtime thinks fit.
+
+    Raises:
+        InputError: the runtime is not installed, or refuses the model.
+    """
+    names = [runtime] if runtime else list(_LOADERS)
+    name = next((one for one in names if find_spec(one)), "")
+    if not name:
+        wanted = f"pip install {names[0]}"
+        raise InputError(f"this needs {' or '.join(names)}, and none is installed: {wanted}")
+    try:
+        return _LOADERS[name](model, threads)
+    except Exception as error:
+        said = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        raise InputError(
+            f"{name} cannot load the model: {said[-1].strip()[:250]}; try another runtime"
+        ) from error
+
+
+def _onnxruntime(model: bytes, threads: int) -> Loaded:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    (entry,), (output,) = session.get_inputs(), session.get_outputs()
+
+    def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = session.run([output.name], {entry.name: images})[0]
+        return found
+
+    return Loaded(
+        f"onnxruntime {onnxruntime.__version__}",
+        (entry.name, _fixed(entry.shape)),
+        (output.name, _fixed(output.shape)),
+        logits,
+    )
+
+
+def _openvino(model: bytes, threads: int) -> Loaded:
+    import openvino
+
+    core = openvino.Core()
+    read = core.read_model(model=model)
+    # On CPUs that have bf16 it would compute in that, and be off by a percent.
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    compiled = core.compile_model(read, "CPU", settings)
+    entry, output = compiled.input(0), compiled.output(0)
+
+    def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = compiled([images])[output]
+        return found.copy()  # the next call writes there again
+
+    shapes = [[d.get_length() if d.is_static else -1 for d in port.partial_shape]
+              for port in (entry, output)]  # fmt: skip
+    return Loaded(
+        f"openvino {openvino.__version__.split('-')[0]}",
+        (entry.get_any_name(), tuple(shapes[0])),
+        (output.get_any_name(), tuple(shapes[1])),
+        logits,
+    )
+
+
+def _fixed(shape: list[int | str]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in shape)
+
+
+_LOADERS = {ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}

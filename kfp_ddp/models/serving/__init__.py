@@ -1,0 +1,1 @@
+"""Rollout of a bundle as a KServe InferenceService."""

@@ -1,0 +1,74 @@
+"""The further forms of a model in its bundle, as `variants.json` tells them. Free of torch."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.stored import Stored, first_fault
+from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import Evaluation
+
+FILE = "variants.json"
+FILES = {
+    "fp16": "model.fp16.onnx",
+    "int8": "model.int8.onnx",
+    "resize": "model.resize.onnx",
+    "aoti": "model.aoti.pt2",
+}
+"""The file of each form."""
+LARGEST = 64 << 20
+
+
+class Measured(Stored):
+    """A further form of the model, and what it came to on the whole split of the evaluation.
+
+    `agreement` is the share of samples that it tells as the checkpoint does, `gain` that of the
+    accuracy on it with Newcombe's 95 % interval, `won` and `lost` the samples that only the one or
+    the other told right. `evaluation.seconds` is 0: times are in latency.json.
+    """
+
+    name: str
+    file: str
+    size: int
+    """Bytes of the file."""
+    evaluation: Evaluation
+    agreement: float
+    gain: float
+    low: float
+    high: float
+    won: int
+    lost: int
+    made: dict[str, str | int] = Field(default_factory=dict)
+    """How it was made, such as the instruction set that it is compiled for."""
+
+
+class Record(Stored):
+    """All forms that were asked for: those that are there, and why the others are not."""
+
+    format: Literal[1] = 1
+    variants: list[Measured] = Field(default_factory=list)
+    left_out: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there was any."""
+        return bool(self.variants or self.left_out)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Record":
+        """That of a bundle; empty where it has none.
+
+        Raises:
+            InputError: it is none.
+        """
+        try:
+            return cls.model_validate_json(bundle.read(folder, FILE, LARGEST))
+        except OSError:
+            return cls()
+        except ValidationError as error:
+            raise InputError(
+                f"{folder / FILE} does not tell the forms of a model: {first_fault(error)}; "
+                "export the model again"
+            ) from None

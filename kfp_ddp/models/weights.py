@@ -1,0 +1,103 @@
+"""A network in one safetensors file: its weights, and what is needed to build and feed it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.config import TrainConfig
+
+
+def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
+    """Write the network's state dict, described by the file's metadata."""
+    from safetensors.torch import save_file
+
+    # Copies: the format holds no tensor under two names.
+    state = {
+        name: value.detach().clone(memory_format=torch.contiguous_format)
+        for name, value in model.state_dict().items()
+    }
+    metadata = {
+        "format": "pt",
+        "model": info.model,
+        "blur_pool": json.dumps(info.blur_pool),
+        "model_code": info.model_code,
+        "test_time_flip": json.dumps(info.test_time_flip),
+        "classes": json.dumps(list(info.classes)),
+        "image_size": str(info.image_size),
+        "mean": json.dumps(list(info.mean)),
+        "std": json.dumps(list(info.std)),
+    }
+    save_file(state, path, metadata=metadata)
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Bring the metadata in order, which safetensors writes in another one each time."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise ValueError(f"the header of {path.name} has become longer than it was")
+        file.seek(8)
+        file.write(text.ljust(length))
+
+
+def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
+    """The network of `write`: float32 on the CPU, in eval mode; it was trained to `step`.
+
+    Where the file holds the code of a network of somebody's own, that is run.
+
+    Raises:
+        InputError: the file is not one that `write` wrote.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        info = ModelInfo(
+            model=said["model"],
+            classes=tuple(json.loads(said["classes"])),
+            image_size=int(said["image_size"]),
+            mean=tuple(json.loads(said["mean"])),
+            std=tuple(json.loads(said["std"])),
+            step=step,
+            # Bundles did not always say these; those that do not have no such network.
+            config={
+                "blur_pool": json.loads(said.get("blur_pool", "false")),
+                "model_code": said.get("model_code", ""),
+                "test_time_flip": json.loads(said.get("test_time_flip", "false")),
+            },
+        )
+        _check(info)
+        network = info.network()
+        network.load_state_dict(state)
+    except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{path.name} holds no network that can be built again: {reason}; "
+            "export the model again"
+        ) from None
+    return network.float().eval(), info
+
+
+def _check(info: ModelInfo) -> None:
+    """Refuse what no run can have; raises ValueError or TypeError."""
+    if not (len(info.mean) == len(info.std) == 3):
+        raise ValueError("mean and std are not of three channels")
+    if not all(math.isfinite(value) for value in (*info.mean, *info.std)) or min(info.std) <= 0:
+        raise ValueError("mean and std do not normalise")
+    if len(set(info.classes)) < max(2, len(info.classes)) or not all(
+        isinstance(name, str) for name in info.classes
+    ):
+        raise ValueError("classes are not two or more names")
+    TrainConfig.create(data="-", output_dir="-", image_size=info.image_size)

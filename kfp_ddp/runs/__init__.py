@@ -1,0 +1,1 @@
+"""A pipeline run: its folder, training step, outcome, notifications and cleanup."""

@@ -1,0 +1,1 @@
+"""Cleanup at the end of a run."""

@@ -1,0 +1,173 @@
+"""What the run came to: by what its steps left in its folder, and by its pods."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.failure import Failure
+from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.core.step import last_error
+from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.jobs.ending import terminated
+from kfp_ddp.jobs.identity import WORKFLOWS
+from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.objects import annotation, containers, phase
+from kfp_ddp.runs.notify import Outcome
+from kfp_ddp.storage.destination import Destination, open_destination
+
+NODE = "workflows.argoproj.io/node-name"
+_LARGEST = 1 << 20
+_LINES = "400"
+_METRICS = RunFolder("").metrics.name
+
+
+def outcome(run_id: str, work: str, address: str) -> Outcome:
+    """The end of a run.
+
+    Args:
+        run_id: Of the pipeline run.
+        work: Folder, or bucket's prefix, that holds the folders of runs.
+        address: Where the UI shows the run; '' where that is not known.
+
+    Raises:
+        KfpDdpError: the runs' folders cannot be read.
+    """
+    told: dict[str, Any] = {"run_id": run_id, "address": address}
+    where = open_destination(f"{work.rstrip('/')}/{run_id}")
+    names = [name for name, _ in where.list("")]
+    told |= _of_folder(where, names)
+    try:
+        api = Api.connect()
+    except InputError:
+        pass  # no cluster, so no pods
+    else:
+        if _cancelled(api, run_id):
+            return Outcome(**told | {"state": "cancelled", "reason": ""})
+        if failed := _failed(api, run_id):
+            step, reason = failed
+            return Outcome(**told | {"state": "failed", "step": step, "reason": reason})
+    return Outcome(**told)
+
+
+def _of_folder(where: Destination, names: list[str]) -> dict[str, Any]:
+    """What the folder of a run tells; of several trainings the one that went furthest."""
+    found = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
+    best = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
+    found = [each for each in found if each["state"] in best]
+    last: dict[str, Any] = {"state": "unchanged"}
+    return max(found, key=lambda each: best.index(each["state"]), default=last)
+
+
+def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
+    """What the folder of one training tells."""
+    inside = {name for name in names if name.startswith(f"{task}/")}
+    told: dict[str, Any] = {}
+    for name in sorted(inside):
+        if name.endswith(f"/{VERDICT}"):
+            told |= _read(where, name)
+    exported = _read(where, f"{task}/{EXPORTED}") if f"{task}/{EXPORTED}" in inside else {}
+    if exported:
+        state = "promoted" if exported.get("champion") else "exported"
+        reason = str(exported.get("champion_stays", ""))
+    elif "blessed" in told:
+        state = "blessed" if told["blessed"] else "not blessed"
+        reason = str(told.get("reason", "")).removeprefix(f"{state}: ")
+    elif f"{task}/logs/failure.json" in inside and (failure := _failure(where, task)):
+        return {"state": "failed", "step": task, "reason": failure}
+    else:
+        known = f"{task}/{_METRICS}" in inside
+        return {"state": "trained" if known else ""}
+    return {
+        "state": state,
+        "reason": reason,
+        "model": str(exported.get("name") or told.get("model", "")),
+        "accuracy": told.get("accuracy"),
+        "champion": str(told.get("champion", "")),
+        "champion_accuracy": told.get("champion_accuracy"),
+        "bundle": str(exported.get("uri", "")),
+        "dataset": str(told.get("dataset_digest", "")),
+    }
+
+
+def _failure(where: Destination, task: str) -> str:
+    """The root cause that the ranks of a training left."""
+    content = where.read(f"{task}/logs/failure.json", _LARGEST)
+    found = Failure.parse((content or b"").decode(errors="replace"))
+    return found.words if found else ""
+
+
+def _read(where: Destination, name: str) -> dict[str, Any]:
+    try:
+        return mapping_in(where.read(name, _LARGEST))
+    except KfpDdpError:
+        return {}
+
+
+def _cancelled(api: Api, run_id: str) -> bool:
+    path, query = custom(WORKFLOWS, api.namespace, "workflows"), _of_run(run_id)
+    try:
+        return any(map(terminated, api.call("GET", path, query=query)["items"]))
+    except ApiError:
+        return False
+
+
+def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
+    """The first step of a run that failed for good, and why; None of none, or if it is not seen."""
+    try:
+        pods = api.call("GET", core(api.namespace, "pods"), query=_of_run(run_id))["items"]
+    except ApiError:
+        return None
+    last: dict[str, Object] = {}
+    for pod in sorted(pods, key=lambda each: each["metadata"].get("creationTimestamp", "")):
+        last[_node(pod)] = pod
+    failed = [each for each in last.values() if phase(each) == "Failed"]
+    if not failed:
+        return None
+    first = min(failed, key=_ended_at)
+    return _step(first), _why(api, first)
+
+
+def _of_run(run_id: str) -> dict[str, str]:
+    return {"labelSelector": f"{KFP_RUN}={run_id}"}
+
+
+def _node(pod: Object) -> str:
+    """The node of the Workflow that a pod is a try of."""
+    named = annotation(pod, NODE) or pod["metadata"]["name"]
+    return re.sub(r"\(\d+\)$", "", named)
+
+
+def _step(pod: Object) -> str:
+    """The step of the pipeline that a pod is of, as the pipeline names it."""
+    parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(pod).split(".")]
+    named = [part for part in parts if part != "executor"]
+    return named[-1].removesuffix("-driver")
+
+
+def _ended_at(pod: Object) -> str:
+    return max((str(state.get("finishedAt", "")) for state in _ends(pod)), default="")
+
+
+def _ends(pod: Object) -> Iterator[Object]:
+    """How the containers of a pod ended."""
+    for status in containers(pod):
+        if "terminated" in status.get("state", {}):
+            yield status["state"]["terminated"]
+
+
+def _why(api: Api, pod: Object) -> str:
+    """What the step said of it, else what Kubernetes did."""
+    path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
+    query = {"container": "main", "tailLines": _LINES}
+    names = [each["name"] for each in pod["spec"]["containers"]]
+    if "main" not in names:
+        query["container"] = names[0]
+    said = ""
+    with contextlib.suppress(ApiError):  # it is gone, or not ours to read
+        said = last_error(api.call("GET", path, query=query, raw=True)["value"])
+    reasons = [str(end.get("reason", "")) for end in _ends(pod) if end.get("exitCode")]
+    known = [reason for reason in reasons if reason not in ("", "Error")]
+    return said or next(iter(known), "") or pod["status"].get("message", "") or "see its log"

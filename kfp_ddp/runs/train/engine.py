@@ -1,0 +1,190 @@
+"""The `train` step: check everything, start the ranks, follow them, write what they made."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp_ddp.core import folders
+from kfp_ddp.core.addresses import is_per_node, is_remote
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.run_folder import RunFolder, task_title
+from kfp_ddp.core.settings import split
+from kfp_ddp.core.step import step, write_job
+from kfp_ddp.datasets.each_node import at_hand
+from kfp_ddp.datasets.in_use import using
+from kfp_ddp.jobs.local_ranks import Ended, local_gpus, run_ranks
+from kfp_ddp.jobs.netcheck import require
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.specification.claims import check_carried, claim_of, with_folders
+from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.specification.script import unexpanded
+from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.jobs.supervision import JOB_OWN, Supervision, check_backend
+from kfp_ddp.k8s import images
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.runs.train.on_node import begun, moved
+from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
+from kfp_ddp.runs.workspace import carried, followed, own_folder
+from kfp_ddp.training.config import TrainConfig
+
+
+class Trained(NamedTuple):
+    """Outputs of the step: folder of the newest checkpoint, folder of the run, why it failed."""
+
+    checkpoint: str
+    run_dir: str
+    failure: str
+
+
+@step
+def run(
+    run_id: str,
+    dataset_path: str,
+    trained_model: Any,
+    train_metrics: Any,
+    loss_curve: Any,
+    training_job: Any,
+    task_config: Any,
+    training: Mapping[str, Any],
+    backend: str,
+    job: Mapping[str, Any],
+    image: str,
+    task_name: str,
+    task_id: str,
+    work_dir: str,
+    may_fail: bool = False,
+) -> Trained:
+    """Train to the end or say in one line why not; the inputs are those of the component.
+
+    `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision.
+
+    Raises:
+        InputError: for input that cannot be used, before any rank starts.
+        JobError: for a training that failed, with the rank and its exception.
+        RunCancelledError: for a run that was terminated.
+    """
+    (training,) = split("training", training, TrainConfig, own={})
+    given, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
+    supervision = Supervision.create(**watched)
+    fields = {"image": image, **given}
+    check_backend(backend, int(fields.get("nodes", 1)))
+    task = task_title(task_name, task_id)
+    work = folders.work_dir(work_dir)
+    if is_remote(work) and backend != "local":
+        check_carried(given)
+    place = own_folder(work, run_id, task)
+    own: dict[str, Any] = {
+        "data": dataset_path,
+        "output_dir": place,
+        "run_id": f"{run_id}/{task}",
+    }
+    if backend != "local" and supervision.heartbeat_minutes:
+        own["stop_when_stale"] = f"{place}/{RunFolder('').heartbeat.name}"
+        own["stale_seconds"] = supervision.heartbeat_minutes * 60
+    config = TrainConfig.create(**with_timeout(training, given), **own)
+    try:
+        with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
+            if backend == "local":
+                checked = LaunchSpec.create(**fields, command=["true"])
+                ranks = checked.nproc_per_node or local_gpus()
+                with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
+                    here = moved(config, data, run_dir)
+                    record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
+            else:
+                ids = (run_id, task_name, task_id)
+                config = config if is_remote(place) else begun(config, Path(place))
+                fields["kind"] = backend
+                given = overlaid(task_config, fields)
+                run_dir, look = held.enter_context(followed(place))
+                record, claim = _train_on_cluster(config, given, run_dir, ids, supervision)
+                look()
+        write_job(training_job, record)
+        newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
+        trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
+        checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
+        print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    except JobError as error:
+        if not may_fail:
+            raise
+        print(f"failed: {error}", flush=True)
+        for each in (training_job, trained_model, loss_curve):
+            each.metadata["failure"] = str(error)
+            Path(each.path).parent.mkdir(parents=True, exist_ok=True)
+            Path(each.path).write_text(json.dumps({"failure": str(error)}) + "\n")
+        return Trained("", place, str(error))
+    return Trained(checkpoint, place, "")
+
+
+def _train_here(
+    config: TrainConfig, task_name: str, ranks: int, folder: RunFolder
+) -> dict[str, Any]:
+    """Train with processes of this step; returns its record."""
+    print(f"{task_name}: {ranks} rank(s), output in {folder.path}", flush=True)
+    ended = run_ranks(config.to_argv(), ranks, folder.path)
+    if ended.code != 0 or ended.stopped_by is not None:
+        raise _failure(ended, folder)
+    ran = images.record()
+    return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
+
+
+def _train_on_cluster(
+    config: TrainConfig,
+    fields: dict[str, Any],
+    run_dir: Path,
+    ids: tuple[str, str, str],
+    supervision: Supervision,
+) -> tuple[dict[str, Any], str]:
+    """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
+
+    `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
+    """
+    api = Api.connect()
+    fields = with_folders(api, fields, config.data, config.output_dir, "train")
+    port = config.prometheus_port
+    spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
+    least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
+    if least and spec.pods() > 1 and not begun_before:
+        require(least, fields, ids, api)
+    stall = supervision.stall_minutes
+    finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)
+    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    return {**finished.job, "kfp_ddp": ran}, claim_of(fields, config.output_dir)
+
+
+def node_command(config: TrainConfig) -> list[str]:
+    """What each worker runs, every word of which arrives as it is."""
+    words = map(unexpanded, config.to_argv())
+    away = is_remote(config.output_dir) or is_per_node(config.data)
+    program = "kfp_ddp.runs.train.on_node" if away else "kfp_ddp.training.node"
+    return ["python3", "-m", program, "--", *words]
+
+
+def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """`training` with the time-out of collectives that the settings of the job have.
+
+    Raises:
+        InputError: both have one, and they differ.
+    """
+    minutes = job.get("nccl_timeout_minutes") or training.get("timeout_minutes")
+    if minutes is None:
+        return dict(training)
+    own = training.get("timeout_minutes", minutes)
+    if own != minutes:
+        raise InputError(
+            f"training sets timeout_minutes={own} and job nccl_timeout_minutes={minutes}, which "
+            "are one time-out: give one of them"
+        )
+    return {**training, "timeout_minutes": minutes}
+
+
+def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
+    newest = newest_checkpoint(folder.path)
+    kept = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
+    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
+        return RunCancelledError(
+            f"training was stopped; {kept} in {folder.path}; run it again to go on from there"
+        )
+    return JobError(f"training failed: {ended.cause(folder.path)}; {kept}")

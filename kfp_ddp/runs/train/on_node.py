@@ -1,0 +1,122 @@
+"""`python -m kfp_ddp.runs.train.on_node [torchrun flags] -- [training flags]`: a worker.
+
+What a worker runs that has no claim for its data, or for its work: the dataset is brought first,
+and `kfp_ddp.training.node` trains in folders of this pod, whose files a bucket keeps.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from kfp_ddp.core.addresses import is_per_node
+from kfp_ddp.core.errors import PREEMPTED, InputError, KfpDdpError
+from kfp_ddp.core.failure import Failure, report
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.step import adopt_secrets
+from kfp_ddp.datasets.each_node import at_hand
+from kfp_ddp.datasets.in_use import using
+from kfp_ddp.models import initial_weights
+from kfp_ddp.runs.workspace import carried
+from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.watch import PARENT
+
+NODE = "kfp_ddp.training.node"
+MEETING_SECONDS = 4 * 3600
+"""How long nodes wait for one another where each brings the dataset, one faster than the other."""
+
+
+class _Stopped(Exception):  # noqa: N818 (it is a state, and is always handled)
+    """A signal that came before the training began."""
+
+
+class Node:
+    """The process that trains, to which signals are passed on."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+
+    def run(self, command: list[str]) -> int:
+        """Run it to its end; its exit code."""
+        self.process = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
+        code = self.process.wait()
+        return 128 - code if code < 0 else code
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self.process is None:
+            raise _Stopped
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+class _Ended(Exception):  # noqa: N818 (it is a state, and is always handled)
+    """The training ended with another code than 0, which it has told of itself."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Bring what is needed, train, keep what it wrote; the exit code of `kfp_ddp.training.node`."""
+    adopt_secrets()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    at = arguments.index("--") if "--" in arguments else 0
+    torchrun, flags = arguments[:at], arguments[at:]
+    try:
+        _train(Node(), parse(flags[1:], prog=f"python -m {NODE} --"), torchrun)
+    except _Ended as ended:
+        return ended.code
+    except _Stopped:
+        return report(Failure(PREEMPTED, -1, "stopped before the training began", True), None)
+    except KfpDdpError as error:
+        again = error.retryable or not isinstance(error, InputError)
+        return report(Failure(error.exit_code, -1, str(error), again), None)
+    return 0
+
+
+def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
+    """Train as `config` says, which may name an address for what a node reads as a folder."""
+    run_id = config.run_id.partition("/")[0]
+    if is_per_node(config.data):
+        limits = f"timeout={MEETING_SECONDS},join_timeout={MEETING_SECONDS}"
+        os.environ.setdefault("PET_RDZV_CONF", limits)
+    with contextlib.ExitStack() as held:
+        run_dir = held.enter_context(carried(config))
+        data = held.enter_context(at_hand(config.data, run_dir, run_id))
+        held.enter_context(using(run_id or "train", config.output_dir, data))
+        here = moved(config, data, run_dir)
+        code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *here.to_argv()])
+        if code == PREEMPTED:
+            held.pop_all().close()
+        if code:
+            raise _Ended(code)
+
+
+def moved(config: TrainConfig, data: Path, run_dir: Path) -> TrainConfig:
+    """The configuration with the folders that are at hand here."""
+    folders = {"data": str(data), "output_dir": str(run_dir)}
+    if config.stop_when_stale:
+        folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)
+    return begun(TrainConfig.create(**{**config.given(), **folders}), run_dir)
+
+
+def begun(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """The configuration with the weights to begin with at hand, brought to the run's folder.
+
+    Raises:
+        KfpDdpError: they cannot be brought.
+    """
+    if not initial_weights.is_per_node(config.init_from):
+        return config
+    found = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
+    return TrainConfig.create(**{**config.given(), "init_from": str(found)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

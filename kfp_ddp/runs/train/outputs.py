@@ -1,0 +1,113 @@
+"""What a finished training leaves in the pipeline: Model, Metrics and a picture of the curves."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp_ddp.core.errors import JobError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.report import pictures, training_page
+from kfp_ddp.training.manifest import read_manifest, step_dir
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of a run: folder, step, sha256 of state.pt, manifest."""
+
+    path: Path
+    step: int
+    digest: str
+    manifest: dict[str, Any]
+
+
+def newest_checkpoint(run_dir: Path) -> Newest | None:
+    """The newest complete checkpoint as its manifest tells it; the file itself is not hashed here.
+
+    A folder gets its name only after manifest and state are on the disk, so one with a manifest
+    that can be read is whole. Needs no torch, so the launcher's image can call it.
+    """
+    found = RunFolder(run_dir).checkpoints.glob("step-*[0-9]")
+    for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
+        try:
+            manifest = read_manifest(path)
+        except (OSError, ValueError):
+            continue
+        return Newest(path, manifest.step, manifest.digest, manifest.fields)
+    return None
+
+
+def chosen_checkpoint(run_dir: Path) -> Newest | None:
+    """What the run hands on: the best checkpoint where it was kept (keep_best), else the newest."""
+    newest = newest_checkpoint(run_dir)
+    if newest is None:
+        return None
+    best = newest.manifest.get("best")
+    if not best or not newest.manifest["config"]["keep_best"]:
+        return newest
+    path = step_dir(newest.path.parent, int(best["step"]))
+    try:
+        manifest = read_manifest(path)
+    except (OSError, ValueError):
+        return newest
+    return Newest(path, manifest.step, manifest.digest, manifest.fields)
+
+
+def write_outputs(
+    run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
+) -> Newest:
+    """Fill the step's three artifacts from what training left in `run_dir`.
+
+    The file of `trained_model` is a small JSON pointer to the checkpoint; `place` is what steps
+    call `run_dir`, and `claim` the one that it lies on, empty for a plain folder or an address.
+
+    Raises:
+        JobError: when training left no checkpoint.
+    """
+    newest = chosen_checkpoint(run_dir)
+    if newest is None:
+        raise JobError(
+            f"training ended without a checkpoint in {RunFolder(run_dir).checkpoints}; "
+            "see the log of the ranks above"
+        )
+    figures = _figures(run_dir, newest)
+    pointer = {
+        "path": f"{place}/{newest.path.relative_to(run_dir).as_posix()}",
+        "digest": f"sha256:{newest.digest}",
+        "step": newest.step,
+        "model": newest.manifest.get("model", ""),
+        "claim": claim,
+        "metrics": figures,
+    }
+    for name, value in figures.items():
+        metrics.log_metric(name, value)
+    trained_model.metadata.update(pointer)
+    _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
+    _write(loss_curve.path, training_page(run_dir))
+    return newest
+
+
+def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
+    """Finite numbers worth a table: last loss, speed, the accuracy of the checkpoint, its step."""
+    events = pictures.read_events(RunFolder(run_dir).metrics)
+    last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
+    last.update({str(event.get("event")): event for event in events})
+    evaluations = [event for event in events if event.get("event") == "eval"]
+    last["eval"] = next((e for e in evaluations if e.get("step") == newest.step), last["eval"])
+    found = {
+        "step": newest.step,
+        "train_loss": last["step"].get("loss"),
+        "images_per_s": last["step"].get("images_per_s"),
+        "val_loss": last["eval"].get("loss"),
+        "val_accuracy": last["eval"].get("accuracy"),
+        "val_top5": last["eval"].get("top5"),
+    }
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)

@@ -1,0 +1,1 @@
+"""Object stores and folders: read, write, list and lease objects."""

@@ -1,0 +1,188 @@
+"""Where a server is, how to get there, and how a request to it reads."""
+
+import base64
+import functools
+import os
+import re
+import ssl
+import sys
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from kfp_ddp.core.errors import InputError
+
+_TARGET = re.compile(r"/[!-~]*")
+_PARTS = re.compile(r"([^/?#]*)([^?#]*)(.*)", re.DOTALL)
+_LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
+_UNQUOTED = "".join(map(chr, range(33, 127)))
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """How to speak TLS; one for all connections, as loading the authorities takes 20 ms.
+
+    `SSL_CERT_FILE` names further authorities.
+    """
+    return ssl.create_default_context()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A server: http or https, its host and port, and the environment's proxy to it, if any."""
+
+    secure: bool
+    host: str
+    port: int
+    proxy: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, url: str) -> "Origin":
+        """The server of an address.
+
+        Raises:
+            InputError: this is no address of http or https.
+        """
+        try:
+            parts = urlsplit(url)
+            secure = parts.scheme == "https"
+            port = parts.port or (443 if secure else 80)
+            host = parts.hostname or ""
+            host = host if ":" in host else host.encode("idna").decode()
+        except ValueError as error:
+            raise InputError(f"{display(url)!r} is no address; check host and port") from error
+        if parts.scheme not in ("http", "https") or not host:
+            raise InputError(f"{display(url)!r} is no address; give it as https://host/path")
+        return cls(secure, host, port, _proxy(parts.scheme, host, port))
+
+    @functools.cached_property
+    def authority(self) -> bytes:
+        """As the header Host has it: without the port that is meant anyway."""
+        return _authority(self.host, 0 if self.port == (443 if self.secure else 80) else self.port)
+
+    @property
+    def exposed(self) -> bool:
+        """Whether others are on the way there, who can read and change what is said."""
+        return not self.secure and self.host != "localhost" and not _LOOPBACK.fullmatch(self.host)
+
+    def tunnel(self) -> tuple[str, int, bytes]:
+        """Host and port of the proxy, and the request that makes it connect to this server.
+
+        Raises:
+            InputError: the proxy cannot be used.
+        """
+        parts = urlsplit(self.proxy if "//" in self.proxy else f"//{self.proxy}")
+        if parts.scheme not in ("", "http"):
+            raise InputError(
+                f"proxy {display(self.proxy)} wants {parts.scheme}; name one as http://host:port"
+            )
+        to = _authority(self.host, self.port)
+        login = credentials(parts, b"Proxy-Authorization")
+        request = b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (to, to, login)
+        return parts.hostname or "", parts.port or 80, request
+
+
+class Request(NamedTuple):
+    """A GET; `headers` and `secret` are complete lines, each with its CRLF.
+
+    `secret` authorises us: it goes to this server alone, wherever that sends us. A good answer has
+    at most `limit` bytes.
+    """
+
+    origin: Origin
+    target: str
+    limit: int
+    headers: bytes = b""
+    secret: bytes = b""
+
+    def encoded(self) -> bytes:
+        """The bytes to send."""
+        return b"GET %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (
+            self.target.encode("ascii"),
+            self.origin.authority,
+            self.secret,
+            self.headers,
+        )
+
+    def redirected(self, location: str) -> "Request":
+        """The same of another address, which may be relative.
+
+        Raises:
+            InputError: it is none that may be followed.
+        """
+        here = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
+        try:
+            there = urljoin(here, location)
+        except ValueError:
+            there = location
+        origin = Origin.of(there)
+        if self.origin.secure and not origin.secure:
+            raise InputError(
+                f"{self.origin.host} redirects from https to http, to {origin.host}; "
+                "give the address of a server that keeps to https"
+            )
+        secret = self.secret if origin == self.origin else b""
+        return self._replace(origin=origin, target=target_of(urlsplit(there)), secret=secret)
+
+
+def target_of(parts: SplitResult) -> str:
+    """What to GET of an address: path and query, with what is not allowed there quoted."""
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return target if _TARGET.fullmatch(target) else quote(target, safe=_UNQUOTED)
+
+
+def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:
+    """The header line for the user and password of an address; b'' without."""
+    if parts.username is None and parts.password is None:
+        return b""
+    return _basic(header, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+def netrc_login(host: str) -> bytes:
+    """The header line for the login that the netrc file has for a host; b'' without.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    if "NETRC" not in os.environ and not os.path.exists(path):
+        return b""
+    import netrc
+
+    try:
+        found = netrc.netrc(path).authenticators(host)
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or f"line {getattr(error, 'lineno', '?')} is wrong"
+        raise InputError(
+            f"cannot read the netrc file {path}: {why}; mend it, or unset NETRC"
+        ) from None
+    return _basic(b"Authorization", found[0], found[2]) if found else b""
+
+
+def display(url: str) -> str:
+    """The address as it may be stored and printed: without user, password, query and fragment."""
+    scheme, slashes, rest = url.partition("//") if "//" in url else ("", "", url)
+    place, path, more = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
+    port = place.rpartition(":")[2]
+    if "@" in path + more and not (path and (port.isdigit() or ":" not in place)):
+        return f"{scheme}{slashes}…"  # perhaps a password with such a character in it
+    return f"{scheme}{slashes}{place.rpartition('@')[2]}{path}"
+
+
+def _basic(header: bytes, user: str, password: str) -> bytes:
+    return b"%b: Basic %b\r\n" % (header, base64.b64encode(f"{user}:{password}".encode()))
+
+
+def _authority(host: str, port: int) -> bytes:
+    name = f"[{host}]" if ":" in host else host
+    return (f"{name}:{port}" if port else name).encode("ascii")
+
+
+def _proxy(scheme: str, host: str, port: int) -> str:
+    if sys.platform == "linux" and not any(n.lower().endswith("_proxy") for n in os.environ):
+        return ""  # urllib.request takes 40 ms to import
+    import urllib.request
+
+    if urllib.request.proxy_bypass(f"{host}:{port}"):
+        return ""
+    return urllib.request.getproxies().get(scheme, "")

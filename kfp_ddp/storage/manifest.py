@@ -1,0 +1,159 @@
+"""The manifest of a version: what each file is, as JSON lines, sorted by name."""
+
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from kfp_ddp.core.files import atomic_write, open_below
+from kfp_ddp.storage.listing import Listing
+
+NAME = "_MANIFEST.jsonl"
+SUCCESS = "_SUCCESS"
+_LINE = 1 << 17
+"""No line of ours has more bytes: two names of a thousand characters, each escaped."""
+_KINDS = [str, int, str, int, int, str, str, int]
+
+
+class Row(NamedTuple):
+    """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
+
+    name: str
+    size: int
+    token: str
+    crc: int
+    mtime_ns: int
+    origin: str
+    pack: str = ""
+    offset: int = 0
+    """In a packed version: the archive, and where in it the bytes start."""
+
+
+@dataclass
+class Changes:
+    """How a listing differs from the version before; indices are into the listing."""
+
+    same: list[int] = field(default_factory=list)
+    mtimes: "array[int]" = field(default_factory=lambda: array("q"))
+    """The mtime on disk of each file of `same`; likewise the next three."""
+    crcs: "array[int]" = field(default_factory=lambda: array("I"))
+    packs: list[str] = field(default_factory=list)
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    added: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+
+def write(
+    path: Path,
+    aside: Path,
+    root: Path,
+    header: dict[str, Any],
+    listing: Listing,
+    mtimes: "array[int]",
+    offsets: Callable[[int], tuple[str, int]] | None = None,
+) -> None:
+    """Write the manifest, whole or not at all.
+
+    Args:
+        path: Where it is to be.
+        aside: Where it is written, on the same file system.
+        root: The target, below which no link is followed.
+        header: Its first line.
+        listing: The files.
+        mtimes: When each was changed last, in nanoseconds.
+        offsets: The archive, and the offset in it, of each file of a packed version.
+    """
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    with atomic_write(path, aside, root) as file:
+        file.write(f"{json.dumps(header)}\n".encode())
+        for index, name in enumerate(listing.names):
+            row: list[object] = [
+                name,
+                listing.sizes[index],
+                listing.token(index),
+                f"{listing.crcs[index]:08x}",
+                mtimes[index],
+            ]
+            if offsets is not None:
+                row += [listing.origin(index), *offsets(index)]
+            elif name in listing.origins:
+                row.append(listing.origins[name])
+            file.write(encode(row).encode() + b"\n")
+        os.fchmod(file.fileno(), 0o644)
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The first line of a manifest; {} when there is none that can be read."""
+    try:
+        with _opened(path) as file:
+            found = json.loads(file.readline(_LINE))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def dataset(version: Path) -> str:
+    """The dataset that a version is of; '' where its manifest cannot be read."""
+    return str(header(version / NAME).get("dataset", ""))
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The files of a manifest, one at a time, up to what is damaged; none if it is not there."""
+    try:
+        file = _opened(path)
+    except OSError:
+        return
+    with file:
+        file.readline(_LINE)
+        while line := file.readline(_LINE):
+            try:
+                name, size, token, crc, mtime, *rest = json.loads(line)
+                row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            except (ValueError, TypeError, RecursionError):
+                return
+            if not _possible(row):
+                return
+            yield row
+
+
+def _possible(row: Row) -> bool:
+    """Whether these can be the columns of a file."""
+    if [type(each) for each in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+        return False
+    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a manifest; neither it nor its folder may be a link."""
+    folder = path.parent
+    return open_below(folder.parent, f"{folder.name}/{path.name}")
+
+
+def compare(listing: Listing, before: Iterator[Row]) -> Changes:
+    """Join the sorted listing with the sorted rows of the version before."""
+    found = Changes()
+    row = next(before, None)
+    for index, name in enumerate(listing.names):
+        while row is not None and row.name < name:
+            found.removed.append(row.name)
+            row = next(before, None)
+        if row is None or row.name != name:
+            found.added.append(index)
+            continue
+        if row.size == listing.sizes[index] and row.token == listing.token(index):
+            found.same.append(index)
+            found.mtimes.append(row.mtime_ns)
+            found.crcs.append(row.crc)
+            found.packs.append(row.pack)
+            found.offsets.append(row.offset)
+        else:
+            found.changed.append(index)
+        row = next(before, None)
+    if row is not None:
+        found.removed.append(row.name)
+        found.removed.extend(rest.name for rest in before)
+    return found

@@ -1,0 +1,182 @@
+"""A manifest on any web server: https://host/folder/_MANIFEST.jsonl, the files beside it.
+
+That is what a version looks like when its folder is served, so one sync can feed another.
+"""
+
+import asyncio
+import json
+import re
+from concurrent.futures import Executor
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage import event_loop, manifest
+from kfp_ddp.storage.http.client import HttpClient, HttpPool
+from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, target_of
+from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.sources import MAX_OBJECTS, Changed, Entry, Transient, is_text
+from kfp_ddp.storage.sources.over_http import RETRYABLE, HttpReader
+
+MAX_MANIFEST = 1 << 32
+"""Bytes of a manifest: `MAX_OBJECTS` lines of 128."""
+MAX_LINE = 1 << 16
+"""Bytes of a line of it: two names of 4,000 bytes, each six times as long as JSON may write it."""
+_MAX_SIZE = 1 << 63
+_CRC = re.compile("[0-9a-f]{8}")
+
+
+class WebSource:
+    """The files that a manifest names; bodies are checked with its crc32c."""
+
+    resumes = True
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = display(url)
+        origin, parts = Origin.of(url), urlsplit(url)
+        if not parts.path.endswith(".jsonl"):
+            raise InputError(
+                f"source {self.url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
+            )
+        self.exposed, self.max_workers = origin.exposed, 256
+        login = netrc_login(origin.host)
+        self._manifest = Request(origin, target_of(parts), MAX_MANIFEST, b"", login)
+        self._pool = HttpPool(origin, timeout)
+
+    def listing(self) -> Listing:
+        """Read the manifest; see `Source.listing`."""
+        found = event_loop.run(self._read())
+        if not found:
+            raise InputError(f"{self.url} names no files; check that its sync is done")
+        return found
+
+    def reader(self, threads: Executor) -> HttpReader:
+        """A reader with a connection of its own."""
+        return HttpReader(WebObjects(self._manifest), self._pool, threads)
+
+    async def _read(self) -> Listing:
+        client, retry, problem = HttpClient(self._pool), Retry(), ""
+        try:
+            for attempt in range(retry.attempts):
+                rows = ManifestRows(self.url)
+                try:
+                    answer = await client.pour(self._manifest, rows.take)
+                    if answer.version == 10:
+                        self.max_workers = 4
+                    if answer.status == HTTPStatus.OK:
+                        return rows.end()
+                    problem = f"HTTP {answer.status}"
+                    if answer.status not in RETRYABLE:
+                        raise InputError(f"cannot read {self.url}: {problem}; check the address")
+                except (OSError, Transient) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(retry.delay(attempt))
+        finally:
+            client.close()
+        raise retry.exhausted(self.url, problem)
+
+
+class ManifestRows:
+    """A manifest of somebody else, taken apart as it arrives; `url` is as it may be shown."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._rest = url, b""
+        self._lines, self._found = 0, Listing()
+        self._files: object = None
+
+    def take(self, block: bytes) -> None:
+        """The next bytes.
+
+        Raises:
+            InputError: they are not of a manifest.
+        """
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if len(self._rest) > MAX_LINE:
+            raise self._wrong("has no end")
+
+    def end(self) -> Listing:
+        """What it names.
+
+        Raises:
+            Transient: it was cut.
+            InputError: see `take`.
+        """
+        if self._rest:
+            self._take(self._rest)
+        if not self._lines:
+            raise self._wrong("is missing")
+        if self._files not in (None, len(self._found)):
+            raise Transient(f"{len(self._found)} lines of {self._files!r} files")
+        return self._found
+
+    def _take(self, line: bytes) -> None:
+        self._lines += 1
+        if len(line) > MAX_LINE or self._lines > MAX_OBJECTS:
+            raise self._wrong("is too much")
+        try:
+            read = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise self._wrong("is no JSON") from error
+        if self._lines == 1:
+            self._take_header(read)
+        else:
+            self._take_row(read)
+
+    def _take_header(self, header: object) -> None:
+        if not isinstance(header, dict):
+            raise self._wrong("is no header")
+        if header.get("pack", "none") != "none":
+            raise InputError(f"{self._url} is of a packed version; its files are in archives")
+        self._files = header.get("files")
+
+    def _take_row(self, row: Any) -> None:
+        good = (
+            isinstance(row, list)
+            and len(row) >= 4
+            and isinstance(row[0], str)
+            and is_text(row[0])
+            and type(row[1]) is int
+            and 0 <= row[1] < _MAX_SIZE
+            and isinstance(row[3], str)
+            and _CRC.fullmatch(row[3])
+        )
+        if not good:
+            raise self._wrong("is no [name, size, token, crc32c]")
+        self._found.add(row[0], row[1], int(row[3], 16))
+
+    def _wrong(self, why: str) -> InputError:
+        return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")
+
+
+class WebObjects:
+    """Files in the folder of a manifest; see `HttpObjects`."""
+
+    authorised = True
+
+    def __init__(self, manifest: Request) -> None:
+        self._manifest = manifest
+        path, mark, query = manifest.target.partition("?")
+        self._folder, self._query = path.rpartition("/")[0], mark + query
+
+    async def authorise(self) -> None:
+        """See `HttpObjects.authorise`; a login is for always."""
+
+    def request(self, entry: Entry, offset: int) -> Request:
+        """See `HttpObjects.request`; there are no generations here."""
+        return self._manifest._replace(
+            target=f"{self._folder}/{quote(entry.name, safe='/')}{self._query}",
+            limit=entry.size,
+            headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
+        )
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`."""
+        if status in RETRYABLE:
+            return Transient(f"HTTP {status}")
+        if status == HTTPStatus.NOT_FOUND:
+            return Changed(entry.name)
+        return InputError(f"cannot read {entry.name!r}: HTTP {status}; check the web server")
