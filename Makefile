@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test e2e images-test soak mutants check reference format lock clean
+.PHONY: help install demo test e2e images-test soak check reference format lock clean
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -37,9 +37,6 @@ images-test: $(INSTALLED) ## build the images and look into them (needs buildah,
 
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak
-
-mutants: $(INSTALLED) ## hours of small changes to the code that decides, each of which a test should notice
-	$(VENV)/bin/python -m tests.mutants
 
 check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
