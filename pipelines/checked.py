@@ -22,7 +22,7 @@ def checked(pipeline: Document, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")
-    if "kfp_ddp.components.preflight" not in program:
+    if "kfp_ddp.checks.preflight" not in program:
         return {}
     inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **given})
     settled(inputs)
