@@ -127,7 +127,7 @@ def _listed(api: Api, selector: str) -> list[Object]:
 
 def _asked(api: Api, path: str, query: dict[str, str]) -> Object:
     try:
-        return api.patient(lambda: api.call("GET", path, query=query), seconds=30)
+        return api.call("GET", path, query=query, retry=True, retry_seconds=30)
     except ApiError as error:
         raise StorageError(
             f"{path.rpartition('/')[2]} of namespace {api.namespace} cannot be listed: "

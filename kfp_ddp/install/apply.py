@@ -188,7 +188,7 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     end, told = time.monotonic() + seconds, ""
     describe = f"kubectl describe -n {namespace} job/{name} says why"
     while time.monotonic() < end:
-        now = api.patient(lambda: api.call("GET", path(job, name)))
+        now = api.call("GET", path(job, name), retry=True)
         if condition(now, "Complete"):
             return
         if condition(now, "Failed"):

@@ -47,7 +47,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
 def _missing(api: Api, path: str) -> bool:
     """Whether the server says that it is not there; what we may not see counts as there."""
     try:
-        api.patient(lambda: api.call("GET", path))
+        api.call("GET", path, retry=True)
     except ApiError as error:
         return error.status == 404
     return False

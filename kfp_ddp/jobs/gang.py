@@ -112,7 +112,7 @@ def check_gang(
 def _served(api: Api, gang: Gang) -> bool:
     """Whether the server has PodGroups of the scheduler; true where it does not say."""
     try:
-        api.patient(lambda: api.call("GET", f"/apis/{gang.group_version}"))
+        api.call("GET", f"/apis/{gang.group_version}", retry=True)
     except ApiError as error:
         return error.status != 404
     return True
@@ -153,7 +153,7 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
 def _says_nothing(api: Api, gang: Gang, path: str) -> bool:
     """Whether nothing follows from what is not there: the job is over, or nobody looked at it."""
     try:
-        job = api.patient(lambda: api.call("GET", path))
+        job = api.call("GET", path, retry=True)
     except ApiError:
         return True
     if state(job).over or not conditions(job):

@@ -14,7 +14,7 @@ from kfp_ddp.jobs.manifests.trainjob import Runtime
 from kfp_ddp.jobs.runtimes import find_runtime
 from kfp_ddp.jobs.specification.kinds import KINDS, Kind
 from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import PASSING, Api, ApiError, Object, core
+from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation, label
 
 REPORTED = "kfp-ddp/reported"
@@ -57,7 +57,7 @@ class Jobs:
         path = self.kind.path(self.api.namespace)
         query = {"labelSelector": self.identity.selector()}
         try:
-            found = self.api.patient(lambda: self.api.call("GET", path, query=query))
+            found = self.api.call("GET", path, query=query, retry=True)
         except ApiError as error:
             raise InputError(self._no_access("list", error)) from error
         jobs = {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
@@ -75,14 +75,14 @@ class Jobs:
         wait_until = time.monotonic() + DELETION_SECONDS
         while True:
             try:
-                found = self.api.patient(lambda: self._create(attempt))
+                found = self.api.retry(lambda: self._create(attempt))
                 print(f"created {self.kind.title} {found['metadata']['name']}", flush=True)
                 return found
             except ApiError as error:
                 if error.status != 409:
                     raise InputError(self._refused(error)) from error
             try:
-                found = self.api.patient(lambda: self.api.call("GET", self.path(attempt)))
+                found = self.api.call("GET", self.path(attempt), retry=True)
             except ApiError as error:
                 if error.status == 404:
                     continue
@@ -107,7 +107,7 @@ class Jobs:
         path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
         try:
             dry = {"dryRun": "All"}
-            found = self.api.patient(lambda: self.api.call("POST", path, body, dry))
+            found = self.api.call("POST", path, body, dry, retry=True)
         except ApiError:
             return  # what is wrong is told when it is created
         if not suspended(found):
@@ -144,7 +144,7 @@ class Jobs:
             if error.status == 409:
                 self._check_script(path, body)
                 return name
-            if error.status in PASSING:
+            if error.status in TRANSIENT:
                 raise
             if not carried.fits_variables(self.spec):
                 raise InputError(
@@ -203,7 +203,7 @@ class Jobs:
         """Note on a failed job what it is to those who come later: REPORTED or PREEMPTED."""
         body = {"metadata": {"annotations": {mark: "true"}}}
         try:
-            self.api.patient(lambda: self.api.call("PATCH", self.path(attempt), body))
+            self.api.call("PATCH", self.path(attempt), body, retry=True)
         except ApiError as error:
             if error.status != 404:
                 print(f"warning: cannot mark the failed job ({error.message})", flush=True)

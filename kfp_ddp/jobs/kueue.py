@@ -40,12 +40,12 @@ def check_queue(api: Api, queue: str) -> list[str]:
             queues both count as there.
     """
     try:
-        where = api.patient(lambda: path(api, "localqueues", queue))
+        where = api.retry(lambda: path(api, "localqueues", queue))
         if not where:
             raise InputError(
                 f"queue={queue!r}: this cluster has no Kueue; install it, or leave queue empty"
             )
-        found = api.patient(lambda: api.call("GET", where))
+        found = api.call("GET", where, retry=True)
     except ApiError as error:
         if error.status == 404:
             raise InputError(

@@ -47,7 +47,7 @@ def _items(api: Api, path: str) -> list[Object]:
     Who may not look at a kind of job makes none either; Workflows have to be seen.
     """
     try:
-        found: list[Object] = api.patient(lambda: api.call("GET", path))["items"]
+        found: list[Object] = api.call("GET", path, retry=True)["items"]
     except ApiError as error:
         if error.status == 404 or (error.status == 403 and WORKFLOWS not in path):
             return []

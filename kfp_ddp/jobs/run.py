@@ -214,7 +214,7 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
     query = {"labelSelector": selector, **ONE_THAT_WRITES}
     deadline = time.monotonic() + jobs.spec.grace_seconds + 60
     while time.monotonic() < deadline and not ending.cancelled():
-        found = jobs.api.patient(lambda: jobs.api.call("GET", path, query=query))
+        found = jobs.api.call("GET", path, query=query, retry=True)
         if not found["items"] and not found["metadata"].get("continue"):
             return
         time.sleep(0.5)

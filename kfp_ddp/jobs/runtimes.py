@@ -31,7 +31,7 @@ def find_runtime(api: Api, spec: LaunchSpec) -> Runtime:
 def _look(api: Api, path: str) -> Object | int:
     """The object, or the status of the refusal."""
     try:
-        return api.patient(lambda: api.call("GET", path))
+        return api.call("GET", path, retry=True)
     except ApiError as error:
         return error.status
 

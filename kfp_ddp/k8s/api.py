@@ -1,4 +1,4 @@
-"""The Kubernetes API as JSON over one client: requests, streams and how to bear a bad minute."""
+"""JSON requests, streams and retries over one Kubernetes client."""
 
 import contextlib
 import json
@@ -18,36 +18,37 @@ log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
-# A starting API server answers these before it knows its own rights and the custom resources.
+# A starting API server returns these until it has loaded its RBAC rules and custom resources.
 STARTING = (401, 403, 404)
 UNSURE_SECONDS = 10.0
 LONG_PAUSE = 2.0
-PASSING = (0, 408, 429, 500, 502, 503, 504)
+RETRY_SECONDS = 300.0
+TRANSIENT = (0, 408, 429, 500, 502, 503, 504)
 DELETE = {"propagationPolicy": "Background"}
-"""The body of a request that deletes an object and, soon after, what it owns."""
+"""The body of a DELETE that also removes the objects owned by this one."""
 MANAGER = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
 UNTYPED = "failed to create typed patch object"
-"""What is said of a field that its definition does not know, or of another type."""
+"""The server's message for an unknown field, or a field of the wrong type."""
 PAGE = 250
-"""Objects of a list that are asked for at once: 1,000 pods are 10 MB, and more when read."""
+"""Objects in a page of a list: 1,000 pods are 10 MB of JSON."""
 CONTENT = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-patch+yaml"}
 
 
 class ApiError(KfpDdpError):
-    """An answer other than 2xx; status 0 where there was none at all."""
+    """A response other than 2xx, or none: then `status` is 0."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}" if status else message)
         self.status, self.reason, self.message = status, reason, message
 
     @property
-    def passing(self) -> bool:
-        """Whether the same request may well succeed in a moment."""
-        return self.status in PASSING
+    def transient(self) -> bool:
+        """Return whether the same request may succeed later."""
+        return self.status in TRANSIENT
 
 
 def config_faults() -> tuple[type[Exception], ...]:
-    """What Kubernetes' client raises of a kubeconfig that is none: its own, and its parser's."""
+    """Return the errors that the Kubernetes client raises for an invalid kubeconfig."""
     import yaml
     from kubernetes import config
 
@@ -55,60 +56,64 @@ def config_faults() -> tuple[type[Exception], ...]:
 
 
 class Api:
-    """Requests in one namespace."""
+    """A client of the API server for one namespace."""
 
     def __init__(self, client: Any, namespace: str) -> None:
         self.client, self.namespace = client, namespace
-        self._told: tuple[float, float] | None = None
-        """What time it was by the server, and by the monotonic clock then."""
+        self._server_time: tuple[float, float] | None = None
+        """The server's clock, and the monotonic clock at that moment."""
 
     @classmethod
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Use the pod's service account, or a context of the kubeconfig, '' for the current one.
+        """Connect with the pod's service account, or with a context of the kubeconfig.
+
+        Args:
+            namespace: '' for the pod's or the context's own.
+            context: '' for the current one.
 
         Raises:
-            InputError: when there is neither.
+            InputError: no service account and no valid kubeconfig.
         """
         from kubernetes import client, config
 
         configuration = client.Configuration()
         try:
             config.load_incluster_config(configuration)
-            found = NAMESPACE_FILE.read_text().strip()
+            own_namespace = NAMESPACE_FILE.read_text().strip()
         except config.ConfigException:
             try:
                 config.load_kube_config(client_configuration=configuration, context=context or None)
                 contexts, current = config.list_kube_config_contexts()
-                chosen = next((each for each in contexts if each["name"] == context), current)
+                chosen = next((item for item in contexts if item["name"] == context), current)
             except config_faults() as error:
-                said = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise InputError(
-                    f"no Kubernetes cluster is configured ({said}): let KUBECONFIG name one, run "
-                    "in a pod of one, or train without by backend=local"
+                    f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, run in a "
+                    "pod of a cluster, or train without a cluster with backend=local"
                 ) from error
-            found = chosen["context"].get("namespace", "default")
+            own_namespace = chosen["context"].get("namespace", "default")
         configuration.retries = False
-        return cls(client.ApiClient(configuration), namespace or found)
+        return cls(client.ApiClient(configuration), namespace or own_namespace)
 
     def another(self) -> "Api":
-        """The same rights over connections of its own."""
+        """Return a client with the same credentials and its own connections."""
         return Api(type(self.client)(self.client.configuration), self.namespace)
 
     def close(self) -> None:
-        """Close the connections that were kept for a next request; there may be none."""
+        """Close the idle connections."""
         pools = self.client.rest_client.pool_manager.pools
         for pool in [pools[key] for key in set(pools.keys())]:
             pool.close()
 
     def now(self) -> float:
-        """Seconds since 1970 by the clock of the server, which dates what it holds.
+        """Return the server's time in seconds since 1970.
 
-        The clock of this node may be minutes off. Before the first answer it is all there is.
+        The local clock may be minutes off; it is used only before the first response.
         """
-        if self._told is None:
+        if self._server_time is None:
             return time.time()
-        told, then = self._told
-        return told + time.monotonic() - then
+        server, then = self._server_time
+        return server + time.monotonic() - then
 
     def call(
         self,
@@ -118,65 +123,76 @@ class Api:
         query: dict[str, str] | None = None,
         seconds: float = READ_SECONDS,
         raw: bool = False,
+        retry: bool = False,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> Object:
-        """One request; raises ApiError for every answer but 2xx, and for none.
+        """Send one request and return the response.
 
         Args:
             method: GET, POST, PATCH, DELETE, or APPLY for server-side apply.
-            path: Of the resource.
-            body: What is sent.
-            query: Parameters.
-            seconds: The longest wait for an answer.
-            raw: The answer is no JSON; it comes as {"value": text}.
+            path: Path of the resource.
+            body: JSON body.
+            query: Query parameters.
+            seconds: Time limit for the response.
+            raw: Return a response that is not JSON as {"value": text}.
+            retry: Retry while the server is unavailable; the request must be safe to repeat.
+            retry_seconds: How long to retry.
+
+        Raises:
+            ApiError: a response other than 2xx, or none.
         """
+        if retry:
+            return self.retry(
+                lambda: self.call(method, path, body, query, seconds, raw), retry_seconds
+            )
         response = self._send(method, path, body, query, (CONNECT_SECONDS, seconds))
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            told = parsedate_to_datetime(response.headers["Date"]).timestamp()
-            self._told = told, time.monotonic()
+            server = parsedate_to_datetime(response.headers["Date"]).timestamp()
+            self._server_time = server, time.monotonic()
         try:
             data = response.data
         except Exception as error:
-            raise ApiError(0, "", f"the answer was cut off: {error}") from error
+            raise ApiError(0, "", f"the response was cut off: {error}") from error
         finally:
             response.release_conn()
         if raw:
             return {"value": data.decode("utf-8", "replace")}
         try:
-            found = json.loads(data) if data else {}
+            parsed = json.loads(data) if data else {}
         except (ValueError, RecursionError):
             raise ApiError(
                 0,
                 "",
-                "what answers is no API server of Kubernetes, which speaks JSON: see where "
-                "the kubeconfig leads, and whether a login stands before it",
+                "the response is not JSON, so the address is not a Kubernetes API server: check "
+                "the server in the kubeconfig, and whether a login page is in front of it",
             ) from None
-        return found if isinstance(found, dict) else {"value": found}
+        return parsed if isinstance(parsed, dict) else {"value": parsed}
 
     def pages(self, path: str, query: dict[str, str] | None = None) -> Iterator[Object]:
-        """A list in parts of at most PAGE objects, as it was when the first one was asked for.
+        """Yield a list in pages of at most PAGE objects, all of the first page's version.
 
         Raises:
-            ApiError: as for `call`; 410 where that is too long ago, and it is to be listed anew.
+            ApiError: as for `call`; 410 when that version has expired: then list again.
         """
-        more = ""
+        token = ""
         while True:
-            asked = {**(query or {}), "limit": str(PAGE), **({"continue": more} if more else {})}
-            found = self.call("GET", path, query=asked)
-            yield found
-            more = found["metadata"].get("continue", "")
-            if not more:
+            part = {"limit": str(PAGE), **({"continue": token} if token else {})}
+            page = self.call("GET", path, query={**(query or {}), **part})
+            yield page
+            token = page["metadata"].get("continue", "")
+            if not token:
                 return
 
     def lines(
         self, path: str, query: dict[str, str], seconds: float | None, longest: int = 0
     ) -> Iterator[bytes]:
-        """The lines of a streamed answer; the last one has no line feed if it was cut off.
+        """Yield the lines of a streamed response; an incomplete last line has no line feed.
 
-        One of more than `longest` bytes, 0 for any number, comes as several lines.
+        A line of more than `longest` bytes is split; 0 for no limit.
         """
         response = self._send("GET", path, None, query, (CONNECT_SECONDS, seconds))
         try:
-            yield from whole_lines(response.stream(65536, decode_content=True), longest)
+            yield from split_lines(response.stream(65536, decode_content=True), longest)
         except Exception as error:
             raise ApiError(0, "", f"the stream was cut off: {error}") from error
         finally:
@@ -207,78 +223,85 @@ class Api:
                 _request_timeout=timeout,
             )
         except ApiException as error:
-            said = error.body or error.reason or ""
-            message = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+            text = error.body or error.reason or ""
+            message = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 message = json.loads(message)["message"]
             raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ApiError(0, "", f"no answer from the API server: {error}") from error
+            raise ApiError(0, "", f"no response from the API server: {error}") from error
 
     def apply(self, path: str, body: Object) -> Object:
-        """Make an object, or change it to what `body` says of it; the object after that."""
+        """Create or change an object by server-side apply; return the result."""
         try:
             return self.call("APPLY", path, body, MANAGER)
         except ApiError as error:
             if UNTYPED not in error.message:
                 raise
-            # The server calls it a fault of its own, which would be asked for again.
+            # The server reports it as 500, which would be retried.
             raise ApiError(422, "Unprocessable Entity", error.message) from None
 
     def delete(self, path: str) -> None:
-        """Delete an object and what it owns, patiently; one that is gone is fine."""
+        """Delete an object and the objects that it owns; a missing one is not an error."""
         try:
-            self.patient(lambda: self.call("DELETE", path, DELETE))
+            self.call("DELETE", path, DELETE, retry=True)
         except ApiError as error:
             if error.status != 404:
                 raise
 
     def ready(self) -> bool | None:
-        """Whether the server has started wholly; None where it does not say."""
+        """Return whether the server has started; None if this account may not see that."""
         try:
             self.call("GET", "/readyz", raw=True)
         except ApiError as error:
             return None if error.status in STARTING else False
         return True
 
-    def patient(
-        self, request: Callable[[], T], seconds: float = 300, also: tuple[int, ...] = ()
+    def retry(
+        self, request: Callable[[], T], seconds: float = RETRY_SECONDS, also: tuple[int, ...] = ()
     ) -> T:
-        """The result of `request`, asked again for up to `seconds` while the server has a bad time.
+        """Return the result of `request`, repeated while the server is unavailable.
 
-        The request must be safe to repeat; `also` are statuses that count as a bad time too.
+        Args:
+            request: Must be safe to repeat.
+            seconds: How long to retry.
+            also: Further statuses to retry.
+
+        Raises:
+            ApiError: of the last try.
         """
-        began, pause, told, sure = time.monotonic(), 0.1, False, False
+        began, pause, warned, refused = time.monotonic(), 0.1, False, False
         while True:
             try:
                 return request()
             except ApiError as error:
-                waits = error.passing or error.status in also
-                if error.status in STARTING and not waits and not sure:
-                    ready, waits = self.ready(), True  # a refusal that counts comes again
-                    sure = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
-                if not waits or time.monotonic() + pause > began + seconds:
+                again = error.transient or error.status in also
+                if error.status in STARTING and not again and not refused:
+                    # A started server repeats a real refusal.
+                    ready, again = self.ready(), True
+                    refused = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready
+                if not again or time.monotonic() + pause > began + seconds:
                     raise
-                if pause == LONG_PAUSE and not told:
-                    log.warning("the cluster does not answer well, trying on: %s", error)
-                    told = True
+                if pause == LONG_PAUSE and not warned:
+                    log.warning("the API server is unavailable, still retrying: %s", error)
+                    warned = True
             time.sleep(pause)
             pause = min(pause * 2, LONG_PAUSE)
 
 
-def whole_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
-    """The lines of a stream, the same however it is cut into chunks.
+def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a stream.
 
     Args:
-        chunks: Its bytes.
-        longest: Bytes after which a line is ended, for one may never end; 0 for any number.
+        chunks: The stream's bytes.
+        longest: Bytes after which a line is split; 0 for no limit.
     """
     parts: list[bytes] = []
     size = 0
     for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        for each in ended:
-            yield from _pieces(b"".join([*parts, each]), longest)
+        *complete, rest = chunk.split(b"\n")
+        for line in complete:
+            yield from _pieces(b"".join([*parts, line]), longest)
             parts, size = [], 0
         parts.append(rest)
         size += len(rest)
@@ -298,37 +321,37 @@ def _pieces(line: bytes, longest: int) -> Iterator[bytes]:
 
 
 def own_pod(api: Api) -> Object | None:
-    """The pod that this step runs in; None outside of a pod of KFP, or where it may not be read."""
+    """Return the pod of this step; None outside of a KFP pod, or without the right to read it."""
     name = os.environ.get("KFP_POD_NAME", "")
     if not name:
         return None
     try:
-        return api.patient(lambda: api.call("GET", core(api.namespace, "pods", name)))
+        return api.call("GET", core(api.namespace, "pods", name), retry=True)
     except ApiError:
         return None
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:
-    """Path of a resource of the core group."""
+    """Return the path of a resource of the core group."""
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
 
 
 def short(text: str) -> str:
-    """What the cluster says, in one line of at most 240 characters."""
+    """Return a message of the cluster in one line of at most 240 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 240 else line[:237] + "..."
 
 
 def custom(group_version: str, namespace: str, plural: str, name: str = "") -> str:
-    """Path of a resource of a named group, `group/version`."""
+    """Return the path of a resource of a named group, `group/version`."""
     path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"
     return path + (f"/{name}" if name else "")
 
 
 def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
-    """Whether this account may do so; true where it cannot be told."""
+    """Return whether this account has a right; true when the server does not answer."""
     try:
-        return api.patient(lambda: review(api, verb, group, resource))
+        return api.retry(lambda: review(api, verb, group, resource))
     except ApiError:
         return True
 
@@ -336,7 +359,7 @@ def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
 def review(
     api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
 ) -> bool:
-    """Ask the server by SelfSubjectAccessReview, or SubjectAccessReview for another `user`."""
+    """Return whether this account, or `user`, has a right, by (Self)SubjectAccessReview."""
     attributes = {
         "namespace": api.namespace,
         "verb": verb,

@@ -15,7 +15,7 @@ def schedulable(api: Api) -> list[Object]:
     def listed() -> list[Object]:
         return [node for page in api.pages("/api/v1/nodes") for node in page["items"] or ()]
 
-    found = api.patient(listed, also=(410,))  # too old meanwhile, so listed anew
+    found = api.retry(listed, also=(410,))  # too old meanwhile, so listed anew
     return [node for node in found if not node["spec"].get("unschedulable")]
 
 

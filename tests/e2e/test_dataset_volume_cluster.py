@@ -203,11 +203,11 @@ def test_what_the_server_finds_wrong_is_told_in_its_own_words(ground: Ground) ->
 
 
 def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Api.patient
-    monkeypatch.setattr(Api, "patient", lambda self, request: ask(self, request, seconds=1.0))
+    retry = Api.retry
+    monkeypatch.setattr(Api, "retry", lambda self, request, seconds: retry(self, request, 1.0))
     nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1"))
     with pytest.raises(
-        StorageError, match=r"^cannot get claim a: no answer from the API server: .+"
+        StorageError, match=r"^cannot get claim a: no response from the API server: .+"
     ):
         Cluster(Api(nowhere, "space")).claim("a")
 

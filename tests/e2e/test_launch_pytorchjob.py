@@ -202,7 +202,7 @@ def test_a_failure_is_marked_as_told_though_the_server_fails_for_a_while(grounds
     step = LaunchStep(grounds, python("raise ValueError('no such layer')"))
     with failing(grounds, "UPDATE", "kubeflow.org", "pytorchjobs"):
         step.start()
-        step.saw("the cluster does not answer well, trying on")
+        step.saw("still retrying")
     assert step.wait() == "Failed"
     assert "ValueError: no such layer" in step.log().splitlines()[-1]
     (job,) = step.jobs()

@@ -207,7 +207,7 @@ def test_a_login_page_before_the_cluster_is_told_in_one_line(
         named = {"clusters": [cluster], "contexts": [context], "users": [user]}
         file.write_text(json.dumps({"kind": "Config", "current-context": "it", **named}))
         (found,) = examine(Asked())
-        assert "what answers is no API server of Kubernetes" in found.said
+        assert "not a Kubernetes API server" in found.said
 
 
 def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -> None:

@@ -260,9 +260,9 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
         yield lambda server, query: server.send(404, '{"message": "not there"}')
 
     with serving(script()) as api:
-        assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
+        assert api.call("GET", "/x", retry=True) == {"good": True}
         with pytest.raises(ApiError, match="404 Not Found: not there"):
-            api.patient(lambda: api.call("GET", "/x"))
+            api.call("GET", "/x", retry=True)
 
 
 def test_a_job_is_marked_as_told_though_the_server_has_a_bad_time(
@@ -299,7 +299,7 @@ def test_a_refusal_counts_only_from_a_server_that_has_started() -> None:
         yield lambda server, query: server.send(200, '{"good": true}')
 
     with serving(script()) as api:
-        assert api.patient(lambda: api.call("GET", "/x")) == {"good": True}
+        assert api.call("GET", "/x", retry=True) == {"good": True}
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -600.0, 0.0, 600.0, 3600.0])

@@ -30,7 +30,7 @@ class Server(Api):
         self.answers = answers
         self.deleted: list[str] = []
 
-    def patient(self, request: Any, seconds: float = 300, also: tuple[int, ...] = ()) -> Any:
+    def retry(self, request: Any, seconds: float = 300, also: tuple[int, ...] = ()) -> Any:
         return request()
 
     def call(self, method: str, path: str, *_: Any, **__: Any) -> Object:

@@ -28,10 +28,10 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {}
 
-    def patient(self, request: Any) -> Any:
+    def retry(self, request: Any) -> Any:
         return request()
 
-    def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Object:
+    def call(self, method: str, path: str, body: Any = None, query: Any = None, **_: Any) -> Object:
         if method == "POST":
             path = f"{path}/{body['metadata']['name']}"
             if path in self.objects:
@@ -75,7 +75,7 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
 class Closed(Store):
     """A namespace in which no ConfigMap may be made."""
 
-    def call(self, method: str, path: str, body: Any = None, query: Any = None) -> Object:
+    def call(self, method: str, path: str, body: Any = None, query: Any = None, **_: Any) -> Object:
         if "configmaps" in path:
             raise ApiError(403, "Forbidden", "pipeline-runner cannot create configmaps")
         return super().call(method, path, body, query)

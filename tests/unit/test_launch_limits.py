@@ -194,7 +194,7 @@ class Cluster:
     def another(self) -> "Cluster":
         return self
 
-    def patient(self, request: Any) -> Any:
+    def retry(self, request: Any) -> Any:
         return request()
 
     def delete(self, path: str) -> None:

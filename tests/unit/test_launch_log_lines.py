@@ -6,7 +6,7 @@ import pytest
 
 from kfp_ddp.jobs.follow.logs import LONGEST, drawn, unprinted
 from kfp_ddp.jobs.follow.printer import LogCursor
-from kfp_ddp.k8s.api import whole_lines
+from kfp_ddp.k8s.api import split_lines
 
 BAR = "".join(f"\r{percent}%|{'#' * percent}" for percent in range(101))
 
@@ -26,12 +26,12 @@ def test_lines_do_not_depend_on_how_a_stream_is_cut_into_chunks(seed: int) -> No
     rng = random.Random(seed)
     text = bytes(rng.choice(b"ab\r\n\x00\xff") for _ in range(rng.randrange(600)))
     text += b"x" * rng.choice((0, 5, 10, 11, 100)) + rng.choice((b"", b"\n"))
-    lines = list(whole_lines(chunked(text, rng)))
+    lines = list(split_lines(chunked(text, rng)))
     assert lines == [each + b"\n" for each in text.split(b"\n")[:-1]] + (
         [text.split(b"\n")[-1]] if text and not text.endswith(b"\n") else []
     )
-    pieces = list(whole_lines(chunked(text, rng), 10))
-    assert pieces == list(whole_lines([text], 10))
+    pieces = list(split_lines(chunked(text, rng), 10))
+    assert pieces == list(split_lines([text], 10))
     assert max(map(len, pieces), default=0) <= 11
     assert b"".join(pieces).replace(b"\n", b"") == text.replace(b"\n", b"")
 
@@ -39,7 +39,7 @@ def test_lines_do_not_depend_on_how_a_stream_is_cut_into_chunks(seed: int) -> No
 def test_a_line_that_never_ends_comes_all_the_same() -> None:
     """A million of them would be put together anew with each chunk, and none of it shown."""
     chunks = iter([b"2026-01-01T00:00:00Z " + BAR.encode() * 3] + [BAR.encode()] * 3)
-    first = next(whole_lines(chunks, LONGEST))
+    first = next(split_lines(chunks, LONGEST))
     assert len(first) == LONGEST + 1
     assert first.endswith(b"\n")
 

@@ -24,7 +24,7 @@ class Answers:
     def __init__(self, answer: dict[str, Any] | None = None) -> None:
         self.answer = answer
 
-    def call(self, method: str, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
+    def call(self, method: str, path: str, query: Any = None, **_: Any) -> dict[str, Any]:
         if self.answer is None:
             raise ApiError(404, "NotFound", "not there")
         return self.answer
@@ -117,10 +117,10 @@ class Kueue:
     def __init__(self, **objects: Any) -> None:
         self.objects = objects
 
-    def patient(self, request: Any) -> Any:
+    def retry(self, request: Any) -> Any:
         return request()
 
-    def call(self, method: str, path: str) -> dict[str, Any]:
+    def call(self, method: str, path: str, **_: Any) -> dict[str, Any]:
         if path == "/apis/kueue.x-k8s.io":
             return {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
         base = "/apis/kueue.x-k8s.io/v1beta2/namespaces/space/"
@@ -210,7 +210,7 @@ def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
     with pytest.raises(InputError, match="'nowhere' is not a LocalQueue of namespace space"):
         check_queue(api, "nowhere")
     without: Any = Answers()
-    without.patient = api.patient
+    without.retry = api.retry
     with pytest.raises(InputError, match="this cluster has no Kueue"):
         check_queue(without, "team")
 

@@ -238,7 +238,7 @@ class Asked:
     def __init__(self) -> None:
         self.paths: list[str] = []
 
-    def call(self, method: str, path: str, query: Any = None) -> Object:
+    def call(self, method: str, path: str, query: Any = None, **_: Any) -> Object:
         self.paths.append(path)
         if path.endswith("/events"):
             assert query["limit"] == "500"

@@ -115,7 +115,7 @@ class Refusing:
     def __init__(self, status: int, message: str) -> None:
         self.error = ApiError(status, "", message)
 
-    def call(self, method: str, path: str, body: Any, query: dict[str, str]) -> None:
+    def call(self, method: str, path: str, body: Any, query: dict[str, str], **_: Any) -> None:
         assert (method, query) == ("POST", {"dryRun": "All"})
         assert body["metadata"] == {"generateName": "x-"}
         raise self.error

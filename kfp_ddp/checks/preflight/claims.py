@@ -1,6 +1,5 @@
 """Whether the claims of a run can be mounted by all of its pods at once."""
 
-import functools
 from collections.abc import Iterable, Mapping
 
 from kfp_ddp.core.errors import InputError
@@ -48,7 +47,7 @@ def check_modes(
     for name in claims:
         path = core(api.namespace, "persistentvolumeclaims", name)
         try:
-            found = api.patient(functools.partial(api.call, "GET", path))
+            found = api.call("GET", path, retry=True)
         except ApiError:
             continue
         if trouble := held_together(found, nodes):

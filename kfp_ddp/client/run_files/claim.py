@@ -89,7 +89,7 @@ def on_a_claim(
         yield functools.partial(ClaimFiles, api, name, claim)
     finally:
         with contextlib.suppress(ApiError):
-            api.patient(lambda: api.call("DELETE", path, {"gracePeriodSeconds": 0}))
+            api.call("DELETE", path, {"gracePeriodSeconds": 0}, retry=True)
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
@@ -106,7 +106,7 @@ def _stoppable() -> Any:
 
 def _asked(api: Api, method: str, path: str, body: Object | None = None) -> Object:
     try:
-        return api.patient(lambda: api.call(method, path, body), seconds=30)
+        return api.call(method, path, body, retry=True, retry_seconds=30)
     except ApiError as error:
         raise StorageError(
             f"the run's files cannot be read in namespace {api.namespace}: {error.message}"

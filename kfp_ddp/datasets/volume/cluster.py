@@ -147,14 +147,14 @@ class Cluster:
             StorageError: with the server's own words, or that it does not answer.
         """
         try:
-            return self._api.patient(lambda: self._api.call(method, path, body, query))
+            return self._api.call(method, path, body, query, retry=True)
         except ApiError as error:
             if error.status == empty:
                 return {}
             if error.status in STARTING:
                 raise Refused(f"{what}: {error.reason}") from error
             said = short(error.message)
-            if error.passing and error.status:  # without a status it says so itself
+            if error.transient and error.status:  # without a status it says so itself
                 said = f"the API server does not answer ({said})"
             raise StorageError(f"cannot {what}: {said}") from error
 

@@ -91,7 +91,7 @@ class Service:
             InputError: KServe is not there, may not be asked, or the service is not ours.
         """
         try:
-            found = self.api.patient(lambda: self.api.call("GET", self.path))
+            found = self.api.call("GET", self.path, retry=True)
         except ApiError as error:
             if error.status != 404:
                 raise self._refused("get", error) from error
@@ -200,20 +200,20 @@ class Service:
             metadata["resourceVersion"] = there["metadata"]["resourceVersion"]
         kind = {"apiVersion": API_VERSION, "kind": KIND}
         body = {**kind, "metadata": metadata, "spec": {"predictor": predictor}}
-        return self.api.patient(lambda: self.api.apply(self.path, body))
+        return self.api.retry(lambda: self.api.apply(self.path, body))
 
     def _delete(self, there: Object, spec: str) -> None:
         if label(predictor_of(there), SPEC) != spec:
             raise self.taken_over(there)
         seen = {"preconditions": {"uid": there["metadata"]["uid"]}}
         try:
-            self.api.patient(lambda: self.api.call("DELETE", self.path, {**DELETE, **seen}))
+            self.api.call("DELETE", self.path, {**DELETE, **seen}, retry=True)
         except ApiError as error:
             if error.status not in (404, 409):
                 raise self._refused("delete", error) from error
 
     def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
-        if error.passing:
+        if error.transient:
             return JobError(f"the cluster does not answer well: {short(error.message)}; try later")
         if error.status == 403 and "cannot" in error.message:
             where = f"in namespace {self.api.namespace}"
@@ -229,7 +229,7 @@ def served(api: Api) -> None:
         InputError: saying what to do.
     """
     try:
-        found = api.patient(lambda: api.call("GET", f"/apis/{API_VERSION}"))["resources"]
+        found = api.call("GET", f"/apis/{API_VERSION}", retry=True)["resources"]
     except ApiError as error:
         if error.status != 404:
             return  # who may not look there is told when it is used
@@ -279,5 +279,5 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
 def _ours(api: Api) -> list[Object]:
     selector = ",".join(f"{name}={value}" for name, value in OURS.items())
     path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
-    found: list[Object] = api.patient(lambda: api.call("GET", path, query=query))["items"]
+    found: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
     return found

@@ -120,7 +120,7 @@ def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
     """Delete the run's jobs of a kind that go on; a kind that is not there or not ours has none."""
     path, query = kind.path(api.namespace), {"labelSelector": f"{RUN}={run_id}"}
     try:
-        found = api.patient(lambda: api.call("GET", path, query=query))["items"]
+        found = api.call("GET", path, query=query, retry=True)["items"]
     except ApiError as error:
         if error.status in (403, 404):
             return []

@@ -81,7 +81,7 @@ def play(
         finally:
             launch.stop()
             jobs.stop()
-            api.patient(lambda: api.call("DELETE", jobs.path, DELETE))
+            api.call("DELETE", jobs.path, DELETE, retry=True)
     return Played(launch, kubelets, pods, first, failed_at, ended_at)
 
 

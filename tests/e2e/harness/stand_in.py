@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ class Kubelets:
     def leave(self) -> None:
         """Remove all pods, which nobody would end once their kubelets are gone."""
         path, now = core(self.api.namespace, "pods"), {"gracePeriodSeconds": 0}
-        self.api.patient(lambda: self.api.call("DELETE", path, now, seconds=120))
+        self.api.call("DELETE", path, now, seconds=120, retry=True)
 
     def work(self) -> None:
         """Do what a kubelet does, until it is over."""
@@ -120,7 +119,7 @@ class Kubelets:
     def _patch(self, pod: Object, status: Object) -> None:
         path = f"{core(self.api.namespace, 'pods', pod['metadata']['name'])}/status"
         try:
-            self.api.patient(lambda: self.api.call("PATCH", path, {"status": status}))
+            self.api.call("PATCH", path, {"status": status}, retry=True)
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -130,7 +129,7 @@ class Kubelets:
         while not self.over.wait(LEASE_SECONDS):
             for node in self.nodes:
                 renewed = {"spec": {"renewTime": _now(6)}}
-                self.api.patient(partial(self.api.call, "PATCH", f"{LEASES}/{node}", renewed))
+                self.api.call("PATCH", f"{LEASES}/{node}", renewed, retry=True)
 
 
 @contextmanager
