@@ -94,9 +94,8 @@ def _packed(home: Path) -> Path:
 def _dealt(data: Path) -> tuple[Any, Any, Any]:
     """The run's configuration, its training images and what deals them."""
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.sampler import ResumableSampler
+    from kfp_ddp.training.sampler import ResumableSampler, windows_of
     from kfp_ddp.training.splits import splits_of
-    from kfp_ddp.training.windows import windows_of
 
     third = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 3 / 2**20
     config = TrainConfig.create(
@@ -127,7 +126,7 @@ def _ours(data: Path) -> Callable[[], object]:
 def _read(data: Path) -> Callable[[], object]:
     """The bytes of an epoch's images, in its order."""
     from kfp_ddp.training import shards
-    from kfp_ddp.training.read_ahead import ReadAhead
+    from kfp_ddp.training.shards import ReadAhead
 
     _, index, sampler = _dealt(data)
 
@@ -228,7 +227,7 @@ def _delayed(call: Callable[[], object]) -> Callable[[], object]:
 @contextlib.contextmanager
 def _slow_requests() -> Iterator[None]:
     """Let what the page cache does not hold be had after a pause only."""
-    from kfp_ddp.training import images, read_ahead, shards
+    from kfp_ddp.training import images, shards
 
     pread, content = shards.pread, shards.content
 
@@ -244,7 +243,6 @@ def _slow_requests() -> Iterator[None]:
 
     with (
         mock.patch.object(shards, "pread", slow_pread),
-        mock.patch.object(read_ahead, "pread", slow_pread),
         mock.patch.object(shards, "content", slow_content),
         mock.patch.object(images, "content", slow_content),
     ):

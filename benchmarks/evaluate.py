@@ -112,8 +112,8 @@ def _ours(root: Path) -> Callable[[], object]:
     import torch
 
     from kfp_ddp.evaluation.predict import predict
-    from kfp_ddp.training.data import scan
     from kfp_ddp.training.model import build
+    from kfp_ddp.training.splits import scan
 
     torch.set_num_threads(1)
     model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)

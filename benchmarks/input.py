@@ -87,10 +87,10 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
 
     from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.data import Images, loader, scan
-    from kfp_ddp.training.memory import keep_freed
-    from kfp_ddp.training.prefetch import to_device
+    from kfp_ddp.training.data import Images, loader, to_device
+    from kfp_ddp.training.distributed import keep_freed
     from kfp_ddp.training.sampler import ResumableSampler
+    from kfp_ddp.training.splits import scan
 
     torch.set_num_threads(1)
     keep_freed()

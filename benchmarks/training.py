@@ -58,7 +58,7 @@ def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     from kfp_ddp.training import data, distributed
     from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.prepared import Split
+    from kfp_ddp.training.data import Split
     from kfp_ddp.training.trainer import Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}

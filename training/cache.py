@@ -8,7 +8,6 @@ import stat
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +18,7 @@ from kfp_ddp.training import transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.images import Findings, examine
 from kfp_ddp.training.shards import Where
-
-if TYPE_CHECKING:
-    from kfp_ddp.training.data import Index
+from kfp_ddp.training.splits import Index
 
 
 class Cache:
@@ -133,7 +130,7 @@ class Cache:
         return {**self.__dict__, "_open": []}
 
 
-def decoded_bytes(config: TrainConfig, splits: Sequence["Index"]) -> int:
+def decoded_bytes(config: TrainConfig, splits: Sequence[Index]) -> int:
     """Bytes of the images of both splits, decoded, as is to be expected."""
     return sum(
         len(index) * transforms.prepared_bytes(config, for_training)
@@ -141,7 +138,7 @@ def decoded_bytes(config: TrainConfig, splits: Sequence["Index"]) -> int:
     )
 
 
-def folder_for(config: TrainConfig, splits: Sequence["Index"]) -> Path | None:
+def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
     """Where this run keeps decoded images; None if they are more than `cache_gb`.
 
     The name depends on the output folder (runs do not share), the files' names, sizes and times,

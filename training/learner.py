@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kfp_ddp.training import model, optim
-from kfp_ddp.training.body import Body
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.convolutions import use_products
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.initial_weights import initialise
+from kfp_ddp.training.optim import Body
 from kfp_ddp.training.strategies import spread
 
 

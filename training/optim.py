@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and averaged weights."""
+"""Optimizer, learning-rate schedule, frozen layers and averaged weights."""
 
 import copy
 import math
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from kfp_ddp.training import model, own_model
 from kfp_ddp.training.config import TrainConfig
@@ -109,3 +110,26 @@ class Ema:
         """Take over the network's BatchNorm statistics."""
         for mine, theirs in zip(self.model.buffers(), network.buffers(), strict=True):
             mine.copy_(theirs)
+
+
+class Body:
+    """The weights below the classifier of `network`, which begins to learn with all of them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.frozen = False
+        self._weights = [weight for weight in body_of(network) if weight.requires_grad]
+        self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+
+    def freeze(self, frozen: bool) -> None:
+        """Let the weights learn or not; gradients that are there are gone."""
+        self.frozen = frozen
+        for weight in self._weights:
+            weight.requires_grad_(not frozen)
+            weight.grad = None
+        for norm in self._norms:
+            norm.train(not frozen)
+
+    def rest(self) -> None:
+        """Keep the statistics of BatchNorms in a network that was put into training mode."""
+        if self.frozen:
+            self.freeze(True)

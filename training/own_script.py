@@ -29,12 +29,12 @@ from torch import nn
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, StorageError
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.training import checkpoint, model, model_file, weights_file
+from kfp_ddp.training import checkpoint, initial_weights, model, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.prepare import try_out
 from kfp_ddp.training.splits import Splits, splits_of
-from kfp_ddp.training.tryout import try_out
 from kfp_ddp.training.watch import Heartbeat
 
 WEIGHTS = ("model.safetensors", "model.pt")
@@ -165,7 +165,7 @@ def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
 
 
 def _load(network: nn.Module, weights: Path, name: str) -> None:
-    tensors = model.unwrapped(weights_file.read(weights).tensors)
+    tensors = model.unwrapped(initial_weights.read(weights).tensors)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

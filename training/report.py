@@ -11,14 +11,23 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.advice import Setting, advice, cpus_of_a_rank, room_for_a_cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.progress import NODE
 from kfp_ddp.training.sinks import sinks
-from kfp_ddp.training.time_spent import OWN, PHASES, TOLD, Pace, TimeSpent
+from kfp_ddp.training.time_spent import (
+    OWN,
+    PHASES,
+    TOLD,
+    Pace,
+    Setting,
+    TimeSpent,
+    advice,
+    cpus_of_a_rank,
+    room_for_a_cache,
+)
 
 
 class Report:

@@ -10,8 +10,8 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.optim import body_is_apart
+from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import FORMS, form_of
 
 

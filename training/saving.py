@@ -1,7 +1,9 @@
-"""What a run saves and when, and how it goes on from what was saved."""
+"""When a run saves a checkpoint, when it stops early, and how it resumes."""
 
 import dataclasses
+import json
 import math
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +11,54 @@ from pathlib import Path
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
-from kfp_ddp.training.peers import behind
-from kfp_ddp.training.prepared import Split
+
+ENOUGH = 2
+"""Others that have to be as far before this one is compared with them."""
+
+
+def behind(output_dir: Path, epoch: int, best: float) -> str:
+    """Why this training is not worth going on with; empty where it is.
+
+    It is not where its best accuracy is below the median of what others had by the same epoch, the
+    median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2).
+
+    Args:
+        output_dir: Of this training.
+        epoch: How many it has trained.
+        best: Its highest accuracy so far.
+    """
+    others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
+    told = [_best_by(file, epoch) for file in others if file.parent != output_dir]
+    known = [each for each in told if each is not None]
+    if len(known) < ENOUGH or best >= (median := statistics.median(known)):
+        return ""
+    return (
+        f"after epoch {epoch} its best accuracy, {best:.2%}, is below {median:.2%}, the median of "
+        f"{len(known)} others by then"
+    )
+
+
+def _best_by(metrics: Path, epoch: int) -> float | None:
+    """The highest accuracy until an epoch; None where the training is not as far."""
+    found: list[tuple[float, float]] = []
+    try:
+        lines = metrics.read_bytes().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event["event"] == "eval":
+                found.append((float(event["epoch"]), float(event["accuracy"])))
+        except (ValueError, LookupError, TypeError):
+            continue  # a line that is being written
+    until = [accuracy for at, accuracy in found if at <= epoch]
+    return max(until) if until and max(at for at, _ in found) >= epoch else None
 
 
 @dataclass(frozen=True)

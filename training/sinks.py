@@ -14,9 +14,7 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.mlflow_run import MlflowRun
-from kfp_ddp.training.trackers import Patient, require
-from kfp_ddp.training.wandb_run import WandbRun
+from kfp_ddp.training.trackers import MlflowRun, Patient, WandbRun, require
 
 Sink = Callable[[str, dict[str, Any]], None]
 

@@ -1,18 +1,50 @@
 """The images of a dataset's sides: in a folder, or in the archives of a packed version."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import open_below
 from kfp_ddp.training import shards
-from kfp_ddp.training.data import Index, scan
 from kfp_ddp.training.labels import LARGEST, Labels
 from kfp_ddp.training.layout import Layout, Part, lay_out
-from kfp_ddp.training.sides import SIDES, TEST, TRAIN, VAL, is_hidden, is_image
+from kfp_ddp.training.shards import Slices, Where
+from kfp_ddp.training.sides import SIDES, SUFFIXES, TEST, TRAIN, VAL, is_hidden, is_image
+
+
+@dataclass(frozen=True)
+class Index:
+    """The images of one split: class names, and for each image its path and class number."""
+
+    root: Path
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    targets: tuple[int, ...]
+    slices: Slices | None = None
+    """Of a packed version: in which bytes of which archive each image is. A path is then only a
+    name, `<folder of the version>/<member>`."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def where(self, position: int) -> Where:
+        """Where the bytes of an image are."""
+        path = self.paths[position]
+        return self.slices.where(position, path) if self.slices else Where(path)
+
+    def only(self, positions: Sequence[int]) -> "Index":
+        """The images at these positions alone, of the same classes."""
+        return dataclasses.replace(
+            self,
+            paths=tuple(self.paths[at] for at in positions),
+            targets=tuple(self.targets[at] for at in positions),
+            slices=self.slices.only(positions) if self.slices else None,
+        )
 
 
 class Splits(NamedTuple):
@@ -162,3 +194,55 @@ def _names(data: Path) -> Iterator[str]:
                 waiting.append((f"{folder}{name}/", depth + 1))
                 if depth < 2:
                     yield f"{folder}{name}/"
+
+
+def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
+    """List `<split>/<class>/**/*.{jpg,jpeg,png,webp}`, sorted, hidden files left out.
+
+    The folders name the classes, unless `classes` has those of the training split.
+
+    Raises:
+        InputError: no such folder, no images, one class only, a class without images, or a
+            class that `classes` does not have.
+    """
+    if not split.is_dir():
+        raise InputError(
+            f"there is no folder {split}: put images into the dataset's {split.name}/<class>/"
+        )
+    folders = sorted(
+        entry.name for entry in os.scandir(split) if entry.is_dir() and entry.name[0] != "."
+    )
+    if not folders:
+        raise InputError(f"{split} has no class folders: put images in {split}/<class>/")
+    if classes is None and len(folders) == 1:
+        raise InputError(
+            f"{split} has one class only ({folders[0]}): a classifier needs two or more folders"
+        )
+    names = tuple(folders if classes is None else classes)
+    unknown = sorted(set(folders) - set(names))
+    if unknown:
+        raise InputError(
+            f"class {unknown[0]!r} is in {split} but not in the training split: "
+            "remove it, or add it to both"
+        )
+    paths: list[str] = []
+    targets: list[int] = []
+    for folder in folders:
+        found = sorted(_images(split / folder))
+        if not found and classes is None:
+            raise InputError(
+                f"class folder {split / folder} has no images ({', '.join(SUFFIXES)}): "
+                "fill it or remove it"
+            )
+        paths += found
+        targets += [names.index(folder)] * len(found)
+    if not paths:
+        raise InputError(f"{split} holds no images ({', '.join(SUFFIXES)}): check the path")
+    return Index(split, names, tuple(paths), tuple(targets))
+
+
+def _images(folder: Path) -> Iterator[str]:
+    for directory, _, files in os.walk(folder):
+        for name in files:
+            if is_image(name):
+                yield os.path.join(directory, name)

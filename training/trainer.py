@@ -1,32 +1,82 @@
-"""The loop: steps, what falls due after each, and how they begin and end."""
+"""The training loop and the validation."""
 
 import time
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import optim
 from kfp_ddp.training.cache import decoded_bytes
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, loader
-from kfp_ddp.training.distributed import Stop, World
-from kfp_ddp.training.divergence import Divergence
+from kfp_ddp.training.data import DeviceBatch, Images, Split, evaluation_keys, loader, to_device
+from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
 from kfp_ddp.training.learner import Learner
-from kfp_ddp.training.loss import Loss
-from kfp_ddp.training.memory import no_garbage_collection
-from kfp_ddp.training.mixing import mixed
-from kfp_ddp.training.prefetch import DeviceBatch, to_device
-from kfp_ddp.training.prepared import Split
+from kfp_ddp.training.loss import Divergence, Loss
+from kfp_ddp.training.meter import when_own_gradients_are_there
+from kfp_ddp.training.model import logits
 from kfp_ddp.training.progress import Progress
 from kfp_ddp.training.report import Report
-from kfp_ddp.training.sampler import Epochs, ResumableSampler
+from kfp_ddp.training.sampler import Epochs, ResumableSampler, windows_of
 from kfp_ddp.training.saving import Saving
-from kfp_ddp.training.timeline import when_own_gradients_are_there
 from kfp_ddp.training.traces import Traces
-from kfp_ddp.training.validation import Validation
-from kfp_ddp.training.windows import windows_of
+from kfp_ddp.training.transforms import mixed
+
+
+class Validation:
+    """Measures a learner on `split`, of which this rank takes its share."""
+
+    def __init__(self, config: TrainConfig, world: World, split: Split) -> None:
+        self.config, self.world, self.split = config, world, split
+        self.skipped = 0
+        """Images that could not be read, over all evaluations."""
+
+    @torch.no_grad()
+    def measure(self, learner: Learner) -> dict[str, float]:
+        """Loss, top-1 (accuracy) and top-5, the same on every rank."""
+        network = learner.to_evaluate()
+        network.eval()
+        # An Apple GPU has no float64.
+        exact = torch.float32 if self.world.device.type == "mps" else torch.float64
+        sums = torch.zeros(3, dtype=exact, device=self.world.device)
+        rounds = samples = 0
+        for batch in self._batches():
+            self.skipped += batch.skipped
+            rounds, samples = rounds + 1, samples + len(batch.targets)
+            with learner.autocast:
+                output = logits(network, batch.images, self.config.test_time_flip)
+            top = output.topk(min(5, output.shape[1])).indices == batch.targets[:, None]
+            loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
+            sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
+        if learner.strategy.collective_state:
+            self._forward_with_the_others(network, rounds)
+        learner.train()
+        loss_sum, first, five, count_all = self.world.sum([*sums.tolist(), samples])
+        count_all = max(count_all, 1)
+        return {
+            "loss": loss_sum / count_all,
+            "accuracy": first / count_all,
+            "top5": five / count_all,
+        }
+
+    def _batches(self) -> Iterator[DeviceBatch]:
+        index, size = self.split.index, self.config.micro_batch_size
+        keys = list(evaluation_keys(index, size, self.world.rank, self.world.size))
+        images = Images(index, self.config, for_training=False, cache=self.split.cache)
+        pin = self.world.device.type == "cuda"
+        # A run's worth of start-up and no gain where decoding is done already.
+        workers = 0 if self.split.cache else self.config.workers
+        loaded = iter(loader(images, keys, workers, pin))
+        return to_device(loaded, self.world.device)
+
+    def _forward_with_the_others(self, network: nn.Module, rounds: int) -> None:
+        """Sharded weights are gathered by all: pass as many batches as the rank with the most."""
+        size = self.config.image_size
+        blank = torch.zeros(1, 3, size, size, device=self.world.device)
+        for _ in range(max(self.world.gather(rounds)) - rounds):
+            logits(network, blank, self.config.test_time_flip)
 
 
 class Trainer:

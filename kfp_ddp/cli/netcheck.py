@@ -8,7 +8,7 @@ import click
 
 from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
-from kfp_ddp.training.netcheck.settings import NetworkCheck
+from kfp_ddp.training.netcheck.record import NetworkCheck
 
 if TYPE_CHECKING:
     from kfp_ddp.training.netcheck.record import Network

@@ -10,8 +10,8 @@ from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.predict import Predictions, merged, predict_share
 from kfp_ddp.models import champion, weights
 from kfp_ddp.models.evaluation import PREDICTIONS, Evaluation
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.splits import Index
 
 
 def samples_for(

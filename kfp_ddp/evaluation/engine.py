@@ -16,7 +16,7 @@ from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.local_ranks import local_gpus
 from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.runs.workspace import Opened, opened, own_folder
-from kfp_ddp.training import mlflow_run
+from kfp_ddp.training import trackers
 
 __all__ = ["Evaluated", "evaluate", "log_charts", "log_metrics", "run"]
 
@@ -119,7 +119,7 @@ def _track(run_dir: Path, result: Evaluation) -> None:
     names = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
     metrics = {f"evaluation/{name}": getattr(result, name) for name in names}
     digests = {f"kfp_ddp.{n}": getattr(result, n) for n in ("dataset_digest", "checkpoint_digest")}
-    mlflow_run.note(run_dir, metrics, digests)
+    trackers.note(run_dir, metrics, digests)
 
 
 def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:

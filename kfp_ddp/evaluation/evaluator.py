@@ -14,10 +14,9 @@ from kfp_ddp.evaluation.request import Request
 from kfp_ddp.evaluation.settings import Measuring
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import AGAIN, Evaluation
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.sides import TEST
-from kfp_ddp.training.splits import sides_of
+from kfp_ddp.training.splits import Index, sides_of
 
 
 class Measured(NamedTuple):

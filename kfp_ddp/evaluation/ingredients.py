@@ -20,7 +20,7 @@ from kfp_ddp.training.sides import SIDES, TRAIN
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.predict import Predictions
     from kfp_ddp.training.checkpoint import ModelInfo
-    from kfp_ddp.training.data import Index
+    from kfp_ddp.training.splits import Index
 
 THUMBNAIL_SIDE = 112
 _SUREST = 3

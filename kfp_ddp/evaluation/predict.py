@@ -18,9 +18,9 @@ from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import MAX_PIXELS
-from kfp_ddp.training.distributed import World, alone
-from kfp_ddp.training.memory import keep_freed
+from kfp_ddp.training.distributed import World, alone, keep_freed
 from kfp_ddp.training.model import affine, logits
+from kfp_ddp.training.splits import Index
 
 TOP5 = "top5"
 """The one part of a tally's state that is no column of its samples."""
@@ -30,7 +30,7 @@ TOP5 = "top5"
 class Predictions:
     """What every sample of a split came to, (N,) tensors in the order of the index."""
 
-    index: data.Index
+    index: Index
     """Those that could be read."""
     skipped: tuple[str, ...]
     """Paths below the split of those that could not, and were left out."""
@@ -75,7 +75,7 @@ class Share:
 def predict(
     model: torch.nn.Module,
     info: ModelInfo,
-    index: data.Index,
+    index: Index,
     batch_size: int,
     device: torch.device,
     on_bad_image: str = "fail",
@@ -93,7 +93,7 @@ def predict(
 def predict_share(
     model: torch.nn.Module,
     info: ModelInfo,
-    index: data.Index,
+    index: Index,
     batch_size: int,
     world: World,
     on_bad_image: str = "fail",
@@ -171,7 +171,7 @@ def _fetched(said: Iterator[_Said]) -> Iterator[_Said]:
         yield arrived()
 
 
-def merged(index: data.Index, shares: Sequence[Share], on_bad_image: str = "fail") -> Predictions:
+def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") -> Predictions:
     """What the ranks' shares come to together, whose number and order do not show in it.
 
     Raises:
@@ -216,7 +216,7 @@ def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
 
 
 def _batches(
-    index: data.Index,
+    index: Index,
     image_size: int,
     batch_size: int,
     world: World,

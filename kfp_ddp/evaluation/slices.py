@@ -14,7 +14,7 @@ from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.destination import open_destination
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.data import Index
+    from kfp_ddp.training.splits import Index
 
 PATH = "path"
 LARGEST = 256 << 20

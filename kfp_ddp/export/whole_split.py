@@ -22,9 +22,9 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import Index, channels_last
+from kfp_ddp.training.data import channels_last
 from kfp_ddp.training.images import read
-from kfp_ddp.training.splits import sides_of
+from kfp_ddp.training.splits import Index, sides_of
 
 BATCH = 32
 

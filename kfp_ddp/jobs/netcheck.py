@@ -17,8 +17,7 @@ from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from kfp_ddp.jobs.supervision import JOB_OWN, check_backend
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.training.netcheck.record import RESULT, Network, need, problems, table
-from kfp_ddp.training.netcheck.settings import NetworkCheck
+from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, need, problems, table
 
 if TYPE_CHECKING:
     from kfp import dsl

@@ -19,8 +19,9 @@ from kfp_ddp.local.demo import bucket as demo_bucket
 from kfp_ddp.models.registry import client
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import evaluation_batches, scan
+from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.model import build, normalise
+from kfp_ddp.training.splits import scan
 from tests.gcs_server import Bucket, serve
 from tests.registry_server import server as registry
 

@@ -15,8 +15,9 @@ from kfp_ddp.evaluation.engine import evaluate as engine
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.checkpoint import load_model
-from kfp_ddp.training.data import evaluation_batches, scan
+from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.model import build, normalise
+from kfp_ddp.training.splits import scan
 
 
 def artifacts(folder: Path) -> dict[str, Any]:

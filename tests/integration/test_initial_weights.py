@@ -16,8 +16,9 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, initial_weights, weights
 from kfp_ddp.runs.train.on_node import begun
 from kfp_ddp.storage.destination import open_destination
-from kfp_ddp.training import checkpoint, weights_file
+from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.initial_weights import read
 from kfp_ddp.training.model import build
 from tests import tls
 from tests.sync_runs import small_disk
@@ -30,7 +31,7 @@ def config(init_from: str, output: Path) -> TrainConfig:
 
 
 def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
-    found = weights_file.read(path).tensors
+    found = read(path).tensors
     return all(torch.equal(found[name], value) for name, value in state.items())
 
 
@@ -84,7 +85,7 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
         initial_weights.check(address)
         found = Path(begun(config(address, run_dir), run_dir).init_from)
         assert agrees(found, network.state_dict()), address
-        assert weights_file.read(found).classes == info.classes
+        assert read(found).classes == info.classes
     target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
     target.write_bytes(target.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"damaged: model\.safetensors is not what MANIFEST"):

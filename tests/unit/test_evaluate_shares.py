@@ -10,9 +10,10 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import Index, scan, whole_batches
+from kfp_ddp.training.data import whole_batches
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import MEAN, STD, build
+from kfp_ddp.training.splits import Index, scan
 
 CLASSES = tuple(f"class{number}" for number in range(7))
 CPU = torch.device("cpu")

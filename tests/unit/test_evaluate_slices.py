@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation import slices
 from kfp_ddp.models.evaluation import wilson
-from kfp_ddp.training.data import Index
+from kfp_ddp.training.splits import Index
 
 NAMES = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2, wet.png")
 

@@ -12,8 +12,15 @@ from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.netcheck.measure import rounds
 from kfp_ddp.training.netcheck.rank import transports
-from kfp_ddp.training.netcheck.record import Network, Node, Size, need, problems, table
-from kfp_ddp.training.netcheck.settings import NetworkCheck
+from kfp_ddp.training.netcheck.record import (
+    Network,
+    NetworkCheck,
+    Node,
+    Size,
+    need,
+    problems,
+    table,
+)
 
 ASKED = NetworkCheck()
 

@@ -11,7 +11,8 @@ from kfp_ddp.export.formats import Servable, trace
 from kfp_ddp.models import weights
 from kfp_ddp.training import model
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import Index, evaluation_batches
+from kfp_ddp.training.data import evaluation_batches
+from kfp_ddp.training.splits import Index
 from tests.training_ranks import dataset
 
 

@@ -11,11 +11,11 @@ import torch
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import checkpoint, model_file, resume
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.manifest import DIGEST
 from kfp_ddp.training.model import build
 from kfp_ddp.training.shards import Slices
+from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
 CLASSES = ("a", "b")

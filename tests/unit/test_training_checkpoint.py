@@ -15,11 +15,11 @@ from kfp_ddp.runs.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE
 from kfp_ddp.training.model import build
 from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
 REPLICATED = Ddp.form

@@ -16,9 +16,10 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, evaluation_batches, loader, scan
+from kfp_ddp.training.data import Images, evaluation_batches, loader
 from kfp_ddp.training.images import examine, read
 from kfp_ddp.training.sampler import Epochs, ResumableSampler
+from kfp_ddp.training.splits import scan
 
 
 def run(root: Path, **fields: Any) -> TrainConfig:

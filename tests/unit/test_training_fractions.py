@@ -14,9 +14,10 @@ from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 from kfp_ddp.training import data, transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, scan
-from kfp_ddp.training.fractions import Need, Needed, decoded
+from kfp_ddp.training.data import Images
 from kfp_ddp.training.header import frame_of
+from kfp_ddp.training.images import Need, Needed, decode_part
+from kfp_ddp.training.splits import scan
 
 SIZE = 32
 _MIRRORED = (2, 3, 4, 6, 7, 8)
@@ -145,7 +146,7 @@ def test_a_fraction_is_turned_and_cut_as_all_of_the_image(orientation: int, by: 
         asked.append((sides[0], sides[1]))
         return Need(by, sides[0])
 
-    small = decoded(content, needed)
+    small = decode_part(content, needed)
     assert small is not None
     assert small.divisor == by
     assert asked == [tuple(whole.shape[1:])] == [small[1:3]]
@@ -171,7 +172,7 @@ def test_rows_below_a_crop_are_not_decoded_and_those_above_are_the_same(
         content = photograph(seed, width, height, subsampling=subsampling, **options)
         whole = decode_image(content, mode="RGB")
         for rows in (*draw.sample(range(1, height), 8), height - 1, height):
-            found = decoded(content, lambda *_, rows=rows: Need(1, rows))
+            found = decode_part(content, lambda *_, rows=rows: Need(1, rows))
             assert found is not None
             assert found[1:] == (height, width, 1, None)
             there = found.image.shape[1]
@@ -186,7 +187,7 @@ def test_what_is_turned_is_decoded_to_its_last_row(orientation: int) -> None:
     exif[0x0112] = orientation
     content = photograph(orientation, 90, 70, exif=exif.tobytes())
     whole = decode_image(content, mode="RGB")
-    found = decoded(content, lambda *_: Need(1, 40))
+    found = decode_part(content, lambda *_: Need(1, 40))
     assert found is not None
     assert found[1:] == (*whole.shape[1:], 1, None)
     assert torch.equal(found.image, whole)
@@ -209,7 +210,7 @@ def test_a_mirrored_image_is_divided_only_where_nothing_is_left_over() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     for height, width, by in ((160, 240, 8), (164, 240, 4), (160, 242, 2), (161, 240, 1)):
-        small = decoded(photograph(0, width, height, exif=exif.tobytes()), divided(8))
+        small = decode_part(photograph(0, width, height, exif=exif.tobytes()), divided(8))
         assert small is not None
         assert (small.image.shape[1:], small.divisor) == ((width // by, height // by), by)
 
@@ -220,7 +221,7 @@ def test_what_is_no_jpeg_of_three_channels_is_decoded_as_before(tmp_path: Path) 
         file = io.BytesIO()
         image.convert(mode).save(file, kind)
         for by in (1, 8):
-            assert decoded(file.getvalue(), divided(by)) is None, (kind, mode)
+            assert decode_part(file.getvalue(), divided(by)) is None, (kind, mode)
 
 
 def test_a_damaged_image_is_named_as_before(split: Path) -> None:
@@ -261,7 +262,7 @@ def test_damage_is_left_to_the_decoder_of_all_of_the_image() -> None:
         for _ in range(draw.randint(1, 5)):
             damaged[draw.randrange(2, draw.choice((150, len(whole))))] = draw.choice((0, 4, 255))
         frame = frame_of(bytes(damaged))
-        small = decoded(bytes(damaged), divided(2))
+        small = decode_part(bytes(damaged), divided(2))
         came += small is not None
         if small is not None:
             assert frame is not None

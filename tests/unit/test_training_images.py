@@ -15,9 +15,10 @@ from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, evaluation_batches, scan
+from kfp_ddp.training.data import Images, evaluation_batches
 from kfp_ddp.training.header import pixels_of
 from kfp_ddp.training.images import examine, read
+from kfp_ddp.training.splits import scan
 
 MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "RGBA", "L", "LA", "P", "1", "I;16")}
 MODES |= {"WEBP": ("RGB", "RGBA"), "GIF": ("P", "L", "RGB")}

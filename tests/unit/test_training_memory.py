@@ -9,7 +9,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import torch
-from kfp_ddp.training.memory import keep_freed
+from kfp_ddp.training.distributed import keep_freed
 
 if sys.argv[1] == "keep":
     keep_freed()

@@ -13,13 +13,12 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images, Index, evaluation_batches, evaluation_keys, loader
+from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, loader
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.prepare import digest_of
-from kfp_ddp.training.sampler import Epochs, ResumableSampler
-from kfp_ddp.training.splits import splits_of
-from kfp_ddp.training.windows import windows_of
+from kfp_ddp.training.sampler import Epochs, ResumableSampler, windows_of
+from kfp_ddp.training.splits import Index, splits_of
 from tests.training_ranks import dataset
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))

@@ -6,7 +6,7 @@ from PIL import Image
 
 from kfp_ddp.training import rank
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.peers import behind
+from kfp_ddp.training.saving import behind
 
 
 def beside(folder: Path, name: str, accuracies: list[float]) -> Path:

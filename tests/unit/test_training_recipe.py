@@ -14,15 +14,14 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.runs.train.outputs import chosen_checkpoint
 from kfp_ddp.training import checkpoint, transforms
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Index
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.loss import Loss, balanced
 from kfp_ddp.training.manifest import step_of
-from kfp_ddp.training.mixing import mixed
 from kfp_ddp.training.prepare import prepare
 from kfp_ddp.training.recipes import configured
-from kfp_ddp.training.trainer import Trainer
-from kfp_ddp.training.validation import Validation
+from kfp_ddp.training.splits import Index
+from kfp_ddp.training.trainer import Trainer, Validation
+from kfp_ddp.training.transforms import mixed
 from tests.training_ranks import config, dataset, state_hash
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))

@@ -20,7 +20,7 @@ from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.meter import peak_of
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
-from kfp_ddp.training.recipes.__main__ import main as recipes_main
+from kfp_ddp.training.recipes import main as recipes_main
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:

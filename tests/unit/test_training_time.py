@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.training import timeline
-from kfp_ddp.training.advice import Setting, advice
+from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.time_spent import PHASES, TimeSpent
-from kfp_ddp.training.timeline import GpuTimeline, Timeline, when_own_gradients_are_there
+from kfp_ddp.training.meter import GpuTimeline, Timeline, when_own_gradients_are_there
+from kfp_ddp.training.time_spent import PHASES, Setting, TimeSpent, advice
 
 
 def row(**seconds: float) -> list[float]:
@@ -23,7 +22,7 @@ def config(**fields: Any) -> TrainConfig:
 
 def test_each_moment_counts_for_one_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0, 15.0, 15.5, 16.0])
-    monkeypatch.setattr(timeline, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(meter, "perf_counter", lambda: next(clock))
     line = Timeline(began=9.0)  # 10: since 9 it started
     line.enter("data")
     line.enter("forward")

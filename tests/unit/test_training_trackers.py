@@ -10,10 +10,9 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
-from kfp_ddp.training import mlflow_run, trackers
+from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.mlflow_run import MlflowRun
-from kfp_ddp.training.trackers import Event, Patient, Tracker
+from kfp_ddp.training.trackers import Event, MlflowRun, Patient, Tracker
 from tests.serving import free_port
 
 
@@ -86,7 +85,7 @@ def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> 
     left = {"event": "step", "time": 1004.0, "step": 3, "loss": 1.5}
     folder.metrics.write_text(json.dumps(left) + "\n")
     for _ in range(2):
-        mlflow_run.note(folder.path, {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
+        trackers.note(folder.path, {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
     history = client(config).get_metric_history(again.run_id, "step/loss")
     assert [(each.step, each.value) for each in history] == [(1, 2.5), (2, 2.0), (3, 1.5)]
     found = client(config).get_run(again.run_id).data
@@ -97,11 +96,11 @@ def test_what_mlflow_cannot_be_told_fails_no_step(
     config: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(config.output_dir)
-    mlflow_run.note(folder.path, {"accuracy": 0.9}, {})
+    trackers.note(folder.path, {"accuracy": 0.9}, {})
     assert capsys.readouterr().out == ""
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
     folder.config.write_text(down.to_json())
-    mlflow_run.note(folder.path, {"accuracy": 0.9}, {})
+    trackers.note(folder.path, {"accuracy": 0.9}, {})
     assert "warning: MLflow was not told of this" in capsys.readouterr().out
 
 

@@ -6,10 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from kfp_ddp.training.read_ahead import PIECE, in_store_order, pieces, runs
-from kfp_ddp.training.sampler import Epochs, Key, Keys, ResumableSampler
-from kfp_ddp.training.shards import Slices
-from kfp_ddp.training.windows import Windows
+from kfp_ddp.training.sampler import Epochs, Key, Keys, ResumableSampler, Windows
+from kfp_ddp.training.shards import PIECE, Slices, in_store_order, pieces, runs
 
 IMAGES, BATCH, MICRO = 2000, 24, 4
 SIZE = PIECE // 10

@@ -1,13 +1,32 @@
-"""What a check of the network found, and what that means; no torch."""
+"""Settings and result of a network check, and what the result means; free of torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from kfp_ddp.training.netcheck.settings import NetworkCheck
+from kfp_ddp.core.settings import Settings
+
+
+class NetworkCheck(Settings):
+    """What is measured, and against what."""
+
+    gradient_mb: float = Field(102.2, gt=0)
+    """Megabytes of gradients that the ranks average in a step, four bytes for each parameter of
+    the network; a ResNet-50 has 102.2."""
+    step_ms: float = Field(0.0, ge=0)
+    """Milliseconds that a step computes, as a training tells them; 0 where that is not known."""
+    min_gbit_s: float = Field(0.0, ge=0)
+    """Gigabits a second that each node must send to each other one; 0 to ask for none."""
+    largest_mb: float = Field(64.0, ge=1, le=1024)
+    """Megabytes of the largest message, less where the network is slow."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """What the messages lie on: cuda goes by NCCL, cpu by Gloo."""
+    timeout_minutes: float = Field(10.0, gt=0)
+    """Time-out of a collective."""
+
 
 RESULT = "network: "
 """What begins the line in which rank 0 says what was found."""

@@ -23,7 +23,7 @@ from kfp_ddp.models.serving.rollout import in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.runs.workspace import opened
 from kfp_ddp.storage.destination import Destination, open_destination, sha256
-from kfp_ddp.training import mlflow_run
+from kfp_ddp.training import trackers
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -211,7 +211,7 @@ def _tell(run_dir: Path, said: dict[str, Any], model: "dsl.Model", summary: "dsl
     with atomic_write(run_dir / EXPORTED) as file:
         file.write(text.encode())
     told = {name: str(said[name]) for name in ("uri", "digest", "champion")}
-    mlflow_run.note(run_dir, {}, {f"kfp_ddp.bundle.{k}": v for k, v in told.items()})
+    trackers.note(run_dir, {}, {f"kfp_ddp.bundle.{k}": v for k, v in told.items()})
     lines = [f"## {said['name']} {said['version']}", "", cell(said["uri"]), ""]
     lines += [cell(said["champion_stays"]), ""] if said["champion_stays"] else []
     lines += ["| | |", "|---|---|"]

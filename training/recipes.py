@@ -4,11 +4,13 @@
 recipe with yours put over them, for `kfp_ddp.training` or `kfp_ddp.training.node`.
 """
 
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import TrainConfig, flags_given
 
 RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
@@ -121,3 +123,34 @@ def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
     if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
         recipe.pop("warmup_epochs", None)
     return TrainConfig.create(**{**recipe, **given})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the flags on one line; 2 with one line of error for what cannot be used."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] not in RECIPES:
+        print(f"usage: recipes NAME [flags]; NAME is one of {', '.join(RECIPES)}", file=sys.stderr)
+        return 2
+    name, *flags = arguments
+    try:
+        given = flags_given(flags, prog=f"recipes {name}", defaults=RECIPES[name])
+        print(" ".join(_words(configured(name, given).to_argv())))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _words(argv: list[str]) -> list[str]:
+    """`argv`, if a shell that puts in what we print takes it apart again as it is."""
+    for word in argv:
+        if shlex.quote(word) != word:  # $(...) would keep the quotes
+            raise InputError(
+                f"{word!r} does not pass through a shell's $(...) as it is: "
+                "use names without spaces and special characters"
+            )
+    return argv
+
+
+if __name__ == "__main__":
+    sys.exit(main())
