@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test e2e images-test soak check reference format lock clean
+.PHONY: help install demo test test-all e2e e2e-smoke images-test soak check reference format lock clean
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -25,11 +25,19 @@ install: $(INSTALLED) ## the locked environment in .venv; CPU=1: without what on
 demo: $(INSTALLED) ## the whole pipeline on this machine, no cluster
 	$(VENV)/bin/kfp-ddp demo
 
-test: $(INSTALLED) ## all tests but those on a cluster, three at a time: a KUBECONFIG at hand is nobody's test bed
-	KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numprocesses 3 --dist worksteal
+PYTEST := KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numprocesses 3 --dist worksteal
 
-e2e: $(INSTALLED) ## the tests on the cluster that KUBECONFIG names
+test: $(INSTALLED) ## the tests without a cluster that take less than five seconds each
+	$(PYTEST) -m "not slow"
+
+test-all: $(INSTALLED) ## all tests without a cluster
+	$(PYTEST) --durations 20
+
+e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
+
+e2e-smoke: $(INSTALLED) ## those of them that every change must pass
+	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
 
 IMAGES := launcher server trainer-cpu trainer
 images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 36 GB of disk)

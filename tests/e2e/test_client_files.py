@@ -16,6 +16,8 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
 from tests.e2e.harness.scene import WORK, namespace
 
+pytestmark = pytest.mark.smoke
+
 RUN = "0f9e7c1a-1111-4222-8333-444455556666"
 SIZE = 5 << 20
 

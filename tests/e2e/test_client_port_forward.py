@@ -16,6 +16,8 @@ from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.scene import namespace
 
+pytestmark = pytest.mark.smoke
+
 CHECKOUT = Path(__file__).parents[2]
 
 

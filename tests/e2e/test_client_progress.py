@@ -11,6 +11,8 @@ from kfp_ddp.core.config import Connection
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.scene import namespace
 
+pytestmark = pytest.mark.smoke
+
 RUN, WORKFLOW = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0", "train-resnet-pxrp4"
 SAID = (
     "print('[rank0]:step 5/90: loss 2.1, 500 images/s'); "

@@ -18,6 +18,8 @@ from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 
+pytestmark = pytest.mark.smoke
+
 __all__ = ["ground"]
 
 STORAGE = Path(__file__).parents[2] / "deploy" / "storage"

@@ -14,6 +14,8 @@ from kfp_ddp.datasets.volume.publish import publish
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
 
+pytestmark = pytest.mark.smoke
+
 __all__ = ["ground"]
 
 

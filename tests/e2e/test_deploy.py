@@ -17,6 +17,8 @@ from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import Scene, namespace
 from tests.e2e.harness.trainings import Begin
 
+pytestmark = pytest.mark.smoke
+
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
 BUILT = {
     folder / name

@@ -12,6 +12,8 @@ from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
+pytestmark = pytest.mark.smoke
+
 LEVEL = "pod-security.kubernetes.io/enforce"
 SECURITY = {
     "allowPrivilegeEscalation": False,

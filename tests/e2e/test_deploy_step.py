@@ -66,6 +66,7 @@ def predictor(controller: Controller) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.smoke
 @BOTH
 def test_a_model_is_rolled_out_and_the_next_takes_its_place(
     controller: Controller, first: str, bucket_url: str
@@ -207,6 +208,7 @@ def publish_again(url: str, bundle: str) -> None:
     bucket.upload(url, bucket.MODELS, name, f"{bundle[-12:]}\n".encode())
 
 
+@pytest.mark.smoke
 @IN_STANDARD
 def test_what_cannot_be_is_one_line_and_changes_nothing(
     controller: Controller, bucket_url: str

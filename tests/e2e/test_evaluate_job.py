@@ -142,7 +142,9 @@ def told(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
     return bytes(predictions).decode(), found
 
 
-@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
+)
 def test_two_pods_come_to_what_one_process_came_to(
     grounds: Grounds, work: Folder, backend: str
 ) -> None:

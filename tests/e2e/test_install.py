@@ -15,6 +15,8 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
+pytestmark = pytest.mark.smoke
+
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 WITH = ("--storage-class", "standard", "--size", "1Gi")
 

@@ -23,6 +23,8 @@ from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import namespace
 
+pytestmark = pytest.mark.smoke
+
 ALL = list(KINDS)
 SCRIPT = {"image": "ghcr.io/you/trainer:1.0", "script": "print(1)", "nodes": 2}
 WARNING = "3 nvidia.com/gpu a node are asked for and no node has more than 0; the job waits"

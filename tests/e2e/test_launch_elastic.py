@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from kfp_ddp.training.config import TrainConfig
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds
@@ -45,6 +47,7 @@ def test_a_script_goes_on_when_a_worker_is_drained(grounds: Grounds) -> None:  #
     assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
 
 
+@pytest.mark.smoke
 def test_training_goes_on_when_a_worker_is_drained(
     grounds: Grounds,  # noqa: F811
     work: Folder,  # noqa: F811

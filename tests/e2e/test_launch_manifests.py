@@ -18,6 +18,8 @@ from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specification
 from tests.unit.test_launch_pods import templates
 
+pytestmark = pytest.mark.smoke
+
 EVERYTHING: dict[str, Any] = {
     "image": "ghcr.io/you/trainer:1.0",
     "nodes": 2,

@@ -14,6 +14,8 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, scene, stand_in
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 
+pytestmark = pytest.mark.smoke
+
 # Streams of logs; watches of the job, its pods and events; the launch itself, and its last request.
 SOCKETS = sample.STREAMS + 3 + 2
 REQUESTS = 60

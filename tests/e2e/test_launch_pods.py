@@ -17,6 +17,8 @@ from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.scene import namespace
 
+pytestmark = pytest.mark.smoke
+
 QUOTA = {"requests.cpu": "1", "limits.cpu": "16", "requests.memory": "4Gi", "limits.memory": "16Gi"}
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 SAY = f"""

@@ -53,6 +53,7 @@ def test_a_job_is_followed_as_if_it_ran_in_the_step(grounds: Grounds) -> None:
     assert owner["blockOwnerDeletion"] is False
 
 
+@pytest.mark.smoke
 def test_a_cancelled_run_loses_its_job_before_any_signal(grounds: Grounds) -> None:
     step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
     step.saw("line 1")
@@ -63,6 +64,7 @@ def test_a_cancelled_run_loses_its_job_before_any_signal(grounds: Grounds) -> No
     until(lambda: step.workers() == [], "the pods' end", 60)
 
 
+@pytest.mark.smoke
 def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
     step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
     step.saw("line 1")
@@ -72,6 +74,7 @@ def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
     assert "stopped; job train-" in step.log()
 
 
+@pytest.mark.smoke
 def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=300, pause=0.1))
     step = LaunchStep(grounds, spec, work_claim="work", grace=0.72).start()
@@ -87,6 +90,7 @@ def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Ground
     assert lines(step.log(), "worker-0") == list(range(300))
 
 
+@pytest.mark.smoke
 def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=200, pause=0.1))
     step = LaunchStep(grounds, spec, work_claim="work").start()
@@ -229,6 +233,7 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.smoke
 def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grounds) -> None:
     steps = {
         name: LaunchStep(grounds, {"nodes": 2, **python("print(1)"), **spec}).start()

@@ -11,6 +11,8 @@ from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import LaunchStep
 
+pytestmark = pytest.mark.smoke
+
 TITLE = {"pytorchjob": "worker-1", "trainjob": "node-1"}
 # Rank 1 is on the second node; rank 0 is told by gloo that its peer went away, and fails too.
 SECOND_FAILS = """

@@ -166,6 +166,7 @@ def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend
         assert not mounts["/work"]
 
 
+@pytest.mark.smoke
 def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     grounds: Grounds, work: Folder
 ) -> None:
@@ -212,6 +213,7 @@ for each in node.children(recursive=True):
 """
 
 
+@pytest.mark.smoke
 def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
     grounds: Grounds, work: Folder
 ) -> None:
@@ -340,6 +342,7 @@ def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     grounds.core.delete_namespaced_pod("filler", grounds.namespace, grace_period_seconds=0)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) -> None:
     """The kernel says so, of files that the worker's user owns; the work claim it can write."""

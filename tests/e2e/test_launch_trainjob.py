@@ -52,6 +52,7 @@ def test_a_failing_trainjob_is_named_and_not_tried_again(grounds: Grounds) -> No
     assert len(step.jobs(TRAINJOB)) <= 1
 
 
+@pytest.mark.smoke
 def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     step = LaunchStep(grounds, trainjob(COUNT.format(count=1000, pause=0.1))).start()
     step.saw("line 1")

@@ -11,6 +11,8 @@ from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 
+pytestmark = pytest.mark.smoke
+
 LABEL = {
     "pytorchjob": "training.kubeflow.org/job-name",
     "trainjob": "jobset.sigs.k8s.io/jobset-name",

@@ -16,6 +16,8 @@ from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import COMPILED, Scene, staged
 from tests.e2e.harness.training import TRAINING, WORKERS
 
+pytestmark = pytest.mark.smoke
+
 QUOTA = {
     "requests.cpu": "1800m",
     "limits.cpu": "16",

@@ -14,6 +14,8 @@ from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import Scene
 
+pytestmark = pytest.mark.smoke
+
 NAMESPACE = "namespace: kubeflow\n"
 
 

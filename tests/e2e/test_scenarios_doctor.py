@@ -17,6 +17,8 @@ from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.rights import DEPLOY, RUNNER
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
+pytestmark = pytest.mark.smoke
+
 ON_CPUS = ("--gpus-per-node", "0")
 
 

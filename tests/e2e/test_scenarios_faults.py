@@ -13,6 +13,8 @@ from tests.e2e.harness.scene import DATA, WORK, Scene, staged
 from tests.e2e.harness.train_only import compiled
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 
+pytestmark = pytest.mark.smoke
+
 UNBOUND = "unbound"
 # What is asked of the job, and what the last line of the step's log says of it.
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

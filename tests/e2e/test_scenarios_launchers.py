@@ -17,6 +17,8 @@ from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import DATA, WORK, Scene
 from tests.e2e.harness.trainings import Begin, log, starts, workers
 
+pytestmark = pytest.mark.smoke
+
 SAY = "import json, os; print('task', json.loads(os.environ['TF_CONFIG'])['task'])"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

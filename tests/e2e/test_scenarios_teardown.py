@@ -9,6 +9,8 @@ from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin, attempts, jobs, log, workers
 from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
 
+pytestmark = pytest.mark.smoke
+
 GROUP = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kfp import compiler, dsl, kubernetes
 
 from kfp_ddp.components.train.component import train
@@ -11,6 +12,8 @@ from tests.e2e.harness import sync_only
 from tests.e2e.harness.scene import DATA, WORK, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import jobs
+
+pytestmark = pytest.mark.smoke
 
 RATES = {"train": 0.1, "train-2": 0.001}
 

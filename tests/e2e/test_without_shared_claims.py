@@ -57,7 +57,9 @@ def in_bucket(url: str, run: Run) -> set[str]:
     return {parts[3] for parts in found if parts[1] == run.id and len(parts) > 3}
 
 
-@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
+)
 def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str) -> None:
     run = scene.run(
         compiled("train_resnet_claimless"),
@@ -109,6 +111,7 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_next_goes_on_ther
     assert "retries left" in log, log
 
 
+@pytest.mark.smoke
 def test_the_data_on_a_claim_of_one_node_and_its_clone(scene: Scene, bucket_url: str) -> None:
     space = scene.grounds.namespace
     body = {
