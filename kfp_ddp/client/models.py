@@ -86,7 +86,9 @@ def described(where: Destination, name: str, version: str, now: str) -> Version:
             return Version(version, uri, champion, damaged="its files are not those of this name")
         config = mapping_in(held.sealed.read("config.json", LARGEST_CONFIG))
         lineage = mapping_in(held.sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage", {})
-    except InputError as error:
+    except (InputError, StorageError) as error:
+        if error.retryable:
+            raise
         return Version(version, uri, champion, damaged=str(error))
     evaluation = held.evaluation
     return Version(

@@ -4,6 +4,7 @@
     ├── InputError          what was given cannot be used
     │   └── RefusedError    the KFP API server refuses it, or whoever asked
     ├── StorageError        a volume or a bucket cannot be read or written
+    │   └── UnavailableError   it does not respond for now: a retry may succeed
     ├── JobError            a job, or a training, ended without success
     ├── ServerError         the KFP API server does not answer, or with a fault of its own
     ├── RunCancelledError   the run was terminated
@@ -53,6 +54,12 @@ class ServerError(KfpDdpError):
 
 class StorageError(KfpDdpError):
     """A volume or a bucket that cannot be read or written, or that somebody else changed."""
+
+
+class UnavailableError(StorageError):
+    """A bucket or a volume that does not respond, or reports a fault of its own."""
+
+    retryable = True
 
 
 class JobError(KfpDdpError):

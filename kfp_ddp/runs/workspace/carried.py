@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from kfp_ddp.core.addresses import is_remote
-from kfp_ddp.core.errors import KfpDdpError, StorageError
+from kfp_ddp.core.errors import KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs.workspace import checkpoints, files
 from kfp_ddp.runs.workspace.address import local_folder
@@ -30,12 +30,6 @@ CHECKPOINTS = _PLACES.checkpoints.name
 LOGS = _PLACES.logs.name
 FETCHED = (_PLACES.heartbeat.name, _PLACES.trace_request.name)
 """What others write there for the ranks."""
-
-
-class UnreachableError(StorageError):
-    """A bucket that cannot be read or written for now."""
-
-    retryable: ClassVar[bool] = True
 
 
 class Carried:
@@ -103,7 +97,7 @@ class Carried:
         """Put all that is left, when the training writes no more.
 
         Raises:
-            UnreachableError: the bucket did not take it in so many seconds.
+            UnavailableError: the bucket did not take it in so many seconds.
         """
         for each in self._rounds:
             each.stop()
@@ -115,7 +109,7 @@ class Carried:
                 return self._put_files(where)
             except KfpDdpError as error:
                 if time.monotonic() > deadline:
-                    raise UnreachableError(
+                    raise UnavailableError(
                         f"the training ended, but what it wrote last cannot be put: {error}"
                     ) from None
                 print(f"warning: {error}; trying again", flush=True)

@@ -5,10 +5,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.storage.destination import place
 from kfp_ddp.storage.destination.bucket import Bucket, Found, Lost
 from kfp_ddp.storage.destination.place import BLOCK, CHANGED, Bounded, held
+from kfp_ddp.storage.retry import is_temporary
 
 if TYPE_CHECKING:
     from azure.core.exceptions import AzureError, HttpResponseError
@@ -157,7 +158,7 @@ class AzureBucket(Bucket):
             return False
         wanted = (opened.properties.metadata or {}).get("sha256", "")
         if wanted not in ("", state.hexdigest()):
-            raise InputError(
+            raise StorageError(
                 f"a transfer of {self.uri}/{name} is damaged: sha256 {state.hexdigest()} instead "
                 f"of {wanted}; run the step again"
             )
@@ -201,14 +202,13 @@ class AzureBucket(Bucket):
         try:
             return ask()
         except Lost:
-            problem = f"{self.uri} {CHANGED}"
+            raise StorageError(f"{self.uri} {CHANGED}") from None
         except AzureError as error:
-            problem = refusal(self.uri, self.root, what, error)
-        raise InputError(problem)
+            raise refusal(self.uri, self.root, what, error) from None
 
 
-def refusal(uri: str, root: str, what: str, error: "AzureError") -> str:
-    """What Azure answers, and what to do about it, in one line.
+def refusal(uri: str, root: str, what: str, error: "AzureError") -> KfpDdpError:
+    """Return the error for a request that failed.
 
     Args:
         uri: What was asked for.
@@ -216,15 +216,18 @@ def refusal(uri: str, root: str, what: str, error: "AzureError") -> str:
         what: What was to be done: listed, read, written.
         error: The answer.
     """
+    from azure.core.exceptions import HttpResponseError
+
     status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
     if code == "ContainerNotFound":
-        return f"the container {root} is not there: make it or correct its name"
+        return InputError(f"the container {root} is not there: make it or correct its name")
     if status in _FORBIDDEN:
-        return (
+        return InputError(
             f"{uri} may not be {what}: {code or status}; give the step's identity the role Storage "
             "Blob Data Contributor on the container, or correct AZURE_STORAGE_KEY or the SAS"
         )
-    return (
+    temporary = status is None or is_temporary(status) or not isinstance(error, HttpResponseError)
+    return (UnavailableError if temporary else InputError)(
         f"{uri} cannot be {what}: {line(error)}; check AZURE_STORAGE_ACCOUNT and the network, then "
         "run again"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.storage.destination.place import CHANGED, SMALL, Change, Destination, sha256_of
 
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class Bucket(Destination):
 
         self._call("written", make)
         made_twice = self.many_makes and self._call("written", make)
-        with contextlib.suppress(InputError):  # who may not delete may write
+        with contextlib.suppress(KfpDdpError):  # who may not delete may write
             self.delete(probe)
         if made_twice:
             raise InputError(
@@ -152,5 +152,7 @@ class Bucket(Destination):
             ask: Speaks to the store.
 
         Raises:
-            InputError: the store refuses or does not answer, or another writer came first.
+            InputError: the store refuses the request, or the bucket does not exist.
+            UnavailableError: the store does not respond, or reports a fault of its own.
+            StorageError: another writer came first.
         """

@@ -1,6 +1,7 @@
 """Results in a folder of a file system."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.files import atomic_write, folder_below, open_below
 from kfp_ddp.storage.destination import place
 from kfp_ddp.storage.destination.place import (
@@ -24,6 +25,19 @@ from kfp_ddp.storage.destination.place import (
     sha256,
     sha256_of,
 )
+
+_TEMPORARY = frozenset(
+    {
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENOTCONN,
+        errno.EAGAIN,
+    }
+)
+"""Of a file server that does not respond."""
+_BROKEN = frozenset({*FULL, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 class Folder(Destination):
@@ -53,9 +67,7 @@ class Folder(Destination):
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise InputError(
-                f"{self.root / name} cannot be read: {error.strerror}; check its path and rights"
-            ) from None
+            raise _failed(f"{self.root / name} cannot be read", error) from None
         return True
 
     def put(self, file: Path, name: str) -> bool:
@@ -71,7 +83,7 @@ class Folder(Destination):
                 out.flush()
                 out.seek(0)
                 if sha256_of(out) != wanted:
-                    raise InputError(f"{target} came out different from {file}: check the disk")
+                    raise StorageError(f"{target} came out different from {file}: check the disk")
                 os.fchmod(out.fileno(), 0o644)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -103,9 +115,7 @@ class Folder(Destination):
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise InputError(
-                f"{self.root} cannot be listed: {error.strerror}; check its path and rights"
-            ) from None
+            raise _failed(f"{self.root} cannot be listed", error) from None
 
     def delete(self, name: str) -> None:
         """Unlink the file; its folder stays."""
@@ -158,11 +168,17 @@ class Folder(Destination):
         with folder_below(self.root, str(PurePosixPath(name).parent), make=True):
             pass
 
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(
-            f"{self.root} cannot be written: {error.strerror}; "
-            "give a folder with rights and room for this user"
-        )
+    def _unwritable(self, error: OSError) -> KfpDdpError:
+        return _failed(f"{self.root} cannot be written", error)
+
+
+def _failed(problem: str, error: OSError) -> KfpDdpError:
+    """Return the error for a path or rights that are wrong, or for a volume that fails."""
+    if error.errno in _TEMPORARY:
+        return UnavailableError(f"{problem}: {error.strerror}; check the volume, then run again")
+    if error.errno in _BROKEN:
+        return StorageError(f"{problem}: {error.strerror}; make room or repair the volume")
+    return InputError(f"{problem}: {error.strerror}; check its path and this user's rights")
 
 
 def _size(file: str, folder: int) -> int | None:

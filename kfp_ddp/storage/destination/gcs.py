@@ -5,10 +5,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.storage.destination import place
 from kfp_ddp.storage.destination.bucket import Bucket, Found, Lost
 from kfp_ddp.storage.destination.place import BLOCK, CHANGED, Bounded
+from kfp_ddp.storage.retry import is_temporary
 
 R = TypeVar("R")
 _SECONDS = (10.0, 300.0)  # to connect, and between two answers
@@ -93,7 +94,7 @@ class GcsBucket(Bucket):
                 raise Lost from None
             raise
         if blob.crc32c != digest:
-            raise InputError(
+            raise StorageError(
                 f"{self.uri}/{name} arrived with crc32c {blob.crc32c}, sent was {digest}: "
                 "the transfer is damaged; run the step again"
             )
@@ -120,26 +121,40 @@ class GcsBucket(Bucket):
         try:
             return ask()
         except exceptions.NotFound:
-            problem = f"the bucket gs://{self.name} is not there: make it or correct its name"
+            raise InputError(
+                f"the bucket gs://{self.name} is not there: make it or correct its name"
+            ) from None
         except (exceptions.Forbidden, exceptions.Unauthorized) as error:
-            problem = (
+            raise InputError(
                 f"{self.uri} may not be {what}: {_line(error)}; give the step's service account "
                 "the role storage.objectUser on the bucket"
-            )
+            ) from None
         except Lost:
-            problem = f"{self.uri} {CHANGED}"
+            raise StorageError(f"{self.uri} {CHANGED}") from None
         except DataCorruption as error:
-            problem = f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
+            raise StorageError(
+                f"a transfer of {self.uri} is damaged: {_line(error)}; run the step again"
+            ) from None
         except GoogleAuthError as error:
-            problem = (
+            if error.retryable:
+                raise self._unavailable(what, error) from None
+            raise InputError(
                 f"there are no credentials for {self.uri}: {_line(error)}; use Workload Identity "
                 "or set GOOGLE_APPLICATION_CREDENTIALS"
-            )
+            ) from None
+        except exceptions.GoogleAPICallError as error:
+            if is_temporary(error.code):
+                raise self._unavailable(what, error) from None
+            raise InputError(
+                f"{self.uri} cannot be {what}: {_line(error)}; check the name of the bucket"
+            ) from None
         except (exceptions.GoogleAPIError, OSError) as error:
-            problem = (
-                f"{self.uri} cannot be {what}: {_line(error)}; check the network, then run again"
-            )
-        raise InputError(problem)
+            raise self._unavailable(what, error) from None
+
+    def _unavailable(self, what: str, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"{self.uri} cannot be {what}: {_line(error)}; check the network, then run again"
+        )
 
 
 def crc32c(content: BinaryIO) -> str:

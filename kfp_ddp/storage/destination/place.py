@@ -21,7 +21,12 @@ CHANGED = "was changed by another writer meanwhile: run the step again"
 
 
 class Destination(ABC):
-    """Files under relative names with forward slashes."""
+    """Files under relative names with forward slashes.
+
+    All methods raise InputError for an invalid name, missing rights and a bucket that does not
+    exist; UnavailableError for a store that does not respond; StorageError for a volume that is
+    full or broken, and where another writer came first.
+    """
 
     remote: ClassVar[bool] = False
     """Whether it is the same place on every machine, whatever is mounted there."""
@@ -31,19 +36,24 @@ class Destination(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Raise InputError if nothing can be written here, before there is anything to write."""
+        """Try whether a file can be written here.
+
+        Raises:
+            InputError: the bucket does not exist, or the rights are missing.
+            StorageError: see `Destination`.
+        """
 
     @abstractmethod
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
         """Copy a file's content to `into`; False if there is none.
 
         Raises:
-            InputError: it cannot be had, or has more than `limit` bytes.
+            InputError: it has more than `limit` bytes.
         """
 
     @abstractmethod
     def put(self, file: Path, name: str) -> bool:
-        """Store a copy of `file`, verified; False if it was there already. Raises InputError."""
+        """Store a copy of `file`, verified; False if it was there already."""
 
     @abstractmethod
     def update(self, name: str, change: Change) -> None:
@@ -55,21 +65,16 @@ class Destination(ABC):
                 to leave it. It is asked again where another writer came first.
 
         Raises:
-            InputError: it cannot be read or written.
             StorageError: other writers always came first, or there are no locks.
         """
 
     @abstractmethod
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Names that begin with `prefix`, as text, and their bytes, in no order that is promised.
-
-        Raises:
-            InputError: it cannot be listed.
-        """
+        """Yield names that begin with `prefix`, and their sizes in bytes, in any order."""
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove a file, which need not be there. Raises InputError."""
+        """Remove a file, which need not be there."""
 
     def read(self, name: str, limit: int) -> bytes | None:
         """The content of a file, None if there is none; raises as `fetch` does."""

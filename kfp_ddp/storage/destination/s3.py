@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.storage.destination import place
 from kfp_ddp.storage.destination.bucket import Bucket, Found, Lost
 from kfp_ddp.storage.destination.place import BLOCK, CHANGED, Bounded, held
+from kfp_ddp.storage.retry import is_temporary
 
 R = TypeVar("R")
 _Given = dict[str, Any]
@@ -71,6 +72,7 @@ def _bounded(client: Any) -> Any:
         if not streams or answer.status_code >= 300:
             try:
                 answer._content = held(answer.raw.stream(), MAX_PAGE, client.meta.endpoint_url)
+                answer.raw.release_conn()  # urllib3 does not after an empty body
             except HTTPError as error:
                 raise HTTPClientError(error=error) from error
             except InputError:
@@ -146,7 +148,7 @@ class S3Bucket(Bucket):
                 raise
             except Broken as error:
                 if not tries_left:
-                    raise InputError(
+                    raise StorageError(
                         f"a transfer of {self.uri}/{name} is damaged: {error}; run the step again"
                     ) from None
                 bounded.seek(0)
@@ -206,36 +208,50 @@ class S3Bucket(Bucket):
         try:
             return ask()
         except Lost:
-            problem = f"{self.uri} {CHANGED}"
+            raise StorageError(f"{self.uri} {CHANGED}") from None
         except ClientError as error:
-            problem = self._refusal(client, what, error)
+            raise self._refusal(client, what, error) from None
         except BotoCoreError as error:
-            problem = (
-                f"{self.uri} cannot be {what}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the "
-                "network, then run again"
-            )
-        raise InputError(problem)
+            raise failed(f"{self.uri} cannot be {what}", error) from None
 
-    def _refusal(self, client: Any, what: str, error: Any) -> str:
+    def _refusal(self, client: Any, what: str, error: Any) -> KfpDdpError:
         code = code_of(error)
         if code == "NoSuchBucket":
-            return f"the bucket {self.root} is not there: make it or correct its name"
+            return InputError(f"the bucket {self.root} is not there: make it or correct its name")
         if code in _WRONG_CREDENTIALS:
-            return (
+            return InputError(
                 f"the credentials for {self.uri} are refused: {code}; correct AWS_ACCESS_KEY_ID "
                 "and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where they need one"
             )
         if forbidden(error):
-            return (
+            return InputError(
                 f"{self.uri} may not be {what}{as_nobody(client)}: {code}; give the step's account "
                 "s3:ListBucket on the bucket, s3:GetObject, s3:PutObject and s3:DeleteObject below"
             )
         if code == "NotImplemented":
-            return (
+            return InputError(
                 f"{self.root} does not know conditional writes (If-None-Match), without which two "
                 "runs could lose each other's champion: use a newer store"
             )
-        return f"{self.uri} cannot be {what}: {line(error)}"
+        return failed(f"{self.uri} cannot be {what}", error)
+
+
+def failed(problem: str, error: Any) -> KfpDdpError:
+    """Return the error for a request that failed, other than for its rights or names.
+
+    Args:
+        problem: What failed.
+        error: Of botocore.
+    """
+    from botocore.exceptions import ClientError, HTTPClientError
+    from botocore.exceptions import ConnectionError as NoConnection
+
+    network = isinstance(error, (NoConnection, HTTPClientError))
+    if network or (isinstance(error, ClientError) and is_temporary(status_of(error))):
+        return UnavailableError(
+            f"{problem}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the network, then run again"
+        )
+    return InputError(f"{problem}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the AWS settings")
 
 
 class Broken(Exception):  # noqa: N818 (it is a state, and is always handled)
@@ -305,7 +321,13 @@ def _md5(body: bytes) -> str:
 
 def forbidden(error: Any) -> bool:
     """Whether who asked may not, or is not known."""
-    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (401, 403)
+    return status_of(error) in (401, 403)
+
+
+def status_of(error: Any) -> int | None:
+    """The HTTP status of what S3 refuses."""
+    status: int | None = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def code_of(error: Any) -> str:

@@ -54,7 +54,7 @@ class AzureSource:
                 if number % _PAGE == 0:
                     check_end(self.url, number // _PAGE, found)
         except AzureError as error:
-            raise InputError(refusal(self.url, self._root, "listed", error)) from error
+            raise refusal(self.url, self._root, "listed", error) from error
         if not found:
             raise InputError(
                 f"{self.url} holds no blobs below {self._prefix or '/'!r}; "

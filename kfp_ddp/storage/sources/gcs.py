@@ -13,13 +13,14 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, UnavailableError
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, credentials
 from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.sources import Changed, Entry, Transient, check_end
-from kfp_ddp.storage.sources.over_http import MAX_ERROR, RETRYABLE, HttpReader
+from kfp_ddp.storage.sources.over_http import MAX_ERROR, HttpReader
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
@@ -116,9 +117,9 @@ class GcsSource:
                 client.close()
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            if answer.status not in RETRYABLE:
+            if not is_temporary(answer.status):
                 raise self._refused(answer.status, message)
-        raise StorageError(
+        raise UnavailableError(
             f"cannot list {self.url}: {problem}, {LIST_ATTEMPTS} times; try again later"
         )
 
@@ -209,7 +210,7 @@ class GcsObjects:
             return Transient(f"HTTP 401 {message}")
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED):
             return Changed(entry.name)
-        if status in RETRYABLE:
+        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return Transient(f"HTTP {status} {message}")
         return InputError(
             f"cannot read {entry.name!r} of gs://{self._bucket} as {self._access.account}: "

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
 from kfp_ddp.storage.destination.place import held
 from kfp_ddp.storage.http.origin import Origin
 from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.sources import Changed, Entry, Transient, check_end
 from kfp_ddp.storage.sources.blocking import BlockingReader, Stream
 
@@ -68,7 +69,7 @@ class HuggingFaceSource:
             self._revision = about.sha
             found = self._list()
         except (HfHubHTTPError, httpx2.HTTPError) as error:
-            raise InputError(self._refusal(error)) from error
+            raise self._refusal(error) from error
         if not found:
             raise InputError(f"{self.url} holds no files below {self._prefix or '/'!r}")
         return found
@@ -134,7 +135,7 @@ class HuggingFaceSource:
         if answer.status_code != 200:
             raise Transient(f"HTTP {answer.status_code}")
 
-    def _refusal(self, error: Exception) -> str:
+    def _refusal(self, error: Exception) -> KfpDdpError:
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
@@ -143,17 +144,27 @@ class HuggingFaceSource:
         )
 
         if isinstance(error, GatedRepoError):
-            return f"{self.url} is gated: accept its terms on its page and give HF_TOKEN"
+            return InputError(
+                f"{self.url} is gated: accept its terms on its page and give HF_TOKEN"
+            )
         if isinstance(error, RepositoryNotFoundError):
-            return (
+            return InputError(
                 f"there is no dataset {self._name} on {self._api.endpoint}, or it is private: "
                 "correct the name, or give HF_TOKEN"
             )
         if isinstance(error, RevisionNotFoundError):
-            return f"dataset {self._name} has no revision {self._revision!r}: give a branch or tag"
+            return InputError(
+                f"dataset {self._name} has no revision {self._revision!r}: give a branch or tag"
+            )
         if isinstance(error, EntryNotFoundError):
-            return f"dataset {self._name} has no folder {self._prefix!r}; check the path"
-        return f"cannot list {self.url}: {_line(error)}; check the network and HF_ENDPOINT"
+            return InputError(
+                f"dataset {self._name} has no folder {self._prefix!r}; check the path"
+            )
+        answer = getattr(error, "response", None)
+        temporary = answer is None or is_temporary(answer.status_code)
+        return (UnavailableError if temporary else InputError)(
+            f"cannot list {self.url}: {_line(error)}; check the network and HF_ENDPOINT"
+        )
 
 
 class _HubStream:

@@ -10,8 +10,6 @@ from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Request
 from kfp_ddp.storage.sources import Entry, Transient
 
-RETRYABLE = frozenset({408, 416, 429, 500, 502, 503, 504})
-"""Statuses that another attempt can mend."""
 MAX_ERROR = 1 << 16
 """Bytes of an error's text that are read."""
 _GOOD = frozenset({200, 206})

@@ -12,8 +12,15 @@ import hashlib
 from concurrent.futures import Executor
 from typing import Any
 
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage.destination.s3 import as_nobody, code_of, expected, forbidden, line, s3_client
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.storage.destination.s3 import (
+    as_nobody,
+    code_of,
+    expected,
+    failed,
+    forbidden,
+    s3_client,
+)
 from kfp_ddp.storage.http.origin import Origin
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.sources import Changed, Entry, Transient, check_end
@@ -56,9 +63,7 @@ class S3Source:
         except ClientError as error:
             raise self._refused(error) from error
         except BotoCoreError as error:
-            raise InputError(
-                f"cannot list {self.url}: {line(error)}; check AWS_ENDPOINT_URL_S3 and the network"
-            ) from error
+            raise failed(f"cannot list {self.url}", error) from error
         if not found:
             raise InputError(
                 f"{self.url} holds no objects below {self._prefix or '/'!r}; "
@@ -107,7 +112,7 @@ class S3Source:
         """A reader; all share the client's pool of connections."""
         return BlockingReader(self._open, threads)
 
-    def _refused(self, error: Any) -> InputError:
+    def _refused(self, error: Any) -> KfpDdpError:
         code = code_of(error)
         if code == "NoSuchBucket":
             return InputError(
@@ -118,7 +123,7 @@ class S3Source:
                 f"no right to list {self.url}{as_nobody(self._client)} ({code}); correct the "
                 "credentials or grant s3:ListBucket"
             )
-        return InputError(f"cannot list {self.url}: {code}")
+        return failed(f"cannot list {self.url}", error)
 
     def _open(self, entry: Entry, offset: int) -> Stream:
         """Start a download of the listed content."""

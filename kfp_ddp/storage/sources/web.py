@@ -16,9 +16,9 @@ from kfp_ddp.storage import event_loop, manifest
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, target_of
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.retry import Retry, is_temporary
 from kfp_ddp.storage.sources import MAX_OBJECTS, Changed, Entry, Transient, is_text
-from kfp_ddp.storage.sources.over_http import RETRYABLE, HttpReader
+from kfp_ddp.storage.sources.over_http import HttpReader
 
 MAX_MANIFEST = 1 << 32
 """Bytes of a manifest: `MAX_OBJECTS` lines of 128."""
@@ -68,7 +68,7 @@ class WebSource:
                     if answer.status == HTTPStatus.OK:
                         return rows.end()
                     problem = f"HTTP {answer.status}"
-                    if answer.status not in RETRYABLE:
+                    if not is_temporary(answer.status):
                         raise InputError(f"cannot read {self.url}: {problem}; check the address")
                 except (OSError, Transient) as error:
                     problem = f"{type(error).__name__}: {error}"
@@ -175,7 +175,7 @@ class WebObjects:
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`."""
-        if status in RETRYABLE:
+        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return Transient(f"HTTP {status}")
         if status == HTTPStatus.NOT_FOUND:
             return Changed(entry.name)

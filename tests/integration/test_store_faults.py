@@ -1,0 +1,164 @@
+"""What each kind of store raises: a fault of the network may be retried, a wrong name may not."""
+
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
+from kfp_ddp.storage.destination import open_destination, place
+from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.sources import open_source
+from tests.serving import free_port, serving
+
+CODES = {
+    "gs": {},
+    "s3": {403: "AccessDenied", 404: "NoSuchBucket", 503: "SlowDown"},
+    "az": {403: "AuthorizationFailure", 404: "ContainerNotFound", 503: "ServerBusy"},
+    "hf": {403: "GatedRepo", 404: "RepoNotFound"},
+    "http": {},
+}
+"""The error codes of each protocol, by status."""
+SOURCES = {
+    "gs": "gs://bucket/x",
+    "s3": "s3://bucket/x",
+    "az": "az://bucket/x",
+    "hf": "hf://datasets/owner/pets",
+    "http": "{url}/_MANIFEST.jsonl",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every request with the status of the server, in the form of its protocol."""
+
+    server: "FaultyServer"
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None: ...
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        code = CODES[self.server.scheme].get(self.server.status, "")
+        self.send_response(self.server.status)
+        body = b""
+        if self.server.scheme == "s3" and self.command != "HEAD":
+            body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
+        if code:
+            self.send_header(
+                {"az": "x-ms-error-code"}.get(self.server.scheme, "X-Error-Code"), code
+            )
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):
+            return self.answer
+        raise AttributeError(name)
+
+
+class FaultyServer(ThreadingHTTPServer):
+    def __init__(self, scheme: str, status: int) -> None:
+        self.scheme, self.status = scheme, status
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture(params=["closed", 403, 404, 408, 429, 503])
+def fault(request: pytest.FixtureRequest) -> int:
+    """A status, or 0 for a port where no server listens."""
+    return 0 if request.param == "closed" else int(request.param)
+
+
+@pytest.fixture
+def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server with the fault, to which the settings of the store point."""
+    monkeypatch.setattr(place, "PATIENCE", 0.2)
+    monkeypatch.setattr(place, "TRIES", 1)
+    monkeypatch.setattr("kfp_ddp.storage.sources.gcs.LIST_ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.sources.s3._ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.sources.web.Retry", lambda: Retry(1))
+    server = FaultyServer(scheme, fault)
+    with serving(server) as url:
+        url = url if fault else f"http://127.0.0.1:{free_port()}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("HF_TOKEN", "test")
+        monkeypatch.setenv(
+            "AZURE_STORAGE_CONNECTION_STRING",
+            f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a",
+        )
+        yield url
+    from huggingface_hub import close_session
+
+    close_session()
+
+
+def check(ask: Callable[[], object], fault: int) -> None:
+    with pytest.raises(KfpDdpError) as caught:
+        ask()
+    assert "\n" not in str(caught.value)
+    if fault in (403, 404):
+        assert isinstance(caught.value, InputError)
+        assert not caught.value.retryable
+    else:
+        assert isinstance(caught.value, UnavailableError), caught.value
+        assert caught.value.retryable
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
+    scheme: str, fault: int, address: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    where = open_destination(f"{scheme}://bucket/x")
+    check(where.prepare, fault)
+    check(lambda: where.put(file, "name"), fault)
+    check(lambda: where.update("name", lambda _: b"new"), fault)
+    check(lambda: list(where.list("")), fault)
+    check(lambda: where.read("name", 9), fault)
+    if fault != 404:
+        check(lambda: where.delete("name"), fault)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az", "hf", "http"])
+def test_a_fault_of_a_source_may_be_retried_and_a_wrong_name_or_right_may_not(
+    scheme: str, fault: int, address: str
+) -> None:
+    source = open_source(SOURCES[scheme].format(url=address), timeout=2)
+    check(source.listing, fault)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("ENOSPC", "StorageError"), ("EIO", "StorageError"), ("ESTALE", "UnavailableError")],
+)
+def test_a_volume_that_is_full_or_broken_is_not_an_input_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, expected: str
+) -> None:
+    import errno
+    import os
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    where = open_destination(str(tmp_path / "results"))
+    where.prepare()
+    monkeypatch.setattr("shutil.copyfileobj", fail)
+    with pytest.raises(KfpDdpError) as caught:
+        where.put(file, "name")
+    assert type(caught.value).__name__ == expected
+
+
+def test_a_folder_without_rights_or_with_a_wrong_path_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be written"):
+        open_destination(str(tmp_path / "file" / "x")).prepare()
+    with pytest.raises(InputError, match="does not exist"):
+        open_source(str(tmp_path / "missing")).listing()
