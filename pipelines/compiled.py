@@ -13,6 +13,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp.checks.preflight.parameters import choices
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.pipelines import NAMES, own, picture
 from kfp_ddp.pipelines.images import Images
 
@@ -66,8 +67,9 @@ def write_own(
         try:
             written.append(_compile(pipeline, directory / f"{name}.yaml", images, restricted))
         except (TypeError, ValueError, RuntimeError) as error:
-            said = " ".join(str(error).split())
-            raise InputError(f"{name} of {file} cannot be compiled: {said}") from error
+            raise InputError(
+                f"{name} of {file} cannot be compiled: {one_line(error, 2000)}"
+            ) from error
     return written
 
 

@@ -13,6 +13,7 @@ import kfp_ddp
 from kfp_ddp.checks.preflight.parameters import MODELS, SUBJECTS
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.supervision import JOB_OWN
 from kfp_ddp.pipelines.document import Document
 from kfp_ddp.pipelines.document import read as read_document
@@ -210,8 +211,9 @@ def _of_file(file: Path) -> list[tuple[str, Any]]:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = " ".join(str(error).split())
-        raise InputError(f"{file} is not YAML: {why}; write lines such as epochs: 10") from None
+        raise InputError(
+            f"{file} is not YAML: {one_line(error)}; write lines such as epochs: 10"
+        ) from None
     if not isinstance(content, dict):
         raise InputError(f"{file} holds no settings; write lines such as epochs: 10")
     return [(str(name), value) for name, value in content.items()]

@@ -8,6 +8,7 @@ from typing import Any
 from kfp.dsl.graph_component import GraphComponent
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.text import one_line
 
 
 def pipelines_of(file: Path) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def pipelines_of(file: Path) -> dict[str, Any]:
     except KfpDdpError as error:
         raise InputError(f"{_place(file, error)}: {error}") from error
     except (Exception, SystemExit) as error:
-        said = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+        said = error.msg if isinstance(error, SyntaxError) else one_line(error)
         raise InputError(f"{_place(file, error)}: {type(error).__name__}: {said}") from error
     finally:
         sys.path.pop(0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
@@ -160,7 +161,7 @@ def _saved_by_torch(path: Path) -> Weights:
 
 
 def _no_weights(path: Path, error: object) -> InputError:
-    reason = " ".join(str(error).split())[:150]
+    reason = one_line(error)
     return InputError(
         f"{path} holds no weights that can be read ({reason}): give a state_dict saved by "
         "torch.save or as .safetensors"

@@ -11,6 +11,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training import own_model
 from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 
@@ -163,10 +164,9 @@ def _of_torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 def cannot_take(name: str, size: int, error: Exception) -> InputError:
     """The line for a network and images of a size that it cannot compute."""
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(
-        f"model={name} cannot take images of {size} px ({reason}): set another image_size, 224 is "
-        "what most networks are made for"
+        f"model={name} cannot take images of {size} px ({one_line(error)}): set another "
+        "image_size, 224 is what most networks are made for"
     )
 
 
@@ -224,7 +224,7 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], where: str, name: str)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        said = " ".join(str(error).partition("\n")[2].split())[:200]
+        said = one_line(str(error).partition("\n")[2])
         raise InputError(
             f"{where} holds other weights than a {name} has ({said}): give the checkpoint as its "
             "training left it"

@@ -29,6 +29,7 @@ from torch import nn
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, StorageError
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint, initial_weights, model, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
@@ -169,7 +170,7 @@ def _load(network: nn.Module, weights: Path, name: str) -> None:
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        said = " ".join(str(error).partition("\n")[2].split())[:300]
+        said = one_line(str(error).partition("\n")[2])
         raise InputError(
             f"{weights.name} does not fit model={name}: {said}; set model to the network that the "
             "script trains"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import read_below
 from kfp_ddp.training import shards
 from kfp_ddp.training.labels import LARGEST, Labels
 from kfp_ddp.training.layout import Layout, Part, lay_out
@@ -150,17 +150,14 @@ def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
     """
     try:
         if packed is None:
-            with open_below(data, name) as file:
-                content = file.read(LARGEST + 1)
-        else:
-            at = packed.names.index(name)
-            content = shards.content(packed.slices.where(at, f"{data}/{name}"), LARGEST)
+            return read_below(data, name, LARGEST)
+        at = packed.names.index(name)
+        return shards.content(packed.slices.where(at, f"{data}/{name}"), LARGEST)
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or "not in the dataset"
         raise InputError(f"labels {name} cannot be read ({why}): name a file in it") from None
-    if len(content) > LARGEST:
-        raise InputError(f"labels {name} has more than {LARGEST:,} bytes: give fewer rows")
-    return content
 
 
 def _names(data: Path) -> Iterator[str]:

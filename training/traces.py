@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
-from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.trace_request import Request
+from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 
@@ -23,7 +22,7 @@ class Traces:
     def __init__(self, config: TrainConfig, world: World) -> None:
         self._folder, self._rank = RunFolder(config.output_dir), world.rank
         self._steps = config.profile_steps if world.first else 0
-        self._asked: Request | None = None
+        self._asked: TraceRequest | None = None
         self._known = ""
         """Id of the newest request that was looked at."""
         self._profiler: Any = None
@@ -43,12 +42,12 @@ class Traces:
 
     def look(self) -> None:
         """See whether a trace of this rank is asked for, which it has not made."""
-        found = Request.read(self._folder)
+        found = TraceRequest.read(self._folder)
         if found is None or found.id == self._known:
             return
         self._known = found.id
         there = self._folder.traces.glob("*") if found.rank == self._rank else ()
-        if found.rank == self._rank and not any(found.made(path.name) for path in there):
+        if found.rank == self._rank and not any(found.matches(path.name) for path in there):
             self._asked = found
 
     def step(self, step: int) -> None:
@@ -76,9 +75,9 @@ class Traces:
         self._profiler = profiler.profile(schedule=plan, on_trace_ready=ready)
         self._profiler.start()
 
-    def _keep(self, made: Any, asked: Request, first: int) -> None:
+    def _keep(self, made: Any, asked: TraceRequest, first: int) -> None:
         """Write the trace; a folder that takes nothing costs the run nothing."""
-        path = self._folder.traces / asked.name_of_trace(first)
+        path = self._folder.traces / asked.trace_name(first)
         aside = path.with_name(f".{path.name}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

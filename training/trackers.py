@@ -15,6 +15,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
 
 
@@ -93,7 +94,9 @@ class Patient:
             send_left(self._tracker, self._metrics, self._record)
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the training goes on
             if not self._told:
-                print(f"warning: {self._title} takes nothing for now: {_line(error)}", flush=True)
+                print(
+                    f"warning: {self._title} takes nothing for now: {one_line(error)}", flush=True
+                )
             self._told = True
             return False
         self._told = False
@@ -129,11 +132,6 @@ def _read(record: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def require(package: str, setting: str) -> None:

@@ -77,7 +77,7 @@ def _print(compared: "Comparison") -> None:
     from rich.text import Text
 
     from kfp_ddp.client.inspection.comparison import shown
-    from kfp_ddp.core.markdown import printable
+    from kfp_ddp.core.text import printable
 
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows = [

@@ -38,7 +38,7 @@ def command(run: str, files: bool, as_json: bool, connection: "Connection") -> N
     """
     from kfp_ddp.client.inspection import subjects
     from kfp_ddp.client.inspection.description import describe
-    from kfp_ddp.core.markdown import printable
+    from kfp_ddp.core.text import printable
 
     with subjects(connection) as known:
         found = describe(known.find(run), known.api, files)

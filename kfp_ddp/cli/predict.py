@@ -91,7 +91,7 @@ def _width(paths: list[Path]) -> int:
 
 
 def _print(answer: dict[str, Any], width: int) -> None:
-    from kfp_ddp.core.markdown import printable
+    from kfp_ddp.core.text import printable
 
     if "error" in answer:
         click.echo(f"error: {printable(answer['error'])}", err=True)

@@ -51,7 +51,7 @@ def _evaluation(folder: Path, split: str) -> Path:
 
     if (folder / FILE).is_file():
         return folder
-    name = RunFolder("").evaluation(split).name
+    name = RunFolder.evaluation_name(split)
     found = [path for place in PLACES for path in folder.glob(f"{place.format(name)}/{FILE}")]
     if not found:
         raise InputError(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.core.trace_request import MOST_STEPS
+from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 
 
 @click.command("trace")
@@ -14,7 +14,7 @@ from kfp_ddp.core.trace_request import MOST_STEPS
 )
 @click.option(
     "--steps",
-    type=click.IntRange(1, MOST_STEPS),
+    type=click.IntRange(1, MOST_TRACED_STEPS),
     default=5,
     show_default=True,
     help="Steps to trace; the file grows with them.",

@@ -9,7 +9,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.training_progress import MetricsTail
 
-METRICS, EVENTS = RunFolder("").metrics.name, RunFolder("").tensorboard.name
+METRICS, EVENTS = RunFolder.METRICS, RunFolder.TENSORBOARD
 
 
 class Curves:

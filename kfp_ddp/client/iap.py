@@ -4,6 +4,7 @@ import os
 import warnings
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 
 SETUP = "https://cloud.google.com/iap/docs/authentication-howto"
 
@@ -24,7 +25,7 @@ def token(client_id: str) -> str:
             warnings.simplefilter("ignore")
             found, _ = auth.get_auth_token(client_id, other, secret)
     except exceptions.GoogleAuthError as error:
-        said = " ".join(str(error.args[0] if error.args else error).split())
+        said = one_line(error.args[0] if error.args else error)
         raise InputError(f"no token for Identity-Aware Proxy: {said}") from None
     if not found:
         raise InputError(

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.settings import hint
-from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.models import succession
 from kfp_ddp.models.bundle import LARGEST_CONFIG
 from kfp_ddp.models.champion import find, move, pointed_at

@@ -6,11 +6,12 @@ from datetime import datetime
 
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow.pods import has_started
 from kfp_ddp.jobs.follow.standing import of_containers
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.jobs.live_runs import KFP_RUN
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation, condition, containers, phase
 
 MAIN = "main"
@@ -103,7 +104,7 @@ def waits_for(pod: Object) -> str:
     if reason := of_containers(pod):
         return reason.text
     unplaced = condition(pod, "PodScheduled", "False") or {}
-    return short(unplaced.get("message") or "starting")
+    return one_line(unplaced.get("message") or "starting")
 
 
 def ended_by(pod: Object) -> str:
@@ -114,9 +115,9 @@ def ended_by(pod: Object) -> str:
         if container["name"] == MAIN and ended.get("reason") == "OOMKilled":
             return "out of memory (OOMKilled): give the step more memory"
     if told := condition(pod, "DisruptionTarget"):
-        return short(told.get("message") or told.get("reason") or "the pod was disrupted")
+        return one_line(told.get("message") or told.get("reason") or "the pod was disrupted")
     if status.get("phase") == "Failed" and status.get("reason"):
-        return short(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
+        return one_line(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
     return ""
 
 
@@ -131,7 +132,7 @@ def _asked(api: Api, path: str, query: dict[str, str]) -> Object:
     except ApiError as error:
         raise StorageError(
             f"{path.rpartition('/')[2]} of namespace {api.namespace} cannot be listed: "
-            f"{short(error.message)}"
+            f"{one_line(error.message)}"
         ) from None
 
 
@@ -146,7 +147,7 @@ def _event(name: str, item: Object) -> Event:
     return Event(
         name,
         str(item.get("reason", "")),
-        short(str(item.get("message", ""))),
+        one_line(str(item.get("message", ""))),
         int(item.get("count") or 1),
         datetime.fromisoformat(last) if last else None,
     )

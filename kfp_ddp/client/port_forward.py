@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import config_faults
 
 SECONDS = 10.0
@@ -86,10 +87,9 @@ def core_api(context: str = "") -> Any:
     try:
         config.load_kube_config(context=context or None, client_configuration=configuration)
     except config_faults() as error:
-        said = " ".join(str(error).split())
         raise InputError(
-            f"no address of KFP is set and no port can be forwarded ({said}): give --host, set "
-            "KFP_DDP_HOST or a kubeconfig"
+            f"no address of KFP is set and no port can be forwarded ({one_line(error)}): give "
+            "--host, set KFP_DDP_HOST or a kubeconfig"
         ) from None
     configuration.retries = False
     return client.CoreV1Api(client.ApiClient(configuration))

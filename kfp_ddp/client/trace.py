@@ -7,16 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.stored import mapping_in
-from kfp_ddp.core.trace_request import Request
+from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.run_folder import RunFolder, TraceRequest
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.runs.workspace.files import fetch
 from kfp_ddp.storage.destination import Destination, open_destination
 
-_PLACES = RunFolder("")
-_METRICS = _PLACES.metrics.name
+_METRICS = RunFolder.METRICS
 _WHERE = (_METRICS, f"work/*/*/{_METRICS}")
 """Where a run's folder is: itself, or below the output of a run on this machine."""
 _LARGEST = 1 << 40
@@ -45,11 +43,11 @@ def trace(
     place = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
     where = open_destination(place)
     _check(where, place, rank)
-    asked = Request.new(rank, steps)
+    asked = TraceRequest.new(rank, steps)
     with tempfile.NamedTemporaryFile() as file:
-        file.write(asked.written())
+        file.write(asked.to_json())
         file.flush()
-        where.put(Path(file.name), _PLACES.trace_request.name)
+        where.put(Path(file.name), RunFolder.TRACE_REQUEST)
     say(f"asked rank {rank} for a trace of {steps} steps; it looks each 10 seconds")
     deadline = time.monotonic() + minutes * 60
     while not (name := _made(where, asked)):
@@ -78,13 +76,13 @@ def _run_folder(path: Path) -> Path:
 
 def _check(where: Destination, place: str, rank: int) -> None:
     """Refuse what nobody would answer."""
-    ranks = {name for name, _ in where.list(f"{_PLACES.ranks}/")}
+    ranks = {name for name, _ in where.list(f"{RunFolder.RANKS}/")}
     last = _last_event(where)
     if not ranks:
         raise InputError(f"no rank of {place} has begun: name the folder of a training that runs")
     if last.get("event") == "end":
         raise InputError(f"the training in {place} has ended: nothing is left to trace")
-    if f"{_PLACES.ranks}/{rank}.json" not in ranks:
+    if f"{RunFolder.RANKS}/{rank}.json" not in ranks:
         raise InputError(f"{place} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
 
 
@@ -97,7 +95,7 @@ def _last_event(where: Destination) -> dict[str, Any]:
     return mapping_in(whole[-1]) if whole else {}
 
 
-def _made(where: Destination, asked: Request) -> str:
+def _made(where: Destination, asked: TraceRequest) -> str:
     """The name of the trace; '' while it is not there."""
-    names = (name for name, _ in where.list(f"{_PLACES.traces}/"))
-    return next(filter(asked.made, names), "")
+    names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
+    return next(filter(asked.matches, names), "")

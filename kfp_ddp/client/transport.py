@@ -18,9 +18,9 @@ from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.login import Login
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
+from kfp_ddp.core.text import one_line
 
 CONNECT_SECONDS = 10.0
-LONGEST_MESSAGE = 300
 LOGINS = "set a token, a cookie or a user of Dex (kfp-ddp config --help tells how)"
 # kfp prints links to stdout, where a command's own output goes.
 kfp.client.client.print = lambda *_, **__: None
@@ -140,15 +140,15 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         if isinstance(reason, urllib3.exceptions.NameResolutionError):
             said = "there is no such host"
         elif isinstance(reason, urllib3.exceptions.NewConnectionError):
-            said = _short(str(reason).rpartition("] ")[2])
+            said = one_line(str(reason).rpartition("] ")[2])
         elif isinstance(reason, urllib3.exceptions.TimeoutError):
             said = f"nothing came for {self._seconds:g} s"
         elif isinstance(reason, urllib3.exceptions.ProtocolError):
             said = "the answer broke off"
         elif isinstance(reason, urllib3.exceptions.SSLError):
-            said = f"{_short(str(reason))}; --ca-file gives the certificates to trust"
+            said = f"{one_line(str(reason))}; --ca-file gives the certificates to trust"
         else:
-            said = _short(str(reason))
+            said = one_line(str(reason))
         return self._silent(said)
 
     def _refusal(self, error: kfp_server_api.ApiException) -> RefusedError | ServerError:
@@ -202,12 +202,7 @@ def _message(body: Any) -> str:
             str(each["message"]) for each in details if isinstance(each, dict) and "message" in each
         ]
         answer = inner[0] if inner else found
-    return _short(str(answer)) or "it does not say why"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 3]}..."
+    return one_line(str(answer)) or "it does not say why"
 
 
 def _kind(answer: Any) -> str:

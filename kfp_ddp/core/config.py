@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 
 T = TypeVar("T")
 PREFIX = "KFP_DDP_"
@@ -155,7 +156,7 @@ def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path} is no YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} should hold lines such as host: https://kubeflow.example.com")
     for name, value in content.items():

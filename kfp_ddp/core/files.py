@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from kfp_ddp.core.errors import InputError
+
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -139,6 +141,20 @@ def open_below(root: Path, name: str | Path) -> BinaryIO:
         except OSError as error:
             error.filename = str(path)
             raise
+
+
+def read_below(root: Path, name: str | Path, limit: int) -> bytes:
+    """Return the content of a file below `root`; see `open_below`.
+
+    Raises:
+        InputError: it has more than `limit` bytes.
+        OSError: it cannot be read, or is not a plain file.
+    """
+    with open_below(root, name) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{Path(root, name)} has more than {limit:,} bytes: name another file")
+    return content
 
 
 def open_plain(name: str, folder: int) -> int:

@@ -1,4 +1,4 @@
-"""Where the claims are mounted, and where there is room of the pod's own."""
+"""Mount points of the PVCs, and the forms that a folder's URI can have."""
 
 import os
 import tempfile
@@ -7,20 +7,35 @@ DATA_VARIABLE = "KFP_DDP_DATA_DIR"
 WORK_VARIABLE = "KFP_DDP_WORK_DIR"
 SCRATCH_VARIABLE = "KFP_DDP_SCRATCH_DIR"
 SCRATCH = "/scratch"
-"""Where pipelines mount an emptyDir in steps and workers that work without a claim."""
+"""Where pipelines mount an emptyDir in steps and workers that work without a PVC."""
+PER_NODE = "each-node:"
+"""Prefix of a dataset that each node syncs to a folder of its own."""
 
 
-def data_dir(given: str = "") -> str:
-    """The folder of the data claim: what was given, else KFP_DDP_DATA_DIR, else /data."""
-    return given or os.environ.get(DATA_VARIABLE) or "/data"
+def data_dir(setting: str = "") -> str:
+    """Return the folder of the data PVC: the setting, else KFP_DDP_DATA_DIR, else /data."""
+    return setting or os.environ.get(DATA_VARIABLE) or "/data"
 
 
-def work_dir(given: str = "") -> str:
-    """The folder of the work claim, or an address: given, else KFP_DDP_WORK_DIR, else /work."""
-    return given or os.environ.get(WORK_VARIABLE) or "/work"
+def work_dir(setting: str = "") -> str:
+    """Return the folder or URI of runs: the setting, else KFP_DDP_WORK_DIR, else /work."""
+    return setting or os.environ.get(WORK_VARIABLE) or "/work"
 
 
 def scratch_dir() -> str:
-    """A folder that ends with the pod: KFP_DDP_SCRATCH_DIR, else /scratch, else one below /tmp."""
+    """Return a folder that lives as long as the pod.
+
+    It is KFP_DDP_SCRATCH_DIR, else /scratch, else one below the temporary folder.
+    """
     mounted = SCRATCH if os.path.isdir(SCRATCH) else ""
     return os.environ.get(SCRATCH_VARIABLE) or mounted or f"{tempfile.gettempdir()}/kfp-ddp"
+
+
+def is_remote(folder: str) -> bool:
+    """Return whether the folder is a URI such as gs://bucket/prefix, not a path."""
+    return "://" in folder
+
+
+def is_per_node(dataset: str) -> bool:
+    """Return whether each node syncs this dataset itself; False for a folder."""
+    return dataset.startswith(PER_NODE)

@@ -1,86 +1,138 @@
-"""The folder of a run's task on the work claim, and the names in it that several programs use."""
+"""A run's folder on the work PVC: paths, names and the request for a trace."""
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import read_below
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""What Kubernetes takes as the value of a label."""
+"""Pattern of a label's value in Kubernetes."""
 MLFLOW = "mlflow.json"
-"""In a training's folder: the run of MLflow that a resume goes on in, and later steps add to."""
+"""In a training's folder: the run of MLflow that a resumed training and later steps write to."""
 WANDB = "wandb.json"
-"""There, too: how far Weights & Biases was told."""
+"""In a training's folder: the last step that was logged to Weights & Biases."""
 VERDICT = "verdict.json"
-"""Beside an evaluation: what the gate said of it."""
+"""Beside an evaluation: the gate's decision."""
 REPORT = "report.html"
-"""There, too: its report."""
+"""Beside an evaluation: its report."""
 EXPORTED = "exported.json"
-"""In a run's folder: what was exported of it, and whether it is the champion now."""
+"""In a run's folder: the exported version, and whether it is the champion."""
+MOST_TRACED_STEPS = 1000
+_TRACE_REQUEST_BYTES = 4096
+_TRACE_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class RunFolder:
-    """Where what a run writes lies, for those who write and those who read it."""
+    """Paths of the files in a run's folder."""
+
+    CONFIG = "config.json"
+    METRICS = "metrics.jsonl"
+    CHECKPOINTS = "checkpoints"
+    LOGS = "logs"
+    TENSORBOARD = "tensorboard"
+    HEARTBEAT = "launcher.heartbeat"
+    PROCESS = "process.json"
+    RANKS = "ranks"
+    BUNDLE = "bundle"
+    TRACE_REQUEST = "launcher.trace.json"
+    TRACES = "traces"
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self.config = self.path / "config.json"
+        self.config = self.path / self.CONFIG
         """The configuration of the training, with its automatic values filled in."""
-        self.metrics = self.path / "metrics.jsonl"
-        """One event of the training a line; a folder with it is a run's."""
+        self.metrics = self.path / self.METRICS
+        """One event of the training a line; a folder with this file is a run's."""
         self.dataset = self.path / "dataset.jsonl"
-        """What the version of the dataset holds, where each reader brings it."""
-        self.checkpoints = self.path / "checkpoints"
+        """The content of the dataset's version, where each node syncs it."""
+        self.checkpoints = self.path / self.CHECKPOINTS
         self.begun_by = self.path / "begun-by"
-        """Who began there under resume=never."""
-        self.logs = self.path / "logs"
+        """The run that started a training here under resume=never."""
+        self.logs = self.path / self.LOGS
         """A folder for the output of the ranks and the record of why they failed."""
-        self.tensorboard = self.path / "tensorboard"
+        self.tensorboard = self.path / self.TENSORBOARD
         self.profile = self.path / "profile"
-        self.heartbeat = self.path / "launcher.heartbeat"
-        """Touched while the step that follows the job lives."""
-        self.process = self.path / "process.json"
-        """The process group that trains on this machine."""
-        self.ranks = self.path / "ranks"
-        """A file for each rank that says how far it is."""
+        self.heartbeat = self.path / self.HEARTBEAT
+        """Touched while the step that watches the job lives."""
+        self.process = self.path / self.PROCESS
+        """The process group of a training on this machine."""
+        self.ranks = self.path / self.RANKS
+        """A folder with a file for each rank and its progress."""
         self.leases = self.path / ".leases"
-        """Who uses the folder now; see `kfp_ddp.core.lease`."""
+        """Leases of the folder's users; see `kfp_ddp.core.lease`."""
         self.initial_weights = self.path / "launcher.initial-weights"
-        """A folder for what a training begins with, where that was brought from an address."""
-        self.bundle = self.path / "bundle"
-
-    @property
-    def trace_request(self) -> Path:
-        """Which rank is to trace its next steps."""
-        return self.path / "launcher.trace.json"
-
-    @property
-    def traces(self) -> Path:
-        """Folder of the traces that were asked for."""
-        return self.path / "traces"
+        """A folder for initial weights that were downloaded from a URI."""
+        self.bundle = self.path / self.BUNDLE
+        self.trace_request = self.path / self.TRACE_REQUEST
+        self.traces = self.path / self.TRACES
 
     def log_positions(self, job: str) -> Path:
-        """How far the logs of a job's pods were printed."""
+        """Return the file with the log positions of a job's pods."""
         return self.path / f"launcher.{job}.places.json"
 
     def evaluation(self, split: str) -> Path:
-        """Folder of the evaluation of a split; that of `val` is the run's own."""
-        return self.path / ("evaluation" if split == "val" else f"evaluation-{split}")
+        """Return the folder of the evaluation of a split."""
+        return self.path / self.evaluation_name(split)
+
+    @staticmethod
+    def evaluation_name(split: str) -> str:
+        """Return the folder's name: `evaluation` for the split `val`, else with the split's."""
+        return "evaluation" if split == "val" else f"evaluation-{split}"
+
+
+class TraceRequest(NamedTuple):
+    """A request to trace steps of a running training; its file lies in the run's folder."""
+
+    rank: int
+    steps: int
+    id: str
+
+    @classmethod
+    def new(cls, rank: int, steps: int) -> Self:
+        """Return a request with a random id."""
+        return cls(rank, steps, os.urandom(8).hex())
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Self | None:
+        """Return the newest request of a run; None if it is missing or invalid."""
+        try:
+            fields = json.loads(read_below(folder.path, folder.TRACE_REQUEST, _TRACE_REQUEST_BYTES))
+            request = cls(int(fields["rank"]), int(fields["steps"]), str(fields["id"]))
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return None
+        valid = 0 < request.steps <= MOST_TRACED_STEPS and _TRACE_ID.fullmatch(request.id)
+        return request if valid else None
+
+    def to_json(self) -> bytes:
+        """Return the content of the request's file."""
+        return json.dumps(self._asdict()).encode()
+
+    def trace_name(self, first: int) -> str:
+        """Return the file name, below `traces`, of a trace that starts at step `first`."""
+        return f"rank-{self.rank}-steps-{first}-{first + self.steps - 1}-{self.id}.json.gz"
+
+    def matches(self, name: str) -> bool:
+        """Return whether a file of this name, in any folder, is the requested trace."""
+        file = Path(name).name
+        return file.endswith(f"-{self.id}.json.gz") and not file.startswith(".")
 
 
 def task_title(task_name: str, task_id: str) -> str:
-    """A name for a task of a run, which no other task and no other iteration of a loop has.
+    """Return a name that is unique among the tasks and loop iterations of a run.
 
     Args:
         task_name: Name of the task in the pipeline.
-        task_id: What KFP tells iterations of a loop apart by; '' outside of one.
+        task_id: KFP's id of the iteration of a loop; '' outside of one.
 
     Returns:
-        At most 63 characters, fit for a label and a folder: the name, or name.id; a digest stands
-        for what does not fit.
+        At most 63 characters, valid as a label and a folder: the name, or name.id, with a digest
+        if that is too long or has other characters.
     """
     title = f"{task_name}.{task_id}" if task_id else task_name
     if LABEL_VALUE.fullmatch(title) and "." not in task_name:
@@ -91,16 +143,16 @@ def task_title(task_name: str, task_id: str) -> str:
 
 
 def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
-    """The folder of a run's task, `<work_dir>/<run_id>/<task>`, made if need be.
+    """Create the folder of a run's task, `<work_dir>/<run_id>/<task>`, and return it.
 
     Args:
-        work_dir: Folder on the work claim.
+        work_dir: Folder on the work PVC.
         run_id: Id of the pipeline run.
-        task: Its `task_title`: what two tasks of one run write never meets.
+        task: The task's `task_title`, so that no two tasks of a run share a folder.
 
     Raises:
-        InputError: for a run id or a task that is no plain name.
-        StorageError: for a folder that cannot be written.
+        InputError: the run id or the task is not a plain name.
+        StorageError: the folder cannot be written.
     """
     check_run_id(run_id)
     if not RUN_ID.fullmatch(task):
@@ -110,17 +162,17 @@ def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
         try_to_write(run_dir)
     except OSError as error:
         raise StorageError(
-            f"work_dir {work_dir} cannot be written ({error.strerror}); mount the work claim "
+            f"work_dir {work_dir} cannot be written ({error.strerror}); mount the work PVC "
             "there, writable for this user, or give another folder"
         ) from error
     return run_dir.resolve()
 
 
 def check_run_id(run_id: str) -> None:
-    """Refuse what could lead out of the folder of all runs.
+    """Check that a run id cannot lead out of the folder of all runs.
 
     Raises:
-        InputError: for a run id that is no plain name.
+        InputError: the run id is not a plain name.
     """
     if not RUN_ID.fullmatch(run_id):
         raise InputError(
@@ -130,7 +182,7 @@ def check_run_id(run_id: str) -> None:
 
 
 def try_to_write(folder: Path) -> None:
-    """Make a folder if need be, and a file in it for a moment; raises OSError."""
+    """Create a folder and, temporarily, a file in it; raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".writable"
     probe.touch()

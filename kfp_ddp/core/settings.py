@@ -1,8 +1,10 @@
 """Typed settings whose errors are one line, in the words of somebody who sets them."""
 
+import json
 import re
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -143,3 +145,32 @@ def hint(name: str, known: typing.Sequence[str]) -> str:
     near = [each for each in known if len(name) > 2 and each.startswith(name)]
     near = near or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+class Stored(BaseModel):
+    """Base of records in files; unknown fields, as of a later version, are ignored, NaN is not."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first field that is missing or invalid, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}"
+
+
+def mapping_in(content: bytes | str | None) -> dict[str, Any]:
+    """Return the JSON object in a text; {} if it is none, for example truncated."""
+    try:
+        document = json.loads(content or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def mapping_of(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if the file has none or is missing."""
+    try:
+        return mapping_in(path.read_bytes())
+    except OSError:
+        return {}

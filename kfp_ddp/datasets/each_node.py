@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.addresses import PER_NODE, is_per_node
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.folders import PER_NODE, is_per_node
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.progress import Progress

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.markdown import printable
+from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.stage import FileStage

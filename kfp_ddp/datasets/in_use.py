@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from kfp_ddp.core.addresses import is_per_node, is_remote
+from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.lease import holding
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.versions import leases_of

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kfp_ddp.core.markdown import cell, code, printable
+from kfp_ddp.core.text import cell, code, printable
 from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.text import human
 

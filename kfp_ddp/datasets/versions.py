@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kfp_ddp.core import lease
 from kfp_ddp.core.errors import FULL, StorageError
-from kfp_ddp.core.files import atomic_write, folder_below, fsync, open_below
+from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, unwritable, writing
 from kfp_ddp.storage import manifest
@@ -194,7 +194,6 @@ def success(path: Path) -> str:
     """The digest in a version's `_SUCCESS`; '' if it is not complete."""
     try:
         name = Path(path.parent.name, path.name, manifest.SUCCESS)
-        with open_below(path.parents[1], name) as file:
-            return file.read(_DIGEST).decode("ascii").strip()
+        return read_below(path.parents[1], name, _DIGEST).decode("ascii").strip()
     except (OSError, ValueError, IndexError):
         return ""

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.each_node import at_hand
 from kfp_ddp.datasets.in_use import using

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import read_below
 from kfp_ddp.storage import manifest
 
 _MOST = 4096  # bytes that are read of the file that says the digest
@@ -14,9 +14,8 @@ _MOST = 4096  # bytes that are read of the file that says the digest
 def dataset_digest(dataset: Path) -> str:
     """The digest that data_sync wrote when the version was complete; '' if there is none."""
     try:
-        with open_below(dataset, manifest.SUCCESS) as file:
-            text = file.read(_MOST)
-    except OSError:
+        text = read_below(dataset, manifest.SUCCESS, _MOST)
+    except (OSError, ValueError):
         return ""
     found = re.search(r"\b[0-9a-f]{64}\b", text.decode(errors="replace"))
     return found[0] if found else ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.destination import open_destination
 

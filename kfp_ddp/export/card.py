@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kfp_ddp.core.markdown import cell
+from kfp_ddp.core.text import cell
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.variants import FILE, FILES, Record
 from kfp_ddp.report.summary import figures

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import read_below
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.each_node import at_hand
 from kfp_ddp.datasets.in_use import using
@@ -122,7 +123,7 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
 def _made_of(target: Path) -> str:
     """The key of what an existing bundle was made from, '' if there is none."""
     try:
-        config = json.loads(bundle.read(target, "config.json", bundle.LARGEST_CONFIG))
+        config = json.loads(read_below(target, "config.json", bundle.LARGEST_CONFIG))
         return str(config["export"]["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""

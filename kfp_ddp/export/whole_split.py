@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import read_below
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import Predictions
 from kfp_ddp.export.formats import reason
 from kfp_ddp.export.runtimes import Predict
-from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import ModelInfo
@@ -109,7 +109,7 @@ def measure(
 
 def said_before(evaluation: Path, result: Evaluation) -> dict[str, tuple[str, str]]:
     """The true class of each sample, and the one that the checkpoint tells, by its path."""
-    content = bundle.read(evaluation.parent, result.predictions, LARGEST_PREDICTIONS)
+    content = read_below(evaluation.parent, result.predictions, LARGEST_PREDICTIONS)
     rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
     return {row["path"]: (row["target"], row["predicted"]) for row in rows}
 

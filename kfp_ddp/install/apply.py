@@ -10,8 +10,9 @@ from kfp_ddp.checks.doctor.finding import items
 from kfp_ddp.checks.doctor.storage import CLASSES, is_default
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
+from kfp_ddp.core.text import one_line
 from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom, short
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import condition, containers
 from kfp_ddp.k8s.quantity import QUANTITY
 
@@ -138,7 +139,7 @@ def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, rehearsal: bool
         if error.status not in (400, 403, 404, 409, 422):
             raise
         hint = "; run it as somebody who may" if error.status == 403 else ""
-        return Done(kind, name, "refused", short(error.message) + hint)
+        return Done(kind, name, "refused", one_line(error.message) + hint)
 
 
 def _get(api: Api, wanted: Object) -> Object | None:
@@ -208,5 +209,5 @@ def _waits_for(pod: Object) -> str:
         if reason := each.get("state", {}).get("waiting", {}).get("reason", ""):
             return str(reason)
     if unplaced := condition(pod, "PodScheduled", "False"):
-        return short(str(unplaced.get("message") or unplaced.get("reason", "")))
+        return one_line(str(unplaced.get("message") or unplaced.get("reason", "")))
     return ""

@@ -3,7 +3,8 @@
 from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.k8s.api import Api, ApiError, Object, custom, short
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Api, ApiError, Object, custom
 from kfp_ddp.k8s.objects import condition, conditions, label
 
 GROUP = "kueue.x-k8s.io"
@@ -60,7 +61,7 @@ def check_queue(api: Api, queue: str) -> list[str]:
 def inactive(queue: Object) -> str:
     """Why a LocalQueue admits nothing; '' when it is active."""
     stopped = condition(queue, "Active", "False")
-    return short(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
+    return one_line(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
 
 
 def waiting(job: Object, api: Api) -> str:
@@ -90,14 +91,14 @@ def waiting(job: Object, api: Api) -> str:
         words += f", while {_names(holders)} hold{'' if len(holders) > 1 else 's'} quota"
     pending = (condition(ours, "QuotaReserved", "False") or {}).get("message", "")
     if pending and pending != (evicted or {}).get("message"):
-        words += f" ({short(pending)})"
+        words += f" ({one_line(pending)})"
     return words
 
 
 def _evicted(evicted: Object, workloads: list[Object]) -> str:
     """Why a job was put back into its queue, with the name of what came before it."""
     how = "preempted" if evicted.get("reason") == "Preempted" else "put back"
-    message = short(evicted.get("message", ""))
+    message = one_line(evicted.get("message", ""))
     for workload in workloads:
         known = f"a workload (UID: {workload['metadata'].get('uid')}, "
         head, found, tail = message.partition(known)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.text import one_line
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Api:
                 contexts, current = config.list_kube_config_contexts()
                 chosen = next((item for item in contexts if item["name"] == context), current)
             except config_faults() as error:
-                reason = " ".join(str(error).split())
+                reason = one_line(error)
                 raise InputError(
                     f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, run in a "
                     "pod of a cluster, or train without a cluster with backend=local"
@@ -334,12 +335,6 @@ def own_pod(api: Api) -> Object | None:
 def core(namespace: str, plural: str, name: str = "") -> str:
     """Return the path of a resource of the core group."""
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
-
-
-def short(text: str) -> str:
-    """Return a message of the cluster in one line of at most 240 characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= 240 else line[:237] + "..."
 
 
 def custom(group_version: str, namespace: str, plural: str, name: str = "") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.markdown import printable
+from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.local.choice import Photographs
 from kfp_ddp.storage.addresses import check_place

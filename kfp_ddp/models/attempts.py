@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from kfp_ddp.core.markdown import printable
-from kfp_ddp.core.stored import Stored
+from kfp_ddp.core.settings import Stored
+from kfp_ddp.core.text import printable
 from kfp_ddp.models import succession
 from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS
 from kfp_ddp.models.champion import pointed_at

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import fsync, open_below
+from kfp_ddp.core.files import fsync, open_below, read_below
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.storage.destination import Destination, sha256, sha256_of
 
-NAME = RunFolder("").bundle.name
+NAME = RunFolder.BUNDLE
 WEIGHTS = "model.safetensors"
 METRICS = "metrics.json"
 """The evaluation."""
@@ -55,8 +55,8 @@ def check_model_name(model_name: str) -> None:
 def digest(folder: Path) -> str:
     """The digest in `_SUCCESS`: sha256 of the manifest, and so of all files. '' if incomplete."""
     try:
-        text = read(folder, SUCCESS, LARGEST_SUCCESS).decode(errors="replace").strip()
-        manifest = read(folder, MANIFEST, LARGEST_MANIFEST)
+        text = read_below(folder, SUCCESS, LARGEST_SUCCESS).decode(errors="replace").strip()
+        manifest = read_below(folder, MANIFEST, LARGEST_MANIFEST)
         return text if text == hashlib.sha256(manifest).hexdigest() else ""
     except (OSError, InputError):
         return ""
@@ -65,20 +65,6 @@ def digest(folder: Path) -> str:
 def version(folder: Path) -> str:
     """What a complete bundle is called where it is uploaded to."""
     return digest(folder)[:12]
-
-
-def read(folder: Path, name: str, limit: int) -> bytes:
-    """The content of a plain file of at most `limit` bytes below a folder.
-
-    Raises:
-        InputError: it has more.
-        OSError: it cannot be read.
-    """
-    with open_below(folder, name) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise InputError(f"{folder / name} has more than {limit:,} bytes: name another file")
-    return content
 
 
 def files(folder: Path) -> list[str]:
@@ -98,7 +84,7 @@ def intact(folder: Path, but: Collection[str] = ()) -> bool:
     if not but and not digest(folder):
         return False
     try:
-        manifest = listed_in(read(folder, MANIFEST, LARGEST_MANIFEST).decode())
+        manifest = listed_in(read_below(folder, MANIFEST, LARGEST_MANIFEST).decode())
         listed = {name: wanted for name, wanted in manifest.items() if name not in but}
         there = [name for name in files(folder) if name not in (*_UNLISTED, *but)]
         return there == sorted(listed) and all(

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.markdown import cell
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import cell
 from kfp_ddp.models import attempts
 from kfp_ddp.models.bundle import check_model_name
 from kfp_ddp.storage.destination import open_destination

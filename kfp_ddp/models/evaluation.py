@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from pydantic import Field, ValidationError, model_validator
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import open_below
-from kfp_ddp.core.stored import Stored, first_fault
+from kfp_ddp.core.files import read_below
+from kfp_ddp.core.settings import Stored, first_fault
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -264,17 +264,11 @@ class Evaluation(Stored):
 
 def _read(path: Path, limit: int, what: str) -> bytes:
     try:
-        with open_below(path.parent, path.name) as file:
-            content = file.read(limit + 1)
+        return read_below(path.parent, path.name, limit)
     except (OSError, ValueError) as error:
         raise InputError(
             f"the {what} {path} cannot be read: {reason(error)}; run evaluate first"
         ) from None
-    if len(content) > limit:
-        raise InputError(
-            f"the {what} {path} cannot be read: more than {limit:,} bytes; run evaluate again"
-        )
-    return content
 
 
 def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models import champion
 from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training.manifest import MANIFEST, STATE

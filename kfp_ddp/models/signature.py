@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.files import atomic_write, read_below
 from kfp_ddp.core.step import needed_secret
+from kfp_ddp.core.text import one_line
 from kfp_ddp.models.bundle import (
     LARGEST_MANIFEST,
     LARGEST_SIGNATURE,
@@ -23,7 +24,6 @@ from kfp_ddp.models.bundle import (
     SIGNATURE,
     SUCCESS,
     listed_in,
-    read,
 )
 from kfp_ddp.models.release import Signing
 from kfp_ddp.models.sealed import Sealed
@@ -72,10 +72,15 @@ def sign(folder: Path, key: "PrivateKey") -> None:
         InputError: the bundle cannot be read.
         StorageError: its folder cannot be written.
     """
-    ends = read(folder, MANIFEST, LARGEST_MANIFEST), read(folder, SUCCESS, LARGEST_SUCCESS)
+    ends = (
+        read_below(folder, MANIFEST, LARGEST_MANIFEST),
+        read_below(folder, SUCCESS, LARGEST_SUCCESS),
+    )
     files = _vouched(*ends)
     try:
-        _compare(by_key(key.public_key()).open(read(folder, SIGNATURE, LARGEST_SIGNATURE)), files)
+        _compare(
+            by_key(key.public_key()).open(read_below(folder, SIGNATURE, LARGEST_SIGNATURE)), files
+        )
     except (OSError, ValueError):
         content = _signed(_statement(folder.name, files), key)
         try:
@@ -266,7 +271,7 @@ def by_identity(identity: str, issuer: str, trust: Path | None = None) -> Signer
             verifier = Verifier(trusted_root=TrustedRoot.from_file(str(trust)))
     except (OSError, ValueError, Error) as error:
         raise InputError(
-            f"Sigstore's root of trust cannot be had: {_line(error)}; give --trust-root a "
+            f"Sigstore's root of trust cannot be had: {one_line(error)}; give --trust-root a "
             "trusted_root.json"
         ) from None
 
@@ -275,7 +280,7 @@ def by_identity(identity: str, issuer: str, trust: Path | None = None) -> Signer
             bundle = Bundle.from_json(content)
             return verifier.verify_dsse(bundle, Identity(identity=identity, issuer=issuer))[1]
         except (Error, InvalidBundle, ValueError) as error:
-            raise ValueError(f"{SIGNATURE} does not hold: {_line(error)}") from None
+            raise ValueError(f"{SIGNATURE} does not hold: {one_line(error)}") from None
 
     return Signer(f"{identity} at {issuer}", opened)
 
@@ -382,7 +387,3 @@ def _json(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError):
         raise ValueError(f"{SIGNATURE} is no JSON") from None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kfp_ddp.core.stored import Stored
+from kfp_ddp.core.settings import Stored
 from kfp_ddp.storage.destination import Destination
 
 FILE = "CHAMPIONS"

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.stored import Stored, first_fault
-from kfp_ddp.models import bundle
+from kfp_ddp.core.files import read_below
+from kfp_ddp.core.settings import Stored, first_fault
 from kfp_ddp.models.evaluation import Evaluation
 
 FILE = "variants.json"
@@ -64,7 +64,7 @@ class Record(Stored):
             InputError: it is none.
         """
         try:
-            return cls.model_validate_json(bundle.read(folder, FILE, LARGEST))
+            return cls.model_validate_json(read_below(folder, FILE, LARGEST))
         except OSError:
             return cls()
         except ValidationError as error:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
 
@@ -82,9 +83,8 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
         network = info.network()
         network.load_state_dict(state)
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{path.name} holds no network that can be built again: {reason}; "
+            f"{path.name} holds no network that can be built again: {one_line(error)}; "
             "export the model again"
         ) from None
     return network.float().eval(), info

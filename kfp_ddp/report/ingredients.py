@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import open_below
-from kfp_ddp.core.stored import Stored, first_fault
+from kfp_ddp.core.files import read_below
+from kfp_ddp.core.settings import Stored, first_fault
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.pictures import MAX_POINTS, is_number
 
@@ -73,9 +73,7 @@ class Ingredients(Stored):
             InputError: there is something else.
         """
         try:
-            with open_below(folder, FILE) as file:
-                text = file.read(_LARGEST)
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(read_below(folder, FILE, _LARGEST))
         except FileNotFoundError:
             return cls()
         except OSError as error:

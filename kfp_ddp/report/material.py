@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import read_below
 from kfp_ddp.core.run_folder import VERDICT, RunFolder
-from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models.evaluation import FILE, LARGEST_PREDICTIONS, Compared, Evaluation, wilson
 from kfp_ddp.report.ingredients import Ingredients
 from kfp_ddp.report.pictures import read_events
@@ -135,8 +135,7 @@ def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[P
 def _document(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object of a folder; {} where there is none that can be read."""
     try:
-        with open_below(folder, name) as file:
-            return mapping_in(file.read(_LARGEST))
+        return mapping_in(read_below(folder, name, _LARGEST))
     except (OSError, ValueError):
         return {}
 
@@ -144,8 +143,7 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
 def _confused(predictions: Path) -> Counter[tuple[str, str]]:
     """Each pair of true and predicted class that differ, counted."""
     try:
-        with open_below(predictions.parent, predictions.name) as file:
-            text = file.read(LARGEST_PREDICTIONS).decode()
+        text = read_below(predictions.parent, predictions.name, LARGEST_PREDICTIONS).decode()
         rows = csv.DictReader(io.StringIO(text, newline=""))
         return Counter((r["target"], r["predicted"]) for r in rows if r["target"] != r["predicted"])
     except FileNotFoundError:

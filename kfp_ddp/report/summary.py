@@ -1,6 +1,6 @@
 """An evaluation as Markdown, for the KFP UI and model cards."""
 
-from kfp_ddp.core.markdown import cell
+from kfp_ddp.core.text import cell
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.material import pairs_of
 from kfp_ddp.report.text import gained

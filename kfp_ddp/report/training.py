@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.stored import mapping_of
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.report.material import Material
 from kfp_ddp.report.pictures import is_number, page, read_events, training_curves
 from kfp_ddp.report.text import duration, moment

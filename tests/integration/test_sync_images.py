@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.markdown import cell
+from kfp_ddp.core.text import cell
 from kfp_ddp.datasets import engine
 from kfp_ddp.datasets.images import look_at
 from kfp_ddp.datasets.options import Options

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.markdown import cell
+from kfp_ddp.core.text import cell
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.meter import Throttle
 from kfp_ddp.datasets.options import Options

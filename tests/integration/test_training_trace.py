@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from kfp_ddp.cli import app
 from kfp_ddp.client import trace as tracing
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.trace_request import Request
+from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from tests.training_ranks import Ranks, config, dataset
 
 
@@ -70,11 +69,11 @@ def test_what_nobody_would_answer_is_said_at_once(
     (run / "metrics.jsonl").write_text('{"event": "start"}\n')
     with pytest.raises(JobError, match=r"rank 0 of .*/train wrote no trace within 0 minutes"):
         ask(tmp_path / "out", minutes=0)
-    left = Request.read(RunFolder(run))
+    left = TraceRequest.read(RunFolder(run))
     assert left is not None
     assert (left.rank, left.steps) == (0, 3)
     monkeypatch.setattr(tracing, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(Request, "made", lambda self, name: name.endswith("-x.json.gz"))
+    monkeypatch.setattr(TraceRequest, "matches", lambda self, name: name.endswith("-x.json.gz"))
     (run / "traces").mkdir()
     (run / "traces" / "rank-0-x.json.gz").write_bytes(b"trace")
     brought = tracing.trace(f"file://{run}", 0, 3, tmp_path / "here", 1.0, lambda line: None)
@@ -96,6 +95,6 @@ def test_what_nobody_would_answer_is_said_at_once(
 )
 def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path)
-    assert Request.read(folder) is None
+    assert TraceRequest.read(folder) is None
     folder.trace_request.write_text(text)
-    assert Request.read(folder) is None
+    assert TraceRequest.read(folder) is None

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kfp_ddp.core.stored import Stored, first_fault, mapping_in, mapping_of
+from kfp_ddp.core.settings import Stored, first_fault, mapping_in, mapping_of
 
 
 class Weights(Stored):

@@ -7,9 +7,10 @@ from typing import Any
 
 from kfp_ddp.checks.doctor.finding import Asked, Finding, items
 from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, StepResources
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.manifests import pod
 from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import label
 
 LEVEL = "pod-security.kubernetes.io/enforce"
@@ -45,7 +46,7 @@ def _refused(namespace: str, what: str, error: ApiError) -> Finding:
     message = error.message
     if "cannot create resource" in message:
         return Finding("warn", what, "may not be tried", "run it as somebody who may create pods")
-    said = f"are refused: {short(message.partition('is forbidden: ')[2] or message)}"
+    said = f"are refused: {one_line(message.partition('is forbidden: ')[2] or message)}"
     if "violates PodSecurity" in message:
         remedy = f"kubectl label namespace {namespace} {LEVEL}=baseline --overwrite"
     elif "failed quota" in message:  # of which a container says nothing, as Argo's do not

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from kfp_ddp.checks.doctor.finding import Finding
-from kfp_ddp.core.markdown import printable
+from kfp_ddp.core.text import printable
 
 NEEDED_MINOR = (2, 17)
 NEEDED = "2.17"

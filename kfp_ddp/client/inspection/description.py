@@ -14,10 +14,11 @@ from kfp_ddp.client.pods import Event
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow.last_words import last_words
 from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.training_progress import TrainingProgress
-from kfp_ddp.k8s.api import Api, Object, short
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 
 LOOKED_AT = 2000
@@ -169,7 +170,7 @@ def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[],
     if subject.cancelled:
         return "somebody cancelled it"
     if failed is None:
-        return short(subject.error) or ("" if subject.state not in OVER else UNKNOWN)
+        return one_line(subject.error) or ("" if subject.state not in OVER else UNKNOWN)
     pod = pods.of_step(seen.steps, failed.step, failed.step.by_driver)
     if pod and (ended := pods.ended_by(pod)):
         return ended
@@ -186,7 +187,7 @@ def _cause(subject: Subject, failed: Leaf | None, seen: _Seen, api: Callable[[],
     written = [each.failure for each in seen.trained if each.failure]
     if written:
         return written[0].error
-    return short(last_words(said).text) or short(subject.error) or UNKNOWN
+    return one_line(last_words(said).text) or one_line(subject.error) or UNKNOWN
 
 
 def _next(found: Description, failed: Leaf | None) -> Iterator[tuple[str, str]]:

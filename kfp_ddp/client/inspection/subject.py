@@ -15,9 +15,9 @@ from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.progress import api_of
 from kfp_ddp.client.run_files import PlacedFiles, RunFiles, on_a_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.pipelines.document import defaults_of
 

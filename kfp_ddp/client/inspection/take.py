@@ -17,10 +17,9 @@ from kfp_ddp.report import training_page
 from kfp_ddp.report.pictures import read_events, training_curves
 from kfp_ddp.runs.train.outputs import newest_checkpoint
 
-TASK = RunFolder("")
-BUNDLE = TASK.bundle.name
+BUNDLE = RunFolder.BUNDLE
 REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*")
-CHECKPOINTS = TASK.checkpoints.name
+CHECKPOINTS = RunFolder.CHECKPOINTS
 
 
 @dataclass(frozen=True)

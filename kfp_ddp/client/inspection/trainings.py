@@ -10,7 +10,7 @@ from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.core import failure
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
-from kfp_ddp.core.stored import mapping_of
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.pictures import read_events

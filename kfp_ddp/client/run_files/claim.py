@@ -17,8 +17,9 @@ from kfp_ddp.client.run_files.execute import execute
 from kfp_ddp.client.run_files.files import RunFiles
 from kfp_ddp.core.errors import JobError, StorageError, full
 from kfp_ddp.core.run_folder import check_run_id
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow.standing import MAY_PASS, of_containers
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
 from kfp_ddp.runs.workspace.files import plain
 
@@ -204,4 +205,4 @@ def _why(pod: Object) -> str:
     reason, status = of_containers(pod), pod.get("status") or {}
     lacking = [each.get("message") for each in conditions(pod) if each["status"] != "True"]
     told = reason.text if reason else status.get("message") or next(filter(None, lacking), "")
-    return short(str(told)) or "no node has taken it"
+    return one_line(str(told)) or "no node has taken it"

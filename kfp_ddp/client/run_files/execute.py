@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.k8s.api import Api, core, short
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Api, core
 
 STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 QUIET_SECONDS = 120.0
@@ -35,8 +36,7 @@ def execute(api: Api, pod: str, command: list[str], given: str) -> Iterator[byte
         socket = create_websocket(configuration, get_websocket_url(url, query), headers)
     except (WebSocketException, OSError) as error:
         raise StorageError(
-            f"no program can be run in pod {pod}: {short(str(error))}; a right to pods/exec is "
-            "needed"
+            f"no program can be run in pod {pod}: {one_line(error)}; a right to pods/exec is needed"
         ) from None
     said = b""
     try:
@@ -53,7 +53,7 @@ def execute(api: Api, pod: str, command: list[str], given: str) -> Iterator[byte
                 return
     except (WebSocketException, OSError) as error:
         raise StorageError(
-            f"the connection to pod {pod} was cut: {short(str(error))}; try again"
+            f"the connection to pod {pod} was cut: {one_line(error)}; try again"
         ) from None
     finally:
         socket.close(timeout=1)
@@ -63,4 +63,4 @@ def execute(api: Api, pod: str, command: list[str], given: str) -> Iterator[byte
 def _check(status: dict[str, str], said: str) -> None:
     if status.get("status") != "Success":
         last = said.strip().splitlines()[-1:] or [status.get("message", "it failed")]
-        raise StorageError(f"the run's files cannot be read: {short(last[0])}")
+        raise StorageError(f"the run's files cannot be read: {one_line(last[0])}")

@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.live_runs import live_runs
-from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object, core, custom, short
+from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object, core, custom
 
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")
 GCP_SOURCES = ("datalayer.gke.io", "v1", "gcpdatasources")
@@ -153,7 +154,7 @@ class Cluster:
                 return {}
             if error.status in STARTING:
                 raise Refused(f"{what}: {error.reason}") from error
-            said = short(error.message)
+            said = one_line(error.message)
             if error.transient and error.status:  # without a status it says so itself
                 said = f"the API server does not answer ({said})"
             raise StorageError(f"cannot {what}: {said}") from error

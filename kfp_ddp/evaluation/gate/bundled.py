@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import Field, ValidationError
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.stored import Stored, first_fault
+from kfp_ddp.core.settings import Stored, first_fault
 from kfp_ddp.evaluation.gate.checks import Check, at_least, at_most, own_checks
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.models import variants

@@ -20,7 +20,7 @@ def verdict_of(checks: Sequence[Check]) -> tuple[bool, str]:
 
 def markdown(blessed: bool, checks: Sequence[Check]) -> str:
     """The verdict as a heading and a list of the rules, for the KFP UI."""
-    from kfp_ddp.core.markdown import cell
+    from kfp_ddp.core.text import cell
 
     lines = [f"## {'Blessed' if blessed else 'Not blessed'}", ""]
     lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]

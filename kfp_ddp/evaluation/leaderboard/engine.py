@@ -95,7 +95,7 @@ def head(names: Sequence[str]) -> list[str]:
 
 def markdown(names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     """The trials for the KFP UI."""
-    from kfp_ddp.core.markdown import cell
+    from kfp_ddp.core.text import cell
 
     lines = [f"| {' | '.join(head(names))} |", f"|{'---|' * len(head(names))}"]
     lines += [f"| {' | '.join(map(cell, row))} |" for row in table]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.stored import mapping_of
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.report import pictures
 from kfp_ddp.runs.workspace import opened
 from kfp_ddp.training.config import TrainConfig

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write
-from kfp_ddp.core.markdown import cell
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import cell
 from kfp_ddp.export.publish.sealing import sealed
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import attempts

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.follow.decisions import Look
 from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.follow.standing import Reason, Stands, of_containers, of_events, of_refusal, still
 from kfp_ddp.jobs.job_state import State
 from kfp_ddp.jobs.specification.kinds import pod_title
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, short
+from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import condition, containers, phase
 
 EXPLAIN_SECONDS = 2.0
@@ -151,7 +152,7 @@ def _unmounted(api: Api) -> dict[str, Reason]:
         return {}
     return {
         event["involvedObject"]["name"]: Reason(
-            "mount", f"{short(str(event.get('message', '')))}; {MOUNT[event['reason']]}"
+            "mount", f"{one_line(str(event.get('message', '')))}; {MOUNT[event['reason']]}"
         )
         for event in events
         if event.get("reason") in MOUNT
@@ -165,12 +166,12 @@ def _unschedulable(pod: Object, message: str, claim_problem: Callable[[str], str
             return problem
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
     if lacking:
-        return f"no node has enough {', '.join(lacking)} free ({short(message)})"
+        return f"no node has enough {', '.join(lacking)} free ({one_line(message)})"
     if "taint" in message:
-        return f"nodes are tainted and not tolerated ({short(message)})"
+        return f"nodes are tainted and not tolerated ({one_line(message)})"
     if "affinity" in message or "selector" in message:
-        return f"no node fits its selector or affinity ({short(message)})"
-    return f"cannot be scheduled ({short(message)})"
+        return f"no node fits its selector or affinity ({one_line(message)})"
+    return f"cannot be scheduled ({one_line(message)})"
 
 
 def claim_problem(api: Api, claim: str) -> str:

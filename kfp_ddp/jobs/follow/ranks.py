@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.core.failure import Failure
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import read_below
 from kfp_ddp.jobs.specification.kinds import pod_title
 from kfp_ddp.k8s.api import Object
 
@@ -63,8 +63,8 @@ def read(folder: Path) -> Iterator[tuple[list[Told], bool]]:
     for at in range(0, max(1, len(names)), PART):
         found = []
         for name in names[at : at + PART]:
-            with contextlib.suppress(*unread), open_below(folder, name) as file:
-                found.append(_parsed(json.loads(file.read(LONGEST_BYTES))))
+            with contextlib.suppress(*unread):
+                found.append(_parsed(json.loads(read_below(folder, name, LONGEST_BYTES))))
         yield found, at + PART >= len(names)
 
 

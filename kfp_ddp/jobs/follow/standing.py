@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kfp_ddp.k8s.api import Object, short
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import every_container
 
 # How long a reason may stand, in seconds, before the job is ended for it. The others have no end
@@ -58,7 +59,7 @@ def of_containers(pod: Object) -> Reason | None:
     """What keeps a container of a pod from starting, by its status; None for nothing."""
     for container in every_container(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
-        why, message = waiting.get("reason", ""), short(str(waiting.get("message", "")))
+        why, message = waiting.get("reason", ""), one_line(str(waiting.get("message", "")))
         pull = f"cannot pull {container.get('image')} ({why}: {message})"
         if why == "InvalidImageName":
             return Reason("invalid image name", f"{pull}; correct it")
@@ -82,7 +83,7 @@ def of_events(events: Iterable[Object]) -> Reason | None:
 
 def of_refusal(said: str) -> Reason:
     """The reason in what the API server says of a pod that it does not take."""
-    message, kind = short(said), "no pods"
+    message, kind = one_line(said), "no pods"
     if "quota" in message:
         kind = "quota"
     elif FORBIDDEN.search(message):

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from kfp_ddp.core.addresses import is_per_node, is_remote
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.k8s.api import Api, Object, own_pod
 
 

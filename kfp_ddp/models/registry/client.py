@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.step import needed_secret
+from kfp_ddp.core.text import one_line
 from kfp_ddp.models.registry.record import BUNDLE, Record, Value
 from kfp_ddp.models.release import Registering
 
@@ -185,7 +186,7 @@ class Registry:
                     raise self._refused(what, error) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() + pause > until:
-                    why = _line(error) or "no answer"
+                    why = one_line(error)
                     raise StorageError(
                         f"the registry {self.address} does not answer ({why}): nothing is lost, "
                         "let the run go on by Retry once it does"
@@ -305,8 +306,4 @@ def _message(error: Any) -> str:
         said = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         return ""
-    return f": {_line(said)}"
-
-
-def _line(said: object) -> str:
-    return " ".join(str(said).split())[:200]
+    return f": {one_line(said)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.core.stored import mapping_in
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models.bundle import LARGEST_CONFIG, LARGEST_SIGNATURE, MANIFEST, METRICS, SIGNATURE
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.lineage import FILE as LINEAGE

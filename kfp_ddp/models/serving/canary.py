@@ -11,7 +11,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.k8s.api import Object, short
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE
 from kfp_ddp.models.sealed import Sealed
 from kfp_ddp.models.serving.standing import component
@@ -68,7 +69,7 @@ class Sample:
             outputs = {each["name"]: each["data"] for each in json.loads(answer)["outputs"]}
             found = [float(value) for value in outputs[self.output]]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            said = short(answer[:200].decode("utf-8", "replace"))
+            said = one_line(answer[:200].decode("utf-8", "replace"))
             return f"it is no v2 answer with {self.output}: {said}"
         if len(found) != len(self.logits):
             return f"it has {len(found)} logits, the bundle {len(self.logits)}"
@@ -117,13 +118,13 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
             content = _whole(answer, time.monotonic() + seconds)
     except urllib.error.HTTPError as error:
         with error:
-            said = short(error.read(400).decode("utf-8", "replace"))
+            said = one_line(error.read(400).decode("utf-8", "replace"))
         return f"{path} answers {error.code}: {said}", SILENT_SECONDS
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         late = isinstance(reason, TimeoutError)
         why = f"did not answer within {seconds:g} s" if late else f"does not answer: {reason}"
-        return f"{path} {short(why)}", SILENT_SECONDS
+        return f"{path} {one_line(why)}", SILENT_SECONDS
     wrong = sample.difference(content)
     return (f"{path} answers wrongly: {wrong}" if wrong else ""), WRONG_SECONDS
 

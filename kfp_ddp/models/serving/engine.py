@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
-from kfp_ddp.core.markdown import cell
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import cell
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.champion import pointed_at
 from kfp_ddp.models.release import Deployment, part_of

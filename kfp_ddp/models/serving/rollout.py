@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom, short
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom
 from kfp_ddp.models.serving.inference_service import API_VERSION, KIND
 
 PLURAL = "inferenceservices"
@@ -214,11 +215,13 @@ class Service:
 
     def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
         if error.transient:
-            return JobError(f"the cluster does not answer well: {short(error.message)}; try later")
+            return JobError(
+                f"the cluster does not answer well: {one_line(error.message)}; try later"
+            )
         if error.status == 403 and "cannot" in error.message:
             where = f"in namespace {self.api.namespace}"
             return InputError(f"no right to {verb} {PLURAL} {where}; apply deploy/rbac there")
-        said = short(error.message)
+        said = one_line(error.message)
         return InputError(f"the cluster refused InferenceService {self.name}: {said}")
 
 
@@ -252,7 +255,7 @@ def in_service(api: Api) -> set[str]:
     except ApiError as error:
         if error.status == 404:
             return set()
-        raise JobError(f"cannot list {PLURAL}: {short(error.message)}") from error
+        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     predictors = [each for one in found for each in (predictor_of(one), before(one)) if each]
     return {version for each in predictors if (version := label(each, VERSION))}
 
@@ -268,7 +271,7 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
     except ApiError as error:
         if error.status in (403, 404):
             return []
-        raise JobError(f"cannot list {PLURAL}: {short(error.message)}") from error
+        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     return [
         Service(api, each["metadata"]["name"]).take_back(label(predictor_of(each), SPEC))
         for each in found

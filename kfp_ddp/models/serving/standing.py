@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow.standing import FINAL_AFTER, Reason, of_containers
-from kfp_ddp.k8s.api import Object, short
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import condition, conditions, every_container, has_ended, label
 from kfp_ddp.models.serving.rollout import SPEC
 
@@ -72,7 +73,7 @@ def reasons(service: Object, pods: Iterable[Object]) -> dict[str, Reason]:
     """What keeps each pod from starting, and KServe from making one, by the name of whose it is."""
     found = {pod["metadata"]["name"]: why for pod in pods if (why := of_containers(pod))}
     said = _refusal(service)
-    return found or ({"KServe": Reason(REFUSED, short(said))} if said else {})
+    return found or ({"KServe": Reason(REFUSED, one_line(said))} if said else {})
 
 
 def _refusal(service: Object) -> str:
@@ -93,13 +94,13 @@ def waits_for(service: Object, pods: Iterable[Object]) -> str:
     pods = list(pods)
     for pod in pods:
         if unplaced := condition(pod, "PodScheduled", "False"):
-            return f"{pod['metadata']['name']}: {short(str(unplaced.get('message', '')))}"
+            return f"{pod['metadata']['name']}: {one_line(str(unplaced.get('message', '')))}"
     said = [
         f"{each['type']}: {each.get('message') or each.get('reason') or 'not yet'}"
         for each in conditions(service)
         if each["status"] != "True"
     ]
-    return (short("; ".join(said)) or "its pods") if pods else "KServe to make its pods"
+    return (one_line("; ".join(said)) or "its pods") if pods else "KServe to make its pods"
 
 
 def _leaving(pod: Object) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import last_error
-from kfp_ddp.core.stored import mapping_in
 from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.identity import WORKFLOWS
 from kfp_ddp.jobs.live_runs import KFP_RUN
@@ -21,7 +21,7 @@ from kfp_ddp.storage.destination import Destination, open_destination
 NODE = "workflows.argoproj.io/node-name"
 _LARGEST = 1 << 20
 _LINES = "400"
-_METRICS = RunFolder("").metrics.name
+_METRICS = RunFolder.METRICS
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import LABEL_VALUE, check_run_id
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs import local_processes

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from kfp_ddp.core.addresses import is_per_node
 from kfp_ddp.core.errors import PREEMPTED, InputError, KfpDdpError
 from kfp_ddp.core.failure import Failure, report
+from kfp_ddp.core.folders import is_per_node
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.each_node import at_hand

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import KfpDdpError, StorageError, UnavailableError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs.workspace import checkpoints, files
 from kfp_ddp.runs.workspace.address import local_folder
@@ -25,10 +25,9 @@ EVERY_SECONDS = 10.0
 LAST_SECONDS = 600.0
 """How long the last files are tried to be put where the bucket is away at the end."""
 LAST_OF_FAILED_SECONDS = 30.0
-_PLACES = RunFolder("")
-CHECKPOINTS = _PLACES.checkpoints.name
-LOGS = _PLACES.logs.name
-FETCHED = (_PLACES.heartbeat.name, _PLACES.trace_request.name)
+CHECKPOINTS = RunFolder.CHECKPOINTS
+LOGS = RunFolder.LOGS
+FETCHED = (RunFolder.HEARTBEAT, RunFolder.TRACE_REQUEST)
 """What others write there for the ranks."""
 
 
@@ -155,7 +154,7 @@ class Carried:
 
     def _is_ours(self, name: str) -> bool:
         """What the ranks write; their output, which the job's log has, at the end alone."""
-        if name.startswith("launcher.") or name == _PLACES.process.name:
+        if name.startswith("launcher.") or name == RunFolder.PROCESS:
             return False
         return self._over or not name.startswith(f"{LOGS}/")
 

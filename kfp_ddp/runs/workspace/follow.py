@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs.workspace import checkpoints, files
 from kfp_ddp.runs.workspace.address import local_folder
@@ -15,8 +15,6 @@ from kfp_ddp.runs.workspace.files import Changes
 from kfp_ddp.runs.workspace.turns import Turns
 from kfp_ddp.storage.destination import Destination, open_destination
 from kfp_ddp.training.manifest import MANIFEST
-
-_PLACES = RunFolder("")
 
 
 class Followed:
@@ -38,7 +36,7 @@ class Followed:
     def __enter__(self) -> Self:
         where = open_destination(self.address)
         files.fetch(where, (n for n, _ in where.list("launcher.") if files.plain(n)), self.path)
-        (self.path / _PLACES.heartbeat.name).touch()
+        (self.path / RunFolder.HEARTBEAT).touch()
         self._fetch(where)
         for each in self._rounds:
             each.start()
@@ -56,18 +54,18 @@ class Followed:
 
     def _fetch(self, where: Destination) -> None:
         """Metrics where they grew, what the ranks tell, and the manifests of checkpoints."""
-        sizes = dict(where.list(_PLACES.metrics.name))
-        if (size := sizes.get(_PLACES.metrics.name, 0)) != self._metrics_bytes:
-            files.fetch(where, (_PLACES.metrics.name,), self.path)
+        sizes = dict(where.list(RunFolder.METRICS))
+        if (size := sizes.get(RunFolder.METRICS, 0)) != self._metrics_bytes:
+            files.fetch(where, (RunFolder.METRICS,), self.path)
             self._metrics_bytes = size
-        ranks = [name for name, _ in where.list(f"{_PLACES.ranks.name}/") if files.plain(name)]
+        ranks = [name for name, _ in where.list(f"{RunFolder.RANKS}/") if files.plain(name)]
         files.fetch(where, ranks, self.path)
         manifests = [f"{n}/{MANIFEST}" for n in checkpoints.complete(where, CHECKPOINTS)]
         files.fetch(where, (n for n in manifests if not (self.path / n).exists()), self.path)
 
 
 def _is_the_steps(name: str) -> bool:
-    return name.startswith("launcher.") and name != _PLACES.trace_request.name
+    return name.startswith("launcher.") and name != RunFolder.TRACE_REQUEST
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from kfp_ddp.core.addresses import is_remote
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import open_run_dir
 from kfp_ddp.runs.workspace import checkpoints, files
 from kfp_ddp.runs.workspace.address import local_folder, run_address

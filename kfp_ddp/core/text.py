@@ -1,0 +1,28 @@
+"""Text of other programs and people, made safe for messages, Markdown and terminals."""
+
+
+def one_line(value: object, limit: int = 240) -> str:
+    """Return a text, or the message of an error, as one line of at most `limit` characters.
+
+    An error without a message is named by its type.
+    """
+    line = " ".join(str(value).split())
+    if not line and isinstance(value, BaseException):
+        line = type(value).__name__
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def cell(text: str) -> str:
+    """Return `text` escaped for a cell of a Markdown table."""
+    marked = (f"&#{ord(c)};" if c in "&\\`*_[]|<>" else c for c in text)
+    return printable(" ".join("".join(marked).split()))
+
+
+def code(text: str) -> str:
+    """Return `text` for use between two backticks, which it cannot close."""
+    return printable(text).replace("`", "'")
+
+
+def printable(text: str) -> str:
+    """Return `text` with control and bidirectional characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
