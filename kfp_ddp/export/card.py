@@ -15,7 +15,6 @@ _FILES = {
     "model.fp16.onnx": "the same in float16",
     "model.int8.onnx": "the same in int8",
     "model.resize.onnx": "the same for whole images: resizing and cutting included",
-    "model.aoti.pt2": "the same compiled for one kind of CPU, see `variants.json`",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
     "network.py": "the file that `build`s the network; it is in `model.safetensors` too",
     "classes.json": "class names in the order of the logits",

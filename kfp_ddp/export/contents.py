@@ -13,7 +13,6 @@ from kfp_ddp.export import (
     provenance,
     runtimes,
     serving,
-    tensorrt,
     variants,
 )
 from kfp_ddp.models import bundle
@@ -63,7 +62,6 @@ def write(
     onnx = folder / formats.ONNX
     if onnx.exists():
         serving.write(folder / "serving", onnx, model_name, info.classes, info.image_size)
-        config["tensorrt"] = tensorrt.described(onnx, info.image_size)
     told: dict[str, Any] = {
         "classes.json": list(info.classes),
         "signature.json": signature,

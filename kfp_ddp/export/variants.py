@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import newcombe
-from kfp_ddp.export import compiled, formats, quantise, runtimes, whole_images
-from kfp_ddp.export.formats import ONNX, PROGRAM
+from kfp_ddp.export import formats, quantise, runtimes, whole_images
+from kfp_ddp.export.formats import ONNX
 from kfp_ddp.export.runtimes import Predict
 from kfp_ddp.export.whole_split import Form, Told, measure, said_before
 from kfp_ddp.models import weights
@@ -51,10 +51,6 @@ def _whole(source: Source, asked: Variants, target: Path) -> Made:
     return {"input": "uint8 [batch, 3, height, width], as decoded"}
 
 
-def _compiled(source: Source, asked: Variants, target: Path) -> Made:
-    return {"instructions": compiled.write(_needed(source, PROGRAM), target)}
-
-
 @dataclass(frozen=True)
 class _Kind:
     write: Callable[[Source, Variants, Path], Made]
@@ -66,7 +62,6 @@ _KINDS: Mapping[str, _Kind] = {
     "fp16": _Kind(_half, runtimes.onnx),
     "int8": _Kind(_int8, runtimes.onnx),
     "resize": _Kind(_whole, runtimes.onnx, takes_whole=True),
-    "aoti": _Kind(_compiled, compiled.load),
 }
 
 

@@ -1,9 +1,9 @@
 """What a blessed model is published as, and where: settings that the steps after the gate share."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
@@ -14,16 +14,22 @@ from kfp_ddp.models.serving.inference_service import OURS, Runtime
 SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
-Variant = Literal["fp16", "int8", "resize", "aoti"]
+Variant = Literal["fp16", "int8", "resize"]
+_RETIRED = "aoti"
+
+
+def _refuse_retired(name: object) -> object:
+    if name == _RETIRED:
+        raise ValueError(f"the form {_RETIRED} was retired, remove it from variants")
+    return name
 
 
 class Variants(Settings):
     """Further forms of the model in its bundle."""
 
-    variants: tuple[Variant, ...] = ()
-    """Further forms, each measured on the whole split: fp16, int8 (calibrated on training images),
-    resize (takes whole images, resizes and crops them itself), aoti (compiled for the CPU at
-    hand)."""
+    variants: tuple[Annotated[Variant, BeforeValidator(_refuse_retired)], ...] = ()
+    """Further model files, each evaluated on the complete split: fp16, int8 (calibrated on training
+    images), resize (takes decoded images of any size, resizes and crops them)."""
     max_variant_drop: float = Field(0.02, ge=0, le=1)
     """Accuracy that a further form may lose, a share; one that loses more is left out."""
     calibration_images: int = Field(256, ge=1, le=10_000)

@@ -15,7 +15,6 @@ FILES = {
     "fp16": "model.fp16.onnx",
     "int8": "model.int8.onnx",
     "resize": "model.resize.onnx",
-    "aoti": "model.aoti.pt2",
 }
 """The file of each form."""
 LARGEST = 64 << 20
@@ -41,7 +40,7 @@ class Measured(Stored):
     won: int
     lost: int
     made: dict[str, str | int] = Field(default_factory=dict)
-    """How it was made, such as the instruction set that it is compiled for."""
+    """How it was made, such as the number of calibration images."""
 
 
 class Record(Stored):

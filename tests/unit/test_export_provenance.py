@@ -1,14 +1,12 @@
-"""What a bundle tells of where it comes from, and whether TensorRT takes its graph."""
+"""Provenance of a bundle: its bill of materials."""
 
 import re
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
-from kfp_ddp.export import provenance, tensorrt
+from kfp_ddp.export import provenance
 from kfp_ddp.k8s import images
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage.destination import sha256
@@ -64,33 +62,3 @@ def test_the_image_of_the_step_is_named_by_its_digest(
 def test_a_checkout_tells_its_own_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KFP_DDP_REVISION", raising=False)
     assert re.fullmatch(r"([0-9a-f]{40}(-dirty)?)?", provenance.revision())
-
-
-def _graph(path: Path, *operators: str, opset: int = 18) -> Path:
-    value = helper.make_tensor_value_info
-    names = ["images", *(f"x{at}" for at in range(1, len(operators))), "logits"]
-    nodes = [
-        helper.make_node(operator, [names[at]], [names[at + 1]])
-        for at, operator in enumerate(operators)
-    ]
-    shape: list[str | int | None] = ["batch", 3, 8, 8]
-    given, told = (value(name, TensorProto.FLOAT, shape) for name in ("images", "logits"))
-    graph = helper.make_graph(nodes, "x", [given], [told])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    onnx.save(model, path)
-    return path
-
-
-def test_what_tensorrt_takes_is_told_with_the_shapes_to_build_for(tmp_path: Path) -> None:
-    told = tensorrt.described(_graph(tmp_path / "model.onnx", "Relu", "Softmax"), 8)
-    assert (told["takes_it"], told["against_it"], told["opset"]) == (True, [], 18)
-    assert told["trtexec"] == (
-        "trtexec --onnx=model.onnx --minShapes=images:1x3x8x8 --optShapes=images:8x3x8x8 "
-        "--maxShapes=images:64x3x8x8"
-    )
-
-
-def test_what_it_does_not_take_is_named(tmp_path: Path) -> None:
-    told = tensorrt.described(_graph(tmp_path / "model.onnx", "Relu", "Det", opset=8), 8)
-    assert told["takes_it"] is False
-    assert told["against_it"] == ["the operator Det", "opset 8, it takes 9 to 24"]
