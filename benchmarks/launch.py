@@ -36,10 +36,9 @@ import uuid
 from pathlib import Path
 
 from kfp_ddp.jobs.identity import identify
-from kfp_ddp.jobs.job_state import state
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, stand_in
 
@@ -110,7 +109,7 @@ def _round(api: Api, seconds: int) -> dict[str, float]:
     )
     run_id = f"benchmark-{uuid.uuid4().hex[:8]}"
     name = identify(run_id, "launch", "", spec).job_name(0)
-    path = KINDS[spec.kind].path(api.namespace, name)
+    path = spec.job_kind.path(api.namespace, name)
     times: dict[str, float] = {}
     threads = [
         threading.Thread(target=_observe, args=(api.another(), name, times)),
@@ -140,7 +139,7 @@ def _observe(api: Api, name: str, times: dict[str, float]) -> None:
     path = KINDS["pytorchjob"].path(api.namespace)
     query = {"watch": "true", "fieldSelector": f"metadata.name={name}"}
     for line in api.lines(path, query, 120):
-        if state(json.loads(line)["object"]).phase == "succeeded":
+        if KINDS["pytorchjob"].state(json.loads(line)["object"]).phase == "succeeded":
             times["succeeded"] = time.time()
             return
 

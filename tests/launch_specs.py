@@ -5,8 +5,8 @@ import string
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 UNITS = ("m", "", "k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti", "P", "Pi", "E", "Ei")
 TEXT = string.printable + "äß∑模$$()`'\"\\{}%"

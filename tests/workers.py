@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.jobs import payload
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import script_map
-from kfp_ddp.jobs.manifests import carried, pod
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import pod
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
 def run(
@@ -44,9 +45,9 @@ def start(
             (mounted / file).write_bytes(base64.b64decode(packed))
     variables = expanded_variables(pod.environment(spec, name))
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(place / "tmp"), "HOME": str(place)}
-    env |= {key: value.replace(carried.FOLDER, str(mounted)) for key, value in variables.items()}
+    env |= {key: value.replace(payload.FOLDER, str(mounted)) for key, value in variables.items()}
     words = [expanded(w, variables) for w in (*pod.command(spec, name), *pod.args(spec))]
-    command = [word.replace(carried.FOLDER, str(mounted)) for word in words]
+    command = [word.replace(payload.FOLDER, str(mounted)) for word in words]
     command = [sys.executable if word == "python3" else word for word in command]
     return subprocess.Popen(
         command,

@@ -51,7 +51,7 @@ def command(run: str, files: bool, as_json: bool, connection: "Connection") -> N
 
 def told(found: "Description") -> Iterator[str]:
     """The description for people, line by line."""
-    from kfp_ddp.jobs.training_progress import clock
+    from kfp_ddp.jobs.progress import clock
 
     subject = found.subject
     took = subject.end and subject.start and (subject.end - subject.start).total_seconds()

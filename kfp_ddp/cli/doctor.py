@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.jobs.supervision import Backend
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
@@ -21,7 +22,7 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @click.option("--host", default="", help="URL of the KFP API server, to see its version.")
 @click.option(
     "--backend",
-    type=click.Choice(["pytorchjob", "trainjob", "local"]),
+    type=click.Choice(get_args(Backend)),
     default="pytorchjob",
     show_default=True,
     help="What trains.",

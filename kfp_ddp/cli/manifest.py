@@ -6,8 +6,8 @@ import click
 import yaml
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
 def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -51,13 +51,12 @@ def command(
     them is printed too.
     """
     from kfp_ddp.core.settings import check_given
-    from kfp_ddp.jobs.bring import bring
+    from kfp_ddp.jobs import payload
+    from kfp_ddp.jobs.code import archive_of, as_data_url
     from kfp_ddp.jobs.identity import identify, metadata
     from kfp_ddp.jobs.jobs import script_map
-    from kfp_ddp.jobs.manifests import carried
-    from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-    from kfp_ddp.jobs.specification.code import archive_of, as_data_url
-    from kfp_ddp.jobs.specification.script import unpacked
+    from kfp_ddp.jobs.payload import bring
+    from kfp_ddp.jobs.script import unpacked
 
     fields = dict(setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
@@ -67,12 +66,12 @@ def command(
     spec = bring(LaunchSpec.create(**fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
     printed, map_name = [], ""
-    if carried.files(spec):
+    if payload.files(spec):
         printed.append(script_map(spec, identity, None))
         map_name = printed[0]["metadata"]["name"]
         printed[0]["metadata"]["namespace"] = namespace
     meta = metadata(spec, identity, namespace, 0, None)
-    printed.append(job_manifest(spec, meta, map_name))
+    printed.append(spec.job_kind.manifest(spec, meta, map_name))
     text = yaml.dump_all(printed, Dumper=_Readable, sort_keys=False, allow_unicode=True)
     click.echo(text, nl=False)
 

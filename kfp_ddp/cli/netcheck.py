@@ -2,12 +2,13 @@
 
 import sys
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.jobs.supervision import Backend
 from kfp_ddp.training.netcheck.record import NetworkCheck
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _help(name: str) -> str:
 @click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each, by NCCL.")
 @click.option(
     *("--backend", "--kind", "kind"),
-    type=click.Choice(["pytorchjob", "trainjob", "local"]),
+    type=click.Choice(get_args(Backend)),
     default="pytorchjob",
     show_default=True,
     help="What makes the pods; local: processes of this machine.",
@@ -88,7 +89,7 @@ def _measured(
 
     if kind == "local":
         return here(check, int(fields["nodes"]))
-    from kfp_ddp.jobs.specification.kinds import KINDS
+    from kfp_ddp.jobs.kinds import KINDS
     from kfp_ddp.k8s.api import Api
     from kfp_ddp.runs.teardown.engine import delete_jobs
 

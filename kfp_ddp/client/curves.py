@@ -7,7 +7,7 @@ from typing import Any
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs.training_progress import MetricsTail
+from kfp_ddp.jobs.progress import MetricsTail
 
 METRICS, EVENTS = RunFolder.METRICS, RunFolder.TENSORBOARD
 

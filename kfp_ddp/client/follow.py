@@ -12,7 +12,7 @@ from kfp_ddp.client.runs import ended, spec_of, started
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import JobError, ServerError
-from kfp_ddp.jobs.training_progress import clock
+from kfp_ddp.jobs.progress import clock
 
 if TYPE_CHECKING:
     import kfp

@@ -13,7 +13,7 @@ from kfp_ddp.datasets.in_use import using
 from kfp_ddp.evaluation.launched import here, on_cluster, specified
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local_ranks import local_gpus
+from kfp_ddp.jobs.local import local_gpus
 from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.runs.workspace import Opened, opened, own_folder
 from kfp_ddp.training import trackers

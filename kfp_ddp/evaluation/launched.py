@@ -9,14 +9,12 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local_processes import EVALUATION
-from kfp_ddp.jobs.local_ranks import Ended, run_ranks
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.local import EVALUATION, Ended, run_ranks
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.claims import with_folders
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.script import unexpanded
-from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.supervision import check_backend
+from kfp_ddp.jobs.task import overlaid, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.workspace import followed
 

@@ -3,11 +3,9 @@
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.gang import gang_scheduling, unsure
-from kfp_ddp.jobs.manifests.pod import resources
-from kfp_ddp.jobs.runtimes import find_runtime
-from kfp_ddp.jobs.specification.claims import by_volume
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds.pod import resources
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.task import by_volume
 from kfp_ddp.k8s.api import Api, ApiError, allowed, core
 from kfp_ddp.k8s.nodes import gpus, schedulable
 
@@ -21,8 +19,8 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
         InputError: for a job that cannot run: no right to create it, a claim, runtime or queue
             that does not exist, a gang that nobody would start together.
     """
-    kind = KINDS[spec.kind]
-    if not allowed(api, "create", kind.group_version.partition("/")[0], kind.plural):
+    kind = spec.job_kind
+    if not allowed(api, "create", kind.group, kind.plural):
         raise InputError(
             f"no right to create {kind.plural} in namespace {api.namespace}; "
             "apply deploy/rbac there"
@@ -39,8 +37,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
     warnings = [said] if (said := unsure(api, spec)) else []
     if spec.scheduler == "kueue" and spec.queue:
         warnings += kueue.check_queue(api, spec.queue)
-    if spec.kind == "trainjob":
-        find_runtime(api, spec)
+    kind.find_runtime(api, spec)
     return warnings + _warnings(api, spec)
 
 

@@ -5,12 +5,11 @@ from typing import Any
 from kfp_ddp.core.run_folder import open_run_dir, task_title
 from kfp_ddp.core.settings import check_given
 from kfp_ddp.core.step import step, write_job
-from kfp_ddp.jobs.bring import bring
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.script import unpacked, unpacked_words
-from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.jobs.script import unpacked, unpacked_words
+from kfp_ddp.jobs.task import overlaid
 from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
 
@@ -39,7 +38,7 @@ def run(
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     spec = bring(spec, run_dir)
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
-    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    ran = images.record(finished.pods, spec.job_kind.containers)
     write_job(job_object, {**finished.job, "kfp_ddp": ran})
     return str(finished.job["metadata"]["name"])
 

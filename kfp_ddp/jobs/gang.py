@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.job_state import state
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import Kind
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom
 from kfp_ddp.k8s.objects import conditions
 
@@ -90,16 +89,17 @@ def check_gang(
         InputError: there is none; the job is deleted.
     """
     gang = GANGS.get(spec.scheduler)
-    if gang is None or state(job).over:
+    kind = spec.job_kind
+    if gang is None or kind.state(job).over:
         return
-    kind, name = KINDS[spec.kind], str(job["metadata"]["name"])
+    name = str(job["metadata"]["name"])
     path = kind.path(api.namespace, name)
     deadline = time.monotonic() + SECONDS
     grouped = _grouped(api, gang, name, kind.pod_selector(name))
     while grouped is None and time.monotonic() < deadline and not stopped():
         time.sleep(0.5)
         grouped = _grouped(api, gang, name, kind.pod_selector(name))
-    if grouped or (grouped is None and (stopped() or _says_nothing(api, gang, path))):
+    if grouped or (grouped is None and (stopped() or _says_nothing(api, gang, kind, path))):
         return
     api.delete(path)
     raise InputError(
@@ -150,13 +150,13 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
     return any(gang.mark in each for each in marks) if marks else None
 
 
-def _says_nothing(api: Api, gang: Gang, path: str) -> bool:
+def _says_nothing(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
     """Whether nothing follows from what is not there: the job is over, or nobody looked at it."""
     try:
         job = api.call("GET", path, retry=True)
     except ApiError:
         return True
-    if state(job).over or not conditions(job):
+    if kind.state(job).over or not conditions(job):
         return True
     return not allowed(api, "get", gang.group_version.partition("/")[0], "podgroups")
 

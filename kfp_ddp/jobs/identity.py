@@ -9,7 +9,7 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.jobs.kueue import QUEUE_LABEL
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, own_pod
 
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))

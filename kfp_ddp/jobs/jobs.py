@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.jobs import payload
 from kfp_ddp.jobs.identity import ATTEMPT, RUN, SPEC, TASK, Identity, Owner, metadata
-from kfp_ddp.jobs.job_state import suspended
-from kfp_ddp.jobs.manifests import carried
-from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-from kfp_ddp.jobs.manifests.trainjob import Runtime
-from kfp_ddp.jobs.runtimes import find_runtime
-from kfp_ddp.jobs.specification.kinds import KINDS, Kind
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import Kind
+from kfp_ddp.jobs.kinds.base import Runtime
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation, label
 
@@ -41,12 +38,12 @@ class Jobs:
     @property
     def kind(self) -> Kind:
         """The kind of the jobs."""
-        return KINDS[self.spec.kind]
+        return self.spec.job_kind
 
     @cached_property
     def runtime(self) -> Runtime | None:
-        """What a TrainJob is made from; None for other kinds."""
-        return find_runtime(self.api, self.spec) if self.spec.kind == "trainjob" else None
+        """What the jobs are made from; None for a kind without runtimes."""
+        return self.kind.find_runtime(self.api, self.spec)
 
     def path(self, attempt: int) -> str:
         """Path of an attempt's job."""
@@ -110,7 +107,7 @@ class Jobs:
             found = self.api.call("POST", path, body, dry, retry=True)
         except ApiError:
             return  # what is wrong is told when it is created
-        if not suspended(found):
+        if not self.kind.suspended(found):
             raise InputError(
                 f"queue={self.spec.queue!r}: Kueue here does not manage {self.kind.plural}."
                 f"{self.kind.group_version}; enable that integration, or leave queue empty"
@@ -124,7 +121,7 @@ class Jobs:
             meta["annotations"] = {AVOIDS: ",".join(sorted(self.avoided))}
             affinity = away_from(self.avoided, spec.affinity)
             spec = spec.model_copy(update={"affinity": affinity})
-        return job_manifest(spec, meta, script_map, self.runtime)
+        return self.kind.manifest(spec, meta, script_map, self.runtime)
 
     def _create(self, attempt: int) -> Object:
         body = self.manifest(attempt, self._script_map())
@@ -133,7 +130,7 @@ class Jobs:
 
     def _script_map(self) -> str:
         """The ConfigMap of what travels, made if need be; '' where we have no right to make one."""
-        if not carried.files(self.spec):
+        if not payload.files(self.spec):
             return ""
         path = core(self.api.namespace, "configmaps")
         body = script_map(self.spec, self.identity, self.owner)
@@ -146,7 +143,7 @@ class Jobs:
                 return name
             if error.status in TRANSIENT:
                 raise
-            if not carried.fits_variables(self.spec):
+            if not payload.fits_variables(self.spec):
                 raise InputError(
                     "the script, the code or the packages do not fit into a variable of 128 KiB, "
                     f"and no ConfigMap may be made for them ({error.message}); apply deploy/rbac, "
@@ -219,7 +216,7 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
     if owner is not None:
         meta["ownerReferences"] = [owner.reference()]
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
-    return {**kind, "metadata": meta, **carried.map_data(spec), "immutable": True}
+    return {**kind, "metadata": meta, **payload.map_data(spec), "immutable": True}
 
 
 def away_from(nodes: Iterable[str], affinity: Object) -> Object:

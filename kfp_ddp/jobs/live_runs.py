@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.jobs.identity import RUN, WORKFLOWS
-from kfp_ddp.jobs.job_state import state
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, Object, custom
 from kfp_ddp.k8s.objects import label, phase
 
@@ -37,7 +36,7 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
     live = {label(each, KFP_RUN) for each in workflows if phase(each) not in _OVER}
     for kind in KINDS.values():
         jobs = _items(api, kind.path(api.namespace))
-        live |= {label(job, RUN) for job in jobs if not state(job).over}
+        live |= {label(job, RUN) for job in jobs if not kind.state(job).over}
     return lambda run_id: run_id in live
 
 

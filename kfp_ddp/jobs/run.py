@@ -9,15 +9,14 @@ from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
-from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.gang import check_gang
 from kfp_ddp.jobs.identity import find_owner, identify
-from kfp_ddp.jobs.job_state import state
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided, marked
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import Kind
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, core
 
 SILENCE_SECONDS = 120.0
@@ -71,7 +70,7 @@ def launch(
     owner = find_owner(api)
     jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), owner)
     there = jobs.attempts()
-    attempts = Attempts.of(there)
+    attempts = Attempts.of(there, jobs.kind)
     jobs.avoided = avoided(there)
     if attempts.current not in there:
         _check(jobs, attempts.current)
@@ -105,7 +104,7 @@ class Attempts:
     """Those that failed of their preemption alone, which use up no retry."""
 
     @classmethod
-    def of(cls, jobs: dict[int, Object]) -> "Attempts":
+    def of(cls, jobs: dict[int, Object], kind: Kind) -> "Attempts":
         """Where to start, by the jobs that are there.
 
         A failed job whose failure was not told yet is ours to judge; one that was told is over, and
@@ -119,7 +118,7 @@ class Attempts:
         preempted = {number for number, job in jobs.items() if marked(job, PREEMPTED)}
         if newest in preempted:
             return cls(newest + 1, first, preempted)
-        if newest in told and state(jobs[newest]).phase == "failed":
+        if newest in told and kind.state(jobs[newest]).phase == "failed":
             return cls(newest + 1, newest + 1, preempted)
         return cls(newest, first, preempted)
 
@@ -197,8 +196,8 @@ def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
         pending=spec.pending_minutes * 60,
         enough_pods=spec.node_range()[0] if spec.elastic else 0,
         crashes=spec.restarts() if spec.elastic else 0,
-        silence=SILENCE_SECONDS if whole and KINDS[spec.kind].waits_in_silence else 0,
-        pods=spec.pods() + (spec.kind == "mpijob"),
+        silence=SILENCE_SECONDS if whole and spec.job_kind.waits_silently else 0,
+        pods=spec.pods() + spec.job_kind.extra_pods,
         stall=stall_minutes * 60,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.step import last_error as error_in
-from kfp_ddp.jobs.training_progress import TrainingProgress, clock
+from kfp_ddp.jobs.progress import TrainingProgress, clock
 from kfp_ddp.local.screen import bar
 from kfp_ddp.report.pictures import read_events
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
-from kfp_ddp.jobs.specification.launch_spec import IN_WORDS
+from kfp_ddp.jobs.launch_spec import IN_WORDS
 from kfp_ddp.k8s.quantity import AMOUNT, QUANTITY
 from kfp_ddp.models.serving.inference_service import OURS, Runtime
 

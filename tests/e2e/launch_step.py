@@ -20,7 +20,7 @@ import json, sys
 from pathlib import Path
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.core.step import step
 
 @step

@@ -13,7 +13,7 @@ from kfp_ddp.datasets.volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request

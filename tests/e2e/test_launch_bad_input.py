@@ -14,9 +14,9 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.check_job import check
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers

@@ -17,7 +17,7 @@ from kubernetes import client
 
 from kfp_ddp.components.job.component import job
 from kfp_ddp.jobs.authoring import as_folder, as_function
-from kfp_ddp.jobs.specification.script import packed
+from kfp_ddp.jobs.script import packed
 from tests.e2e.harness import rights
 from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised

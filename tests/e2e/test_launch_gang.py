@@ -13,9 +13,9 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until

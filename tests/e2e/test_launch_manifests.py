@@ -9,9 +9,8 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.jobs.identity import Owner, identify, metadata
-from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, core
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
@@ -87,7 +86,9 @@ def dry_run(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
     identity = identify("0b9c5d4e-run", "train", "12", spec)
     owner = Owner("pod", "workflow", "3f1e0c1a-0000-4000-8000-000000000000")
     script_map = identity.name if spec.script else ""
-    body = job_manifest(spec, metadata(spec, identity, api.namespace, 0, owner), script_map)
+    body = spec.job_kind.manifest(
+        spec, metadata(spec, identity, api.namespace, 0, owner), script_map
+    )
     query = {"fieldValidation": "Strict", "dryRun": "All"}
     return api.call("POST", KINDS[spec.kind].path(api.namespace), body, query)
 
@@ -135,7 +136,7 @@ def test_what_a_specification_takes_for_good_the_server_does_too(api: Api, kind:
     for _ in range(60):
         spec = specification(chance, kind)
         meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
-        job = job_manifest(spec, meta)
+        job = spec.job_kind.manifest(spec, meta)
         query = {"fieldValidation": "Strict", "dryRun": "All"}
         api.call("POST", KINDS[kind].path(api.namespace), job, query)
         for template in templates(job["spec"]).values() if kind != "trainjob" else ():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.jobs.follow import sample
+from kfp_ddp.jobs.follow.logs import STREAMS, sample_note
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, scene, stand_in
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
@@ -17,7 +17,7 @@ from tests.e2e.harness.fixtures import cluster  # noqa: F401
 pytestmark = pytest.mark.smoke
 
 # Streams of logs; watches of the job, its pods and events; the launch itself, and its last request.
-SOCKETS = sample.STREAMS + 3 + 2
+SOCKETS = STREAMS + 3 + 2
 REQUESTS = 60
 """And one for each second that it takes, at most."""
 RSS_MB = 300
@@ -45,10 +45,10 @@ def test_the_first_of_many_failures_is_named_and_little_is_used(
     first, nodes = many.number(played.first), count // many.PODS_A_NODE
     assert f"failed: worker-{first}: exit code 1: ValueError: no layer 5; " in lines[-1]
     said = [line for line in lines if line.startswith("following at most")]
-    assert said == [sample.in_words(count, api.namespace)]
+    assert said == [sample_note(count, api.namespace)]
     assert f"[worker-0] {played.pods[0]} is at step 0" in lines
     assert f"[worker-{first}] ValueError: no layer 5" in lines
-    assert logs.most_open <= sample.STREAMS
+    assert logs.most_open <= STREAMS
     assert len(logs.asked) <= nodes + failing + replaced
     used = played.launch.used
     assert used.sockets <= SOCKETS, used

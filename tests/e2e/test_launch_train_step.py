@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.jobs.specification.kinds import pod_title
+from kfp_ddp.jobs.kinds import pod_title
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.fixtures import cluster  # noqa: F401

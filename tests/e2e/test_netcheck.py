@@ -9,8 +9,8 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import JobError
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.netcheck import require
-from kfp_ddp.jobs.specification.kinds import KINDS
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds
 from tests.e2e.harness.scene import namespace

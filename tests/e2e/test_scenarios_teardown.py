@@ -2,7 +2,7 @@
 
 import pytest
 
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.play import LOST_PODS, Run
 from tests.e2e.harness.scene import Scene

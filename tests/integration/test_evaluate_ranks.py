@@ -20,7 +20,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import evaluate as engine
 from kfp_ddp.evaluation.ranks import Evaluated
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local_processes import EVALUATION
+from kfp_ddp.jobs.local import EVALUATION
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.runs.workspace import checkpoints as bucketed

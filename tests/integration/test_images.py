@@ -25,7 +25,7 @@ LIBRARIES = {
         *(
             "kfp_ddp.cli",
             "kfp_ddp.jobs.run",
-            "kfp_ddp.jobs.specification.task_config",
+            "kfp_ddp.jobs.task",
         ),
         *("kfp_ddp.storage.sources.gcs", "kubernetes.client", "kubeflow.training"),
         *(*STORES, "google_crc32c", "kubeflow_trainer_api.models"),

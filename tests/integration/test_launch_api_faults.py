@@ -16,12 +16,11 @@ from kubernetes import client
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits, out_of_time
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import PodLog
-from kfp_ddp.jobs.follow.printer import Printer
+from kfp_ddp.jobs.follow.logs import PodLog, Printer
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import REPORTED, Jobs
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s import watch_cache
 from kfp_ddp.k8s.api import PAGE, Api, ApiError
 from kfp_ddp.k8s.nodes import schedulable
@@ -322,6 +321,6 @@ def test_a_deadline_counts_by_the_clock_that_dated_the_job(ahead: float) -> None
         follower.watches.jobs.objects = {"job": job}
         look = follower._look()
         assert look is not None
-        assert not out_of_time(look, kind, limits, "")
-        assert out_of_time(look, kind, Limits(deadline=60), "")
-        assert out_of_time(look, kind, Limits(pending=60), "")
+        assert not out_of_time(look, limits, "")
+        assert out_of_time(look, Limits(deadline=60), "")
+        assert out_of_time(look, Limits(pending=60), "")

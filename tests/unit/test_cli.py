@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.local import installed
 from kfp_ddp.pipelines.images import Images
 

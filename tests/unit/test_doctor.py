@@ -17,7 +17,7 @@ from kfp_ddp.checks.doctor.rights import KUEUE_RIGHTS, RIGHTS, of_gangs, of_jobs
 from kfp_ddp.checks.doctor.secret import secret
 from kfp_ddp.checks.doctor.storage import CLASSES, claims
 from kfp_ddp.jobs.gang import GANGS
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving.rollout import OURS
 

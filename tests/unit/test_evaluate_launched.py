@@ -9,7 +9,7 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledE
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.evaluation import launched
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local_ranks import Ended
+from kfp_ddp.jobs.local import Ended
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.jobs import code
 from kfp_ddp.jobs.authoring import as_folder
-from kfp_ddp.jobs.bring import bring
-from kfp_ddp.jobs.specification import code
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.payload import bring
 from tests import workers
 
 

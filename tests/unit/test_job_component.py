@@ -14,10 +14,10 @@ from kfp import compiler, dsl
 from kfp_ddp.components.job.component import job
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import engine
-from kfp_ddp.jobs.specification.code import as_data_url
-from kfp_ddp.jobs.specification.kinds import KINDS, KindName
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.script import WORD, packed, words
+from kfp_ddp.jobs.code import as_data_url
+from kfp_ddp.jobs.kinds import KINDS, KindName
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.script import WORD, packed, words
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()

@@ -18,11 +18,10 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import engine
+from kfp_ddp.jobs import code, engine
 from kfp_ddp.jobs.authoring import as_folder, as_script
-from kfp_ddp.jobs.manifests.carried import PROGRAM
-from kfp_ddp.jobs.specification import code
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.payload import PROGRAM
 from tests import workers
 
 CASES = [25, pytest.param(250, marks=pytest.mark.soak)]

@@ -18,7 +18,7 @@ from kfp import dsl
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import engine
 from kfp_ddp.jobs.authoring import as_function
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
 
 HARD = [

@@ -10,7 +10,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.authoring import locked
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
 from tests.package_index import digest, index
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.run import Attempts
 
 
@@ -13,7 +14,7 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
 
 
 def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
-    attempts = Attempts.of(jobs)
+    attempts = Attempts.of(jobs, KINDS["pytorchjob"])
     return attempts.current, attempts.first
 
 
@@ -34,9 +35,13 @@ def test_one_that_failed_of_its_preemption_is_made_anew_in_its_series() -> None:
 
 
 def test_one_that_failed_of_its_preemption_uses_up_no_retry() -> None:
-    attempts = Attempts.of({0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")})
+    attempts = Attempts.of(
+        {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
+    )
     assert (attempts.current, attempts.made) == (2, 3)
     assert attempts.retries_left(3) == 2
-    assert Attempts.of({}).retries_left(3) == 3
-    attempts = Attempts.of({0: job("Failed", REPORTED), 1: job("Failed"), 2: job()})
+    assert Attempts.of({}, KINDS["pytorchjob"]).retries_left(3) == 3
+    attempts = Attempts.of(
+        {0: job("Failed", REPORTED), 1: job("Failed"), 2: job()}, KINDS["pytorchjob"]
+    )
     assert (attempts.made, attempts.retries_left(1)) == (2, 0)

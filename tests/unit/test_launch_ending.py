@@ -10,8 +10,8 @@ import pytest
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.follow.printer import Printer
-from kfp_ddp.jobs.follow.step_files import StepFiles
+from kfp_ddp.jobs.follow.follower import StepFiles
+from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.watch_cache import WatchCache

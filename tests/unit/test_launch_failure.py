@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from kfp_ddp.jobs.follow.root_cause import root_cause
+from kfp_ddp.jobs.failure import root_cause
 
 
 def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> dict[str, Any]:

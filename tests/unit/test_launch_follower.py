@@ -13,15 +13,13 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow.decisions import Limits, Look
-from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import to_follow
+from kfp_ddp.jobs.follow.follower import Follower, StepFiles
+from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.follow.standing import Reason
-from kfp_ddp.jobs.follow.step_files import StepFiles
 from kfp_ddp.jobs.identity import Owner
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object
 
 MADE = "2026-01-01T00:00:00Z"
@@ -77,7 +75,7 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
     gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
-    one.pods = Pods.of(JOB).look(JOB, {"a": gone}, {}, 1)
+    one.pods = Pods.of(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
     assert one.run(Limits()).pods == [gone]
 
 
@@ -118,7 +116,7 @@ def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> No
             "containerStatuses": [{"name": "pytorch", "state": {"terminated": {"exitCode": 1}}}],
         },
     }
-    one.pods = Pods.of(JOB).look(JOB, {"a": crash}, {}, 1)
+    one.pods = Pods.of(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
     outcome = one.run(Limits(crashes=1))
     assert outcome.given_up
     assert outcome.pods == [crash]
@@ -194,7 +192,7 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[float] = []
-    queued = {**JOB, "spec": {"suspend": True}}
+    queued = {**JOB, "spec": {"runPolicy": {"suspend": True}}}
     narrator = Narrator(Printer(), nowhere())
 
     def tell(clock: float, job: Object, reason: str) -> None:
@@ -203,7 +201,17 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
             return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
-        narrator.tell(Look(job, Pods.of(job), True, now=0, clock=clock), [])
+        narrator.tell(
+            Look(
+                KINDS["pytorchjob"],
+                job,
+                Pods.of(job, KINDS["pytorchjob"]),
+                True,
+                now=0,
+                clock=clock,
+            ),
+            [],
+        )
 
     for clock in range(100, 200):
         tell(clock, queued, "third in line")

@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import gang
 from kfp_ddp.jobs.check_job import gang_scheduling
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 GROUPS = {

@@ -12,9 +12,8 @@ from kubernetes.utils import parse_quantity
 
 from kfp_ddp.core.step import write_job
 from kfp_ddp.jobs.identity import identify, metadata
-from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.quantity import amount
 from tests.launch_specs import quantity, specification
 from tests.unit.test_launch_pods import templates
@@ -29,7 +28,7 @@ def generated(kind: str) -> list[tuple[LaunchSpec, dict[str, Any], dict[str, str
     for _ in range(CASES):
         spec = specification(chance, kind)
         meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-        found.append((spec, job_manifest(spec, meta), meta["labels"]))
+        found.append((spec, spec.job_kind.manifest(spec, meta), meta["labels"]))
     return found
 
 
@@ -67,7 +66,7 @@ def test_no_value_of_a_variable_reaches_the_record_of_any_job(kind: str, tmp_pat
         env = {**spec.env, "SECRET": f"a {secret} b"}
         spec = LaunchSpec.create(**{**spec.given(), "env": env})
         meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-        write_job(SimpleNamespace(path=str(path)), job_manifest(spec, meta))
+        write_job(SimpleNamespace(path=str(path)), spec.job_kind.manifest(spec, meta))
         assert secret not in path.read_text()
         assert json.loads(path.read_text())["metadata"] == meta
 

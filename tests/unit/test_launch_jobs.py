@@ -12,11 +12,11 @@ from kubernetes import client
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.printer import LogCursor, Printer, Stamp
+from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import Jobs
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 

@@ -1,6 +1,6 @@
 """What is made of the end of a log, with reports as torchrun of torch 2.15 wrote them."""
 
-from kfp_ddp.jobs.follow.last_words import Words, last_words
+from kfp_ddp.jobs.failure import Words, last_words
 
 REPORT = """\
 E1121 14:53:53.818000 1 site-packages/torch/distributed/elastic/multiprocessing/api.py:1002] \

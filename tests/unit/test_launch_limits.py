@@ -9,20 +9,20 @@ import pytest
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.jobs import check_job, run
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits, Look, cannot_start, out_of_time, verdict
 from kfp_ddp.jobs.follow.follower import Outcome
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.follow.standing import Reason, Stands
-from kfp_ddp.jobs.job_state import State, state
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)
 RUNNING: Object = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
-QUEUED: Object = {"spec": {"suspend": True}}
+QUEUED: Object = {"spec": {"runPolicy": {"suspend": True}}}
 
 
 def ago(seconds: float) -> str:
@@ -34,21 +34,27 @@ def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
     return {"metadata": meta, "status": {"phase": phase}}
 
 
-def look(*there: Object, job: Object | None = None, age: float = 600, **seen: Any) -> Look:
+def look(
+    *there: Object,
+    job: Object | None = None,
+    age: float = 600,
+    kind: str = "pytorchjob",
+    **seen: Any,
+) -> Look:
     """A look at a job of this age with these pods; `seen` is what else was seen of pods."""
     made = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)}, **(job or {})}
     present = {each["metadata"]["uid"]: each for each in there}
-    pods = Pods(NOW - age, present, **seen)
-    return Look(made, pods, pods_listed=True, now=NOW, clock=0)
+    pods = Pods(KINDS[kind], NOW - age, present, **seen)
+    return Look(KINDS[kind], made, pods, pods_listed=True, now=NOW, clock=0)
 
 
-def late(seen: Look, limits: Limits = SIX, kind: str = "pytorchjob") -> str:
-    return out_of_time(seen, KINDS[kind], limits, "x is created: no node is free")
+def late(seen: Look, limits: Limits = SIX) -> str:
+    return out_of_time(seen, limits, "x is created: no node is free")
 
 
 def test_a_trainjob_whose_pods_wait_for_a_node_is_given_up() -> None:
     active = {"status": {"jobsStatus": [{"name": "node", "ready": 0, "active": 1}]}}
-    assert late(look(pod("node-0", "Pending", 7), job=active), kind="trainjob") == (
+    assert late(look(pod("node-0", "Pending", 7), job=active, kind="trainjob")) == (
         "node-0 of TrainJob x did not start within pending_minutes=0.1, and the job was deleted: "
         "x is created: no node is free"
     )
@@ -109,7 +115,7 @@ def test_a_job_is_given_up_when_a_pod_of_it_waits_too_long(
 def test_a_job_without_pods_counts_once_pods_are_known() -> None:
     seen = look()
     assert late(seen)
-    assert not late(Look(seen.job, seen.pods, pods_listed=False, now=NOW, clock=0))
+    assert not late(replace(seen, pods_listed=False))
 
 
 def test_of_pods_that_wait_the_oldest_is_named() -> None:
@@ -123,15 +129,15 @@ def test_a_time_that_is_just_up_is_not_over() -> None:
 
 
 def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
-    seen, kind = replace(look(), clock=1000), KINDS["pytorchjob"]
+    seen = replace(look(), clock=1000)
     stands = [Stands("pod a", Reason("quota", "exceeded quota"), 900)]
     said = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
-    assert cannot_start(seen, kind, Limits(), stands) == said
-    assert cannot_start(seen, kind, Limits(pending=99), stands) == said
-    assert cannot_start(seen, kind, Limits(pending=101), stands) == ""
-    assert cannot_start(replace(seen, clock=950), kind, Limits(), stands) == ""
+    assert cannot_start(seen, Limits(), stands) == said
+    assert cannot_start(seen, Limits(pending=99), stands) == said
+    assert cannot_start(seen, Limits(pending=101), stands) == ""
+    assert cannot_start(replace(seen, clock=950), Limits(), stands) == ""
     over = look(job={"status": {"conditions": [{"type": "Failed", "status": "True"}]}})
-    assert cannot_start(replace(over, clock=1000), kind, Limits(), stands) == ""
+    assert cannot_start(replace(over, clock=1000), Limits(), stands) == ""
 
 
 @pytest.mark.parametrize(
@@ -159,11 +165,11 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
     evicted = copy.deepcopy(crash)
     evicted["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
     gone = (crash, drained, evicted, drained)
-    kind, worker = KINDS["pytorchjob"], pod("worker", "Running", 5)
-    assert verdict(look(worker, ended=gone), kind, Limits(crashes=2)) is None
+    worker = pod("worker", "Running", 5)
+    assert verdict(look(worker, ended=gone), Limits(crashes=2)) is None
     seen = look(worker, ended=(*gone, crash))
-    assert verdict(seen, kind, Limits()) is None
-    found = verdict(seen, kind, Limits(crashes=2))
+    assert verdict(seen, Limits()) is None
+    found = verdict(seen, Limits(crashes=2))
     assert found is not None
     assert (found.state, found.given_up) == (State("failed", "its pods crashed 2 times"), True)
     assert found.reasons == (crash, crash)
@@ -172,7 +178,7 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
 
 def test_what_the_operator_says_of_the_end_is_not_ours() -> None:
     job = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "why"}]}}
-    found = verdict(look(job=job), KINDS["pytorchjob"], Limits(crashes=1))
+    found = verdict(look(job=job), Limits(crashes=1))
     assert found is not None
     assert (found.state, found.given_up) == (State("failed", "why"), False)
     assert late(look(job=job, age=9999), Limits(deadline=1, pending=1)) == ""
@@ -222,7 +228,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
 
     def follow(jobs: Any, attempt: int, *given: Any) -> Outcome:
         made.append(attempt)
-        found = state(job)
+        found = KINDS["pytorchjob"].state(job)
         if found.over:
             return Outcome(found, job, [left])
         return Outcome(State("failed", "restarted"), job, [left], given_up=True)

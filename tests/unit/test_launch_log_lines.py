@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from kfp_ddp.jobs.follow.logs import LONGEST, drawn, unprinted
-from kfp_ddp.jobs.follow.printer import LogCursor
+from kfp_ddp.jobs.follow.logs import LONGEST, LogCursor, drawn, unprinted
 from kfp_ddp.k8s.api import split_lines
 
 BAR = "".join(f"\r{percent}%|{'#' * percent}" for percent in range(101))

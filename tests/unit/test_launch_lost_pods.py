@@ -1,9 +1,11 @@
 """A pod that was removed while it ran tells nothing, and its job is tried again all the same."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import (
     SETTLE_SECONDS,
     Limits,
@@ -14,9 +16,8 @@ from kfp_ddp.jobs.follow.decisions import (
     verdict,
 )
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.root_cause import root_cause
-from kfp_ddp.jobs.job_state import State
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import State
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: dict[str, Any] = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": MADE}}
@@ -62,7 +63,7 @@ def test_a_lost_pod_hides_no_error_of_the_user() -> None:
 
 def looked(*looks: Any, job: Any = JOB, removed: Any = ()) -> Pods:
     """What is known after looks at the pods that were there, a second apart."""
-    pods = Pods.of(JOB)
+    pods = Pods.of(JOB, KINDS["trainjob"])
     gone = {each["metadata"]["uid"]: each for each in removed}
     for clock, there in enumerate(looks, start=1):
         pods = pods.look(job, {each["metadata"]["uid"]: each for each in there}, gone, clock)
@@ -116,7 +117,9 @@ def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while(
 ) -> None:
     pods = looked(*REPLACED)
     assert pods.replaced_at == 2
-    look = Look(JOB, pods, pods_listed=True, now=0, clock=clock, heard_at=heard_at)
+    look = Look(
+        KINDS["trainjob"], JOB, pods, pods_listed=True, now=0, clock=clock, heard_at=heard_at
+    )
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
 
 
@@ -124,19 +127,23 @@ def test_a_job_that_cannot_go_on_is_given_up_though_its_operator_would_not() -> 
     """Neither an answer nor an end would come from its ranks for a quarter of an hour."""
     again = pod("node-0")
     again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
-    restarted = Look(JOB, looked([pod("node-0")], [again]), True, now=0, clock=9999)
-    split = Look(JOB, looked(*REPLACED), True, now=0, clock=9999)
+    restarted = Look(
+        KINDS["trainjob"], JOB, looked([pod("node-0")], [again]), True, now=0, clock=9999
+    )
+    split = Look(KINDS["trainjob"], JOB, looked(*REPLACED), True, now=0, clock=9999)
     limits = Limits(silence=60)
     why = "a container was started again in its pod"
-    assert verdict(restarted, KINDS["trainjob"], limits) == Verdict(State("failed", why), True)
-    assert verdict(restarted, KINDS["pytorchjob"], limits) is None
+    assert verdict(restarted, limits) == Verdict(State("failed", why), True)
+    assert verdict(replace(restarted, kind=KINDS["pytorchjob"]), limits) is None
     why = "a pod that was lost was replaced, and its peers wait for it"
-    assert verdict(split, KINDS["trainjob"], limits) == Verdict(State("failed", why), True)
-    assert verdict(split, KINDS["trainjob"], Limits()) is None
+    assert verdict(split, limits) == Verdict(State("failed", why), True)
+    assert verdict(split, Limits()) is None
 
 
 def test_a_job_whose_lost_pod_was_not_replaced_is_waited_for() -> None:
-    look = Look(JOB, looked(REPLACED[0], [pod("master-0")]), True, now=0, clock=9999)
+    look = Look(
+        KINDS["trainjob"], JOB, looked(REPLACED[0], [pod("master-0")]), True, now=0, clock=9999
+    )
     assert not split_by_a_replacement(look, Limits(silence=60))
 
 
@@ -162,8 +169,8 @@ def test_a_container_that_was_started_again_ends_a_job_whose_operator_restarts_i
     again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
     pods = looked([pod("node-0")], [again], [again])
     assert pods.restarted_at == 2
-    look = Look(JOB, pods, pods_listed=True, now=0, clock=2 + after)
-    assert bool(restarted_in_place(look, KINDS[kind])) is restarted
+    look = Look(KINDS["trainjob"], JOB, pods, pods_listed=True, now=0, clock=2 + after)
+    assert bool(restarted_in_place(replace(look, kind=KINDS[kind]))) is restarted
 
 
 def test_pods_that_a_queue_took_back_are_no_failure() -> None:

@@ -4,9 +4,9 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.follow import narrator
-from kfp_ddp.jobs.job_state import State, started, state
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
-from kfp_ddp.jobs.specification.kinds import KINDS
 from kfp_ddp.k8s.api import ApiError
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
@@ -227,10 +227,10 @@ def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
 
 def test_a_trainjob_that_lost_its_patches_is_told_from_one_with_more() -> None:
     ours, kueues = {"manager": "kfp-ddp/launcher"}, {"manager": "kueue.x-k8s.io/manager"}
-    stripped_fields = KINDS["trainjob"].stripped_fields
-    assert stripped_fields({"spec": {"runtimePatches": [ours, kueues]}}) == ""
-    assert "has lost its runtimePatches" in stripped_fields({"spec": {}})
-    assert "has lost its runtimePatches" in stripped_fields({"spec": {"runtimePatches": [kueues]}})
+    lost = KINDS["trainjob"].lost
+    assert lost({"spec": {"runtimePatches": [ours, kueues]}}) == ""
+    assert "has lost its runtimePatches" in lost({"spec": {}})
+    assert "has lost its runtimePatches" in lost({"spec": {"runtimePatches": [kueues]}})
 
 
 def test_states_of_both_kinds_of_jobs() -> None:
@@ -238,16 +238,18 @@ def test_states_of_both_kinds_of_jobs() -> None:
         conditions = [{"type": kind, "status": "True"} for kind in kinds]
         return {"status": {"conditions": conditions, **more.get("status", {})}, "spec": more}
 
-    assert state({}).phase == "created"
-    assert state(job("Created", "Running")).phase == "running"
-    assert state(job("Created", "Running", "Succeeded")).phase == "succeeded"
-    assert state(job("Complete")).phase == "succeeded"
-    assert state(job("Failed")).phase == "failed"
-    assert state(job("Created", suspend=True)).phase == "queued"
-    assert state(job("Created", runPolicy={"suspend": True})).phase == "queued"
-    assert state(trainjob(active=2)).phase == "created"  # its pods may well wait for a node
-    assert state(trainjob(active=2, ready=1)).phase == "running"
-    assert state(trainjob(succeeded=1)).phase == "running"
+    assert KINDS["pytorchjob"].state({}).phase == "created"
+    assert KINDS["pytorchjob"].state(job("Created", "Running")).phase == "running"
+    assert KINDS["pytorchjob"].state(job("Created", "Running", "Succeeded")).phase == "succeeded"
+    assert KINDS["trainjob"].state(job("Complete")).phase == "succeeded"
+    assert KINDS["pytorchjob"].state(job("Failed")).phase == "failed"
+    assert KINDS["trainjob"].state(job("Created", suspend=True)).phase == "queued"
+    assert KINDS["pytorchjob"].state(job("Created", runPolicy={"suspend": True})).phase == "queued"
+    assert (
+        KINDS["trainjob"].state(trainjob(active=2)).phase == "created"
+    )  # its pods may well wait for a node
+    assert KINDS["trainjob"].state(trainjob(active=2, ready=1)).phase == "running"
+    assert KINDS["trainjob"].state(trainjob(succeeded=1)).phase == "running"
 
 
 def trainjob(**counts: int) -> dict[str, Any]:
@@ -260,7 +262,15 @@ def test_a_deadline_that_an_operator_enforced_is_known_in_both_kinds() -> None:
         return {"status": {"conditions": [condition]}}
 
     v1 = "Job x has failed because it was active longer than specified deadline"
-    assert state(failed("PyTorchJobFailed", v1)).past_deadline
-    assert state(failed("DeadlineExceeded", "TrainJob exceeded its active deadline")).past_deadline
-    assert not state(failed("PyTorchJobFailed", "1 Worker replica(s) failed.")).past_deadline
-    assert not state({}).past_deadline
+    assert KINDS["pytorchjob"].state(failed("PyTorchJobFailed", v1)).past_deadline
+    assert (
+        KINDS["trainjob"]
+        .state(failed("DeadlineExceeded", "TrainJob exceeded its active deadline"))
+        .past_deadline
+    )
+    assert (
+        not KINDS["pytorchjob"]
+        .state(failed("PyTorchJobFailed", "1 Worker replica(s) failed."))
+        .past_deadline
+    )
+    assert not KINDS["pytorchjob"].state({}).past_deadline

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-from kfp_ddp.jobs.manifests.trainjob import TOKEN_DIR, Runtime
-from kfp_ddp.jobs.specification.default_resources import (
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import Runtime
+from kfp_ddp.jobs.kinds.pod import (
     PER_GPU,
     PER_RANK_ON_CPUS,
     default_resources,
 )
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
@@ -23,7 +23,7 @@ V1 = ["pytorchjob", "tfjob", "mpijob"]
 
 def made(kind: str, found: Runtime | None = None, **fields: Any) -> dict[str, Any]:
     spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
-    return dict(job_manifest(spec, {"name": "job", "labels": LABELS}, "", found)["spec"])
+    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": LABELS}, "", found)["spec"])
 
 
 def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.jobs.training_progress import (
+from kfp_ddp.jobs.progress import (
     Event,
     MetricsTail,
     ProgressTeller,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.runtimes import find_runtime
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests.unit.test_launch_gang import Server
 
 GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
@@ -43,9 +43,12 @@ def test_one_of_the_namespace_goes_first_and_what_is_not_seen_is_there(
     space: Any, whole: Any, kind: str, has_resources: bool
 ) -> None:
     """Of one that may not be looked at, nobody knows what its nodes ask for: it is left alone."""
-    assert find_runtime(Server({SPACE: space, WHOLE: whole}), SPEC) == (kind, has_resources)
+    assert KINDS["trainjob"].find_runtime(Server({SPACE: space, WHOLE: whole}), SPEC) == (
+        kind,
+        has_resources,
+    )
 
 
 def test_one_that_is_nowhere_is_one_line() -> None:
     with pytest.raises(InputError, match="runtime 'mine' does not exist; use one of `kubectl get"):
-        find_runtime(Server({}), SPEC)
+        KINDS["trainjob"].find_runtime(Server({}), SPEC)

@@ -11,17 +11,17 @@ from kubernetes import client
 
 from kfp_ddp.core.files import open_below
 from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import follower as following
-from kfp_ddp.jobs.follow import kept, narrator, ranks, sample
+from kfp_ddp.jobs.follow import logs, narrator, ranks
 from kfp_ddp.jobs.follow.decisions import Limits, Look
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
-from kfp_ddp.jobs.follow.logs import PodLog
+from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.printer import LogCursor, Stamp
-from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.identity import Owner
-from kfp_ddp.jobs.job_state import State
-from kfp_ddp.jobs.specification.kinds import KINDS, V1_INDEX, V1_TYPE
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.kinds.training_operator import INDEX, TYPE
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.images import used
 
@@ -40,7 +40,7 @@ def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> O
         "metadata": {
             "name": f"x-{role}-{number}",
             "uid": f"{role}-{number}",
-            "labels": {V1_TYPE: role, V1_INDEX: str(number)},
+            "labels": {TYPE: role, INDEX: str(number)},
         },
         "spec": {"nodeName": f"node-{node}", "containers": []},
         "status": {"phase": phase, "containerStatuses": [{"name": "pytorch", "state": state}]},
@@ -54,12 +54,12 @@ def job(count: int, nodes: int, **states: Object) -> dict[str, Object]:
 
 
 def chosen(pods: dict[str, Object], begun: dict[str, bool] | None = None) -> list[str]:
-    return [each.uid for each in sample.sample(pods, MAIN, begun or {})]
+    return [each.uid for each in logs.sample(pods, MAIN, begun or {})]
 
 
 def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
     pods = job(1000, nodes=5)
-    found = sample.sample(pods, MAIN, {})
+    found = logs.sample(pods, MAIN, {})
     assert [each.uid for each in found] == [f"worker-{i}" for i in range(5)]
     assert [each.end_only for each in found] == [False, True, True, True, True]
     assert chosen(pods, dict.fromkeys((each.uid for each in found), True)) == []
@@ -68,7 +68,7 @@ def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
 def test_nodes_are_followed_up_to_a_bound_that_leaves_room_for_failures() -> None:
     pods = job(1000, nodes=500)
     first = chosen(pods)
-    assert len(first) == sample.STREAMS - sample.FOR_FAILED
+    assert len(first) == logs.STREAMS - logs.FOR_FAILED
     pods["worker-700"] = pod(700, 200, ended(9))
     assert chosen(pods, dict.fromkeys(first, True)) == ["worker-700"]
 
@@ -88,10 +88,10 @@ def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
     begun: dict[str, bool] = {}
     read: list[str] = []
     while found := [each for each in chosen(pods, begun) if each.startswith("worker-9")]:
-        assert sum(begun.values()) + len(found) <= sample.STREAMS
+        assert sum(begun.values()) + len(found) <= logs.STREAMS
         read += found
         begun |= dict.fromkeys(found, False)
-    assert read == [f"worker-{i}" for i in range(949, 949 - sample.FAILED, -1)]
+    assert read == [f"worker-{i}" for i in range(949, 949 - logs.FAILED, -1)]
     pods["worker-5"] = pod(5, 5, ended(3))
     assert chosen(pods, begun)[0] == "worker-5"
 
@@ -113,7 +113,7 @@ def test_what_is_kept_of_a_pod_tells_the_same(tmp_path: Path) -> None:
         "metadata": {
             "name": "x-worker-3",
             "uid": "u",
-            "labels": {V1_TYPE: "worker", V1_INDEX: "3"},
+            "labels": {TYPE: "worker", INDEX: "3"},
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "managedFields": [{"fieldsV1": {"f:metadata": {}}}] * 20,
         },
@@ -135,7 +135,7 @@ def test_what_is_kept_of_a_pod_tells_the_same(tmp_path: Path) -> None:
             ],
         },
     }
-    few = kept.of_pod(whole)
+    few = following.reduced_pod(whole)
     assert len(json.dumps(few)) < len(json.dumps(whole)) / 2
     assert root_cause([few], "") == root_cause([whole], "")
     assert used([few], MAIN) == used([whole], MAIN) == [{"image": "a:1", "digest": "sha256:1"}]
@@ -184,7 +184,7 @@ def test_what_is_followed_of_many_pods_is_said_once_though_none_runs_yet(
         made._look_at_pods(0)
     made.watches.pods.objects = job(17, nodes=17)
     made._look_at_pods(0)
-    assert capsys.readouterr().out.splitlines() == [sample.in_words(17, "space")]
+    assert capsys.readouterr().out.splitlines() == [logs.sample_note(17, "space")]
 
 
 def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
@@ -198,7 +198,7 @@ def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
     of_many(pods)
     out = capsys.readouterr().out
     assert out.splitlines() == [
-        sample.in_words(1000, "space"),
+        logs.sample_note(1000, "space"),
         "50 pods of x failed; the logs of the first 16 are shown",
     ]
     assert "of 1,000 logs" in out
@@ -227,7 +227,7 @@ def test_of_many_that_failed_in_one_second_the_logs_tell_who_was_first(
     cause = root_cause(outcome.pods, "", outcome.last_lines)
     assert cause.error == "worker-77: exit code 1: ValueError: no 5"
     assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
-    assert len(outcome.last_lines) > sample.FAILED
+    assert len(outcome.last_lines) > logs.FAILED
 
 
 class Asked:
@@ -289,7 +289,7 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
         "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "status": {"conditions": [{"type": "Running", "status": "True"}]},
     }
-    seen = Pods.of(runs).look(runs, pods, {}, 0)
+    seen = Pods.of(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
     still, opened = following.Standstill(tmp_path), 0
 
     def count(*given: Any) -> Any:
@@ -300,7 +300,7 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
     monkeypatch.setattr(ranks, "open_below", count)
     for half_seconds in range(200):
         before, clock = opened, half_seconds / 2
-        stall = still.look(Look(runs, seen, True, clock, clock), 20)
+        stall = still.look(Look(KINDS["pytorchjob"], runs, seen, True, clock, clock), 20)
         assert opened - before <= ranks.PART
         if stall is not None:
             break

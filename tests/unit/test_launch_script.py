@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.script import PREFIX, packed, unpacked
+from kfp_ddp.jobs.script import PREFIX, packed, unpacked
 
 
 def test_a_packed_file_is_one_plain_line_and_comes_back_to_the_byte(tmp_path: Path) -> None:

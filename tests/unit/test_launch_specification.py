@@ -9,11 +9,9 @@ from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.identity import Owner, identify, metadata
-from kfp_ddp.jobs.manifests import pod
-from kfp_ddp.jobs.manifests.job_manifest import job_manifest
-from kfp_ddp.jobs.specification.claims import claim_of, read_only, with_claims
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.jobs.kinds import KINDS, pod
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.task import claim_of, overlaid, read_only, with_claims
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 
@@ -32,7 +30,10 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"entry": "a.py"}, "give command or entry, not both"),
         ({"command": (), "entry": "a.py"}, "entry='a.py' without code: as_folder gives both"),
         ({"command": (), "packages_to_install": ["a==1"]}, "need a command, a script or an entry"),
-        ({"kind": "mpijob", "packages_to_install": ["a==1"]}, "its command runs in the launcher"),
+        (
+            {"kind": "mpijob", "packages_to_install": ["a==1"]},
+            "its command runs only in the launcher",
+        ),
         ({"pip_index_urls": ["https://e.com"]}, "pip_index_urls without packages_to_install"),
         ({"packages_to_install": ["a"]}, "packages_to_install.0='a' cannot be used: it should be"),
         ({"packages_to_install": ["a>=1"]}, "it should be a pin such as name==1.0"),
@@ -123,7 +124,7 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
     assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     (owner,) = meta["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Workflow", "u", False)
-    worker = job_manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker = spec.job_kind.manifest(spec, meta)["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert "kueue.x-k8s.io/queue-name" not in worker["template"]["metadata"]["labels"]
     assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
@@ -168,7 +169,7 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
 def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
     given = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
-        kind: job_manifest(
+        kind: KINDS[kind].manifest(
             LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=given),
             {"name": "job", "labels": {}},
         )["spec"]
@@ -234,7 +235,7 @@ def test_a_claim_with_a_name_that_no_volume_may_have_is_mounted_all_the_same() -
 def manifest(**fields: Any) -> dict[str, Any]:
     """The `spec` of the job of a specification."""
     spec = LaunchSpec.create(**{**SPEC, **fields})
-    return dict(job_manifest(spec, {"name": "job", "labels": {}})["spec"])
+    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": {}})["spec"])
 
 
 def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:
@@ -312,7 +313,9 @@ def test_a_command_of_ones_own_finds_the_time_out_of_its_collectives() -> None:
 def test_labels_go_to_every_pod_and_replace_none_of_ours(kind: str) -> None:
     given = {"team": "vision", "kfp-ddp/run-id": "another"}
     spec = LaunchSpec.create(**SPEC, kind=kind, labels=given)
-    made = job_manifest(spec, {"name": "job", "labels": {"kfp-ddp/run-id": "run"}})["spec"]
+    made = spec.job_kind.manifest(spec, {"name": "job", "labels": {"kfp-ddp/run-id": "run"}})[
+        "spec"
+    ]
     found = [each for each in _values(made, "labels") if "team" in each]
     assert len(found) == {"mpijob": 2}.get(kind, 1)
     assert all(each["team"] == "vision" and each["kfp-ddp/run-id"] == "run" for each in found)

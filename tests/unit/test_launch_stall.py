@@ -11,7 +11,7 @@ import pytest
 from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import AVOIDS, Jobs, avoided
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 
 LIMIT = 600.0

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import narrator
-from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.follow.standing import (
     FINAL_AFTER,
     Reason,
@@ -15,7 +15,7 @@ from kfp_ddp.jobs.follow.standing import (
     of_events,
     still,
 )
-from kfp_ddp.jobs.job_state import State
+from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import ApiError
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'

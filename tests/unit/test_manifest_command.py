@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from kfp_ddp.cli.manifest import command
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification import code
+from kfp_ddp.jobs import code
 
 
 def printed(*settings: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from kfp_ddp.checks.preflight.claims import check_modes, held_together, mounted_at_once
 from kfp_ddp.checks.preflight.nodes import gpus_a_node, no_room, unused
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.k8s.nodes import gpus
 from kfp_ddp.storage.addresses import check_place

@@ -8,7 +8,7 @@ from kfp_ddp.checks.preflight.evaluating import check_evaluation, evaluation
 from kfp_ddp.checks.preflight.parameters import StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.launched import specified
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
 def training(**fields: Any) -> LaunchSpec:

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
 class Engine(Settings):

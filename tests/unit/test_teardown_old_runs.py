@@ -7,7 +7,7 @@ import pytest
 
 from kfp_ddp.core import lease
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs import local_processes
+from kfp_ddp.jobs import local
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import run
 
@@ -60,8 +60,8 @@ def test_a_run_whose_ranks_work_on_this_machine_is_kept(
 ) -> None:
     folder(tmp_path, "own", 0.0)
     working = folder(tmp_path, "working", 30.0)
-    monkeypatch.setattr(local_processes, "_works_in", lambda pid, run_dir: True)
-    local_processes.record(working / "train", os.getpid())
+    monkeypatch.setattr(local, "_works_in", lambda pid, run_dir: True)
+    local.record(working / "train", os.getpid())
     assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "nothing was left to end"
     assert working.exists()
 

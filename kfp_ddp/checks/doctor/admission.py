@@ -8,8 +8,8 @@ from typing import Any
 from kfp_ddp.checks.doctor.finding import Asked, Finding, items
 from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, StepResources
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.manifests import pod
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import pod
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import label
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kfp_ddp.checks.doctor.finding import Asked, Finding
 from kfp_ddp.checks.preflight.nodes import no_room
 from kfp_ddp.checks.preflight.parameters import StepResources
-from kfp_ddp.jobs.specification.launch_spec import is_gpu
+from kfp_ddp.jobs.launch_spec import is_gpu
 from kfp_ddp.k8s import nodes as cluster
 from kfp_ddp.k8s.api import Object
 

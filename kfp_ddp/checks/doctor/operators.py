@@ -4,18 +4,11 @@ from kfp_ddp.checks.doctor.finding import Asked, Finding, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.check_job import gang_scheduling
 from kfp_ddp.jobs.gang import GANGS
-from kfp_ddp.jobs.specification.kinds import KINDS, Kind
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds import KINDS, Kind
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving.inference_service import API_VERSION
 from kfp_ddp.models.serving.rollout import Service
-
-# A field of a job's specification that its operator has since the version that is needed.
-NEWEST_FIELD = {"pytorchjob": ("runPolicy", "managedBy"), "trainjob": ("runtimePatches",)}
-DEPLOYMENTS = {
-    "kubeflow.org": "control-plane=kubeflow-training-operator",
-    "trainer.kubeflow.org": "app.kubernetes.io/name=trainer",
-}
 
 
 def operators(api: Api, asked: Asked) -> list[Finding]:
@@ -24,14 +17,13 @@ def operators(api: Api, asked: Asked) -> list[Finding]:
     for name, kind in KINDS.items():
         said = _served(api, kind)
         trouble = "" if said else f"{kind.plural}.{kind.group_version} is not served"
-        trouble = trouble or _old(api, name, kind) or _stopped(api, kind)
+        trouble = trouble or _old(api, kind) or _stopped(api, kind)
         if not trouble:
             found.append(Finding("ok", kind.title, said))
             continue
-        group = kind.group_version.partition("/")[0]
         remedy = f"install {kind.operator}"
         if trouble.endswith("not running"):
-            remedy = f"kubectl describe deployments -A -l {DEPLOYMENTS[group]}"
+            remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
         needed = name == asked.backend
         found.append(Finding("bad" if needed else "warn", kind.title, trouble, remedy))
     return found
@@ -39,19 +31,18 @@ def operators(api: Api, asked: Asked) -> list[Finding]:
 
 def _served(api: Api, kind: Kind) -> str:
     """The versions of a kind's group, where the group serves the kind; otherwise ''."""
-    group = kind.group_version.partition("/")[0]
     try:
-        versions = [each["version"] for each in api.call("GET", f"/apis/{group}")["versions"]]
+        versions = [each["version"] for each in api.call("GET", f"/apis/{kind.group}")["versions"]]
         names = api.call("GET", f"/apis/{kind.group_version}")["resources"]
     except ApiError:
         return ""
     there = any(each["name"] == kind.plural for each in names)
-    return f"{group}/{', '.join(versions)}" if there else ""
+    return f"{kind.group}/{', '.join(versions)}" if there else ""
 
 
-def _old(api: Api, name: str, kind: Kind) -> str:
+def _old(api: Api, kind: Kind) -> str:
     """That the operator is older than the one that is needed, by what its jobs lack; '' if not."""
-    if name not in NEWEST_FIELD:
+    if not kind.newest_field:
         return ""
     try:
         schemas = api.call("GET", f"/openapi/v3/apis/{kind.group_version}")["components"]["schemas"]
@@ -59,16 +50,15 @@ def _old(api: Api, name: str, kind: Kind) -> str:
         return ""
     schema: Object = next((schemas[key] for key in schemas if key.endswith(f".{kind.title}")), {})
     part: Object = schema.get("properties", {}).get("spec", {})
-    for field in NEWEST_FIELD[name]:
+    for field in kind.newest_field:
         part = part.get("properties", {}).get(field, {})
-    lacks = ".".join(("spec", *NEWEST_FIELD[name]))
+    lacks = ".".join(("spec", *kind.newest_field))
     return "" if part or not schema else f"is older: its jobs have no {lacks}"
 
 
 def _stopped(api: Api, kind: Kind) -> str:
     """That the operator is there and does not run; '' where it does, or cannot be seen."""
-    selector = DEPLOYMENTS[kind.group_version.partition("/")[0]]
-    there = items(api, "/apis/apps/v1/deployments", selector) or []
+    there = items(api, "/apis/apps/v1/deployments", kind.operator_selector) or []
     if not there or any(each["status"].get("availableReplicas") for each in there):
         return ""
     return f"{there[0]['metadata']['namespace']}/{there[0]['metadata']['name']} is not running"

@@ -3,7 +3,7 @@
 from kfp_ddp.checks.doctor.finding import Asked, Finding
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.gang import GANGS
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, review
 
 Right = tuple[str, str, str, bool]
@@ -28,8 +28,9 @@ KUEUE_RIGHTS: tuple[Right, ...] = (
 
 def of_jobs(backend: str) -> tuple[Right, ...]:
     """Those on each kind of job; a run needs that of its backend."""
-    groups = {name: kind.group_version.partition("/")[0] for name, kind in KINDS.items()}
-    return tuple((groups[n], KINDS[n].plural, JOB_VERBS, n == backend) for n in KINDS)
+    return tuple(
+        (kind.group, kind.plural, JOB_VERBS, name == backend) for name, kind in KINDS.items()
+    )
 
 
 def of_gangs(*schedulers: str) -> tuple[Right, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kfp_ddp.checks.doctor.finding import ASK_ADMIN, Asked, Finding, items
 from kfp_ddp.checks.preflight.claims import held_together, mounted_at_once
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation, phase
 

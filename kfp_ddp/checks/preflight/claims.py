@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.claims import by_volume
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.task import by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 
 ON_MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}

@@ -16,10 +16,10 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs import check_job
-from kfp_ddp.jobs.manifests.pod import resources
-from kfp_ddp.jobs.specification.claims import check_carried
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
+from kfp_ddp.jobs.kinds.pod import resources
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.supervision import JOB_OWN
+from kfp_ddp.jobs.task import check_carried
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.nodes import schedulable
 from kfp_ddp.k8s.quantity import amount

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.specification.launch_spec import is_gpu
+from kfp_ddp.jobs.launch_spec import is_gpu
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.nodes import gpus
 

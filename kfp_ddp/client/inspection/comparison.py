@@ -10,7 +10,7 @@ from typing import Any
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.inspection.trainings import Training
 from kfp_ddp.core import packed
-from kfp_ddp.jobs.training_progress import clock
+from kfp_ddp.jobs.progress import clock
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.pictures import is_number
 from kfp_ddp.report.training import trained

@@ -9,8 +9,7 @@ from kfp_ddp.client.inspection import local_run
 from kfp_ddp.client.inspection.subject import Subject
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.jobs.follow.logs import PodLogs
-from kfp_ddp.jobs.follow.printer import LogCursor, Printer
+from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.storage.destination import open_destination
 

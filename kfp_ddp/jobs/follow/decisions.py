@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kfp_ddp.jobs.follow.pods import Pods, created, waits, was_restarted
 from kfp_ddp.jobs.follow.standing import Stands, final
-from kfp_ddp.jobs.job_state import State, started, state
-from kfp_ddp.jobs.specification.kinds import Kind, pod_title
+from kfp_ddp.jobs.kinds import Kind, pod_title
+from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object
 
 # The pods that failed with a container that was started again are waited for so long.
@@ -39,6 +39,7 @@ class Limits:
 class Look:
     """What one look at a job showed."""
 
+    kind: Kind
     job: Object
     pods: Pods
     pods_listed: bool
@@ -56,9 +57,14 @@ class Look:
         return str(self.job["metadata"]["name"])
 
     @property
+    def title(self) -> str:
+        """Its kind and name."""
+        return f"{self.kind.title} {self.name}"
+
+    @property
     def state(self) -> State:
         """The state that the job itself tells."""
-        return state(self.job)
+        return self.kind.state(self.job)
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,11 @@ class Verdict:
     """Pods that are why it was given up, where that are not all of them."""
 
 
-def verdict(look: Look, kind: Kind, limits: Limits) -> Verdict | None:
+def verdict(look: Look, limits: Limits) -> Verdict | None:
     """How the job ended; None while it goes on."""
     if look.state.over:
         return Verdict(look.state)
-    for reason in (restarted_in_place(look, kind), split_by_a_replacement(look, limits)):
+    for reason in (restarted_in_place(look), split_by_a_replacement(look, limits)):
         if reason:
             return Verdict(State("failed", reason), given_up=True)
     crashed = look.pods.crashed
@@ -86,13 +92,13 @@ def verdict(look: Look, kind: Kind, limits: Limits) -> Verdict | None:
     return None
 
 
-def restarted_in_place(look: Look, kind: Kind) -> str:
+def restarted_in_place(look: Look) -> str:
     """Whether a container failed and was started again, alone, while its peers wait for it.
 
     A rank that comes back alone finds no others, and an error of the user comes back with it, so
     the whole job is over; the pods that failed with it are waited for.
     """
-    if not kind.restarts_in_place or not any(map(was_restarted, look.pods.own)):
+    if not look.kind.restarts_in_place or not any(map(was_restarted, look.pods.own)):
         return ""
     settled = look.clock - look.pods.restarted_at > SETTLE_SECONDS
     return "a container was started again in its pod" if settled else ""
@@ -111,33 +117,32 @@ def split_by_a_replacement(look: Look, limits: Limits) -> str:
     return "a pod that was lost was replaced, and its peers wait for it" if silent else ""
 
 
-def out_of_time(look: Look, kind: Kind, limits: Limits, waits_for: str) -> str:
+def out_of_time(look: Look, limits: Limits, waits_for: str) -> str:
     """The error of a job that took, or waited, longer than it may; '' while it may go on.
 
     What it waits in its queue counts for neither. `waits_for` is what was last said of it.
     """
     if look.state.over or look.state.phase == "queued":
         return ""
-    title = f"{kind.title} {look.name}"
     if limits.deadline and look.now - started(look.job) > limits.deadline:
         return (
-            f"{title} took longer than deadline_minutes={limits.deadline / 60:g} "
+            f"{look.title} took longer than deadline_minutes={limits.deadline / 60:g} "
             "and was deleted; its checkpoints are kept"
         )
     since, who = waiting(look, limits.enough_pods)
     if limits.pending and since and look.now - since > limits.pending:
         return (
-            f"{who}{title} did not start within pending_minutes={limits.pending / 60:g}, "
+            f"{who}{look.title} did not start within pending_minutes={limits.pending / 60:g}, "
             f"and the job was deleted: {waits_for}"
         )
     return ""
 
 
-def cannot_start(look: Look, kind: Kind, limits: Limits, standing: Iterable[Stands]) -> str:
+def cannot_start(look: Look, limits: Limits, standing: Iterable[Stands]) -> str:
     """The error of a job of which a pod can never start, or not soon enough; '' for none."""
     if look.state.over or not (found := final(standing, look.clock, limits.pending)):
         return ""
-    return f"{kind.title} {look.name} cannot start and was deleted: {found}"
+    return f"{look.title} cannot start and was deleted: {found}"
 
 
 def waiting(look: Look, enough_pods: int) -> tuple[float, str]:

@@ -1,27 +1,26 @@
-"""Following one job to its end as if it ran in the step: the loop that looks, tells and decides."""
+"""Follow one job to its end: watch, log, report and decide."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.follow import kept, sample
+from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits, Look, Verdict, cannot_start, out_of_time, verdict
-from kfp_ddp.jobs.follow.logs import PodLogs
+from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods, has_failed, seconds_to_stop, waits, writes_no_more
-from kfp_ddp.jobs.follow.printer import Printer
 from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
-from kfp_ddp.jobs.follow.root_cause import root_cause
 from kfp_ddp.jobs.follow.standing import oldest
-from kfp_ddp.jobs.follow.step_files import StepFiles
-from kfp_ddp.jobs.job_state import State, state
-from kfp_ddp.jobs.specification.kinds import Kind
-from kfp_ddp.jobs.training_progress import ProgressTeller
+from kfp_ddp.jobs.kinds import Kind
+from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.progress import ProgressTeller
 from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.watch_cache import WatchCache
 
@@ -64,10 +63,10 @@ class Watches:
         space, this = api.namespace, {"fieldSelector": f"metadata.name={job}"}
         self.jobs = WatchCache(api, kind.path(space), this, changed)
         its = {"labelSelector": kind.pod_selector(job)}
-        self.pods = WatchCache(api, core(space, "pods"), its, changed, kept.of_pod)
+        self.pods = WatchCache(api, core(space, "pods"), its, changed, reduced_pod)
         # Those of pods stand in their conditions.
         about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
-        self.events = WatchCache(api, core(space, "events"), about, changed, kept.of_event)
+        self.events = WatchCache(api, core(space, "events"), about, changed, reduced_event)
         # The second is the Job that makes the pods of a TrainJob.
         self.makers = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
@@ -145,7 +144,7 @@ class Follower:
         self.changed = threading.Event()
         ending.wake(self.changed)
         self.watches = Watches(api, kind, name, self.changed)
-        self.pods = Pods.of(job)
+        self.pods = Pods.of(job, kind)
         self.wanted = 0
         """Pods that the job is made of; 0 where nobody knows."""
         self.told_sample = False
@@ -213,16 +212,16 @@ class Follower:
         job = there or jobs.removed.get(uid)
         stays = there is not None and "deletionTimestamp" not in there["metadata"]
         # One that had ended may go at once: its time to live is over, too.
-        if job is None or not (stays or state(job).over):
+        if job is None or not (stays or self.kind.state(job).over):
             raise JobError(f"{title} was deleted by somebody else; run the step again")
         self.job, clock = job, time.monotonic()
         listed = self.watches.pods.synced.is_set()
         self._look_at_pods(clock)
         heard_at = self.printer.printed_at
         if self.progress is not None:
-            self.progress.tell(clock, at_once=state(job).over)
+            self.progress.tell(clock, at_once=self.kind.state(job).over)
             heard_at = max(heard_at, self.progress.heard_at)
-        return Look(job, self.pods, listed, self.api.now(), clock, heard_at)
+        return Look(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
 
     def _look_at_pods(self, clock: float) -> None:
         there = self.watches.pods.objects
@@ -232,26 +231,26 @@ class Follower:
     @property
     def many(self) -> bool:
         """Whether its pods are too many for more than a sample of their logs."""
-        return max(self.wanted, len(self.pods.present)) > sample.ALL
+        return max(self.wanted, len(self.pods.present)) > ALL
 
     def _follow_logs(self, there: Mapping[str, Object]) -> None:
         if self.many and not self.told_sample:
             self.told_sample = True
             count = max(self.wanted, len(there))
-            self.printer.say(sample.in_words(count, self.api.namespace))
+            self.printer.say(sample_note(count, self.api.namespace))
         self.logs.follow(there, self.many)
 
     def _decide(self, look: Look, limits: Limits) -> Verdict | None:
         """How the job ended; None while it goes on. One that cannot go on is deleted."""
         problem = ""
-        if not look.state.over and (lack := self.kind.stripped_fields(look.job)):
-            problem = f"{self.kind.title} {look.name} {lack}"
+        if not look.state.over and (lack := self.kind.lost(look.job)):
+            problem = f"{look.title} {lack}"
         standing = self.narrator.standing.values()
-        problem = problem or out_of_time(look, self.kind, limits, self.narrator.line)
-        if problem := problem or cannot_start(look, self.kind, limits, standing):
+        problem = problem or out_of_time(look, limits, self.narrator.line)
+        if problem := problem or cannot_start(look, limits, standing):
             self.ending.delete_job()
             raise JobError(problem)
-        return verdict(look, self.kind, limits)
+        return verdict(look, limits)
 
     def _end(self, found: Verdict, look: Look) -> Outcome:
         preempted = found.state.phase == "failed" and look.pods.only_taken_back
@@ -276,8 +275,8 @@ class Follower:
     def _tell_failed(self) -> None:
         """Say how many failed, where that is more than the logs tell."""
         failed = sum(map(has_failed, self.pods.own))
-        if failed > sample.FAILED:
-            shown = f"the logs of the first {sample.FAILED} are shown"
+        if failed > FAILED:
+            shown = f"the logs of the first {FAILED} are shown"
             self.printer.say(f"{failed:,} pods of {self.job['metadata']['name']} failed; {shown}")
 
     def _hear_out(self) -> None:
@@ -325,3 +324,91 @@ class Follower:
         if cause is not None:
             self.logs.begin(cause, end_only=True)
         return cause is not None
+
+
+TOUCH_SECONDS = 10.0
+# Each save is a sync of the claim's file system.
+SAVE_SECONDS = 0.5
+
+
+class StepFiles:
+    """The files of one step; a claim that cannot be written now is tried again."""
+
+    def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
+        self.printer, self.heartbeat = printer, folder.heartbeat
+        self.checkpoints = folder.checkpoints
+        self.cursors = folder.log_positions(job)
+        """For a successor of this step, which goes on in the logs where this one ended."""
+        self.saved = ""
+        self.saved_at = self.touched_at = 0.0
+        if self.cursors.exists():
+            printer.load(self.cursors.read_text())
+
+    def keep(self, clock: float) -> None:
+        """Write what is due by the monotonic clock."""
+        if clock - self.saved_at >= SAVE_SECONDS:
+            self.saved_at = clock
+            self.save_cursors()
+        if clock - self.touched_at < TOUCH_SECONDS:
+            return
+        self.touched_at = clock
+        try:
+            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket tells content alone
+        except OSError as error:
+            print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
+
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint; 0 for none."""
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def leave(self) -> None:
+        """Note how far the logs were printed, and print no more; for a signal handler."""
+        self.printer.stop()
+        self.save_cursors()
+
+    def save_cursors(self) -> None:
+        """Write the cursors if they changed."""
+        text = self.printer.dump()
+        if text == self.saved:
+            return
+        with contextlib.suppress(OSError):
+            with atomic_write(self.cursors) as file:
+                file.write(text.encode())
+            self.saved = text
+
+
+METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
+SPEC = ("nodeName", "restartPolicy", "terminationGracePeriodSeconds")
+STATUS = ("phase", "reason", "message", "conditions")
+CONTAINER = ("name", "image", "imageID", "state", "lastState", "restartCount")
+EVENT = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime")
+
+
+def reduced_pod(pod: Object) -> Object:
+    """A pod with what is asked of it here, in a record of its images, and in words."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    claims = [each for each in spec.get("volumes") or () if "persistentVolumeClaim" in each]
+    containers = {
+        name: [_of(each, CONTAINER) for each in status[name]]
+        for name in ("containerStatuses", "initContainerStatuses")
+        if status.get(name)
+    }
+    return {
+        "metadata": _of(pod["metadata"], METADATA),
+        "spec": {
+            **_of(spec, SPEC),
+            "volumes": claims,
+            "containers": [_of(each, ("name", "image")) for each in spec.get("containers") or ()],
+        },
+        "status": {**_of(status, STATUS), **containers},
+    }
+
+
+def reduced_event(event: Object) -> Object:
+    """An event with what it is about, what it says, and when."""
+    return {"metadata": _of(event["metadata"], ("name", "uid")), **_of(event, EVENT)}
+
+
+def _of(item: Object, names: Sequence[str]) -> Object:
+    return {name: item[name] for name in names if name in item}

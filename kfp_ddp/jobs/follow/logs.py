@@ -1,14 +1,191 @@
-"""The logs of all pods, each line once and in order, across cuts, restarts and adoption."""
+"""Logs of all pods: each line once and in order, over cuts, restarts and adoption."""
 
+import json
+import re
+import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
 
-from kfp_ddp.jobs.follow.pods import has_failed, has_started
-from kfp_ddp.jobs.follow.printer import RECENT_LINES, LogCursor, Printer, Stamp
-from kfp_ddp.jobs.follow.sample import Wanted, sample
-from kfp_ddp.jobs.specification.kinds import pod_title
+from kfp_ddp.jobs.follow.pods import ended_at, has_failed, has_started
+from kfp_ddp.jobs.kinds import pod_role, pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import containers, has_ended
+
+# Of each pod so many lines are kept, for what they say of its end.
+RECENT_LINES = 400
+# And of so many pods: one that is replaced again and again is another one each time.
+RECENT_PODS = 256
+STOP_SECONDS = 0.02
+RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
+
+
+class Stamp(NamedTuple):
+    """A line's time to the nanosecond; text compares wrongly, for it drops trailing zeros."""
+
+    seconds: int
+    nanos: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Stamp":
+        """From RFC 3339, as the kubelet writes it."""
+        parts = RFC_3339.fullmatch(text)
+        if parts is None:
+            raise ValueError(f"{text!r} is no time")
+        whole, fraction, zone = parts.groups("")
+        at = datetime.fromisoformat(whole + ("+00:00" if zone in ("Z", "") else zone))
+        return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
+
+    def since(self) -> str:
+        """The whole second, which is as fine as the API server's sinceTime."""
+        return datetime.fromtimestamp(self.seconds).astimezone().isoformat()
+
+
+class LogCursor(NamedTuple):
+    """How far a container's log was printed: up to `stamp`, with `lines` of that very time."""
+
+    restart: int
+    stamp: Stamp
+    lines: int
+
+
+class Printer:
+    """Prints whole lines of many pods, and knows the cursor of each; one lock for both."""
+
+    def __init__(self) -> None:
+        self.cursors: dict[str, LogCursor] = {}
+        self.recent: dict[str, deque[str]] = {}
+        self.printed_at = 0.0
+        """When a pod's line was printed last, on the monotonic clock."""
+        self.lock = threading.Lock()
+        self.over = False
+
+    def line(self, key: str, cursor: LogCursor, text: str) -> None:
+        """Print a line and note that it is printed; neither once this is to stop."""
+        with self.lock:
+            if self.over:
+                return
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+            self.cursors[key] = cursor
+            self.printed_at = time.monotonic()
+            recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
+            recent.append(text.partition("] ")[2])
+            if len(self.recent) > RECENT_PODS:
+                self.recent.pop(next(iter(self.recent)))
+
+    def stop(self) -> None:
+        """Print no more lines of pods, so that the cursors stay what was printed.
+
+        Waits for a line that is being printed, but not long: the thread that a signal interrupts
+        may hold the lock itself.
+        """
+        self.over = True
+        if self.lock.acquire(timeout=STOP_SECONDS):
+            self.lock.release()
+
+    def say(self, text: str) -> None:
+        """Print a line of our own."""
+        with self.lock:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def dump(self) -> str:
+        """The cursors as JSON.
+
+        Without the lock, which the thread that a signal interrupts may hold.
+        """
+        cursors = self.cursors.copy()  # other threads add to it
+        return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
+
+    def last_lines(self) -> dict[str, list[str]]:
+        """The end of each pod's log, by uid."""
+        recent = self.recent.copy()  # other threads add to it
+        return {uid: list(lines) for uid, lines in recent.items()}
+
+    def load(self, text: str) -> None:
+        """Take up the cursors that an earlier launcher noted; what cannot be read is ignored."""
+        try:
+            for key, (restart, seconds, nanos, lines) in json.loads(text).items():
+                self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
+        except (ValueError, TypeError, AttributeError):
+            self.cursors = {}
+
+
+ALL = 16
+"""The most pods of a job of which every log is followed."""
+STREAMS, FOR_FAILED = 16, 4
+"""Logs that are open at once, and how many of these are left to pods that fail."""
+FAILED = 16
+"""Pods that failed whose logs are read: the first ones."""
+
+
+class Wanted(NamedTuple):
+    """A log that is to be followed."""
+
+    uid: str
+    container: str
+    end_only: bool
+    """Whether the last lines are enough of what was written before."""
+
+
+def sample(
+    pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
+) -> list[Wanted]:
+    """The logs to begin with now.
+
+    Args:
+        pods: Those that are there, by uid.
+        containers: Names of those that have a log of ours.
+        begun: The logs that were begun with, by the uid of their pod, and whether they are open.
+    """
+    found: list[Wanted] = []
+    room = STREAMS - sum(begun.values())
+    failed = sorted((uid for uid in pods if has_failed(pods[uid])), key=lambda u: ended_at(pods[u]))
+    for uid in failed[:FAILED]:
+        if uid not in begun and len(found) < room:
+            found += [Wanted(uid, each, True) for each in _started(pods[uid], containers)]
+    if room - len(found) <= 0:
+        return found
+    nodes = {_node(pods[uid]) for uid in begun if uid in pods}
+    for uid in sorted(set(pods) - set(begun), key=lambda each: place(pods[each])):
+        pod = pods[uid]
+        leads = place(pod)[1] == 0
+        if room - len(found) <= (0 if leads else FOR_FAILED):
+            break
+        if has_failed(pod) or (_node(pod) in nodes and not leads):
+            continue
+        if started := _started(pod, containers):
+            nodes.add(_node(pod))
+            found += [Wanted(uid, each, not leads) for each in started]
+    return found
+
+
+def sample_note(pods: int, namespace: str) -> str:
+    """What is followed of a job of so many pods, in a line."""
+    return (
+        f"following at most {STREAMS - FOR_FAILED} of {pods:,} logs: of rank 0's pod and of one on "
+        f"each node; of the first {FAILED} pods that fail the end is shown; "
+        f"`kubectl logs -n {namespace} POD` shows any other"
+    )
+
+
+def place(pod: Object) -> tuple[bool, int, str]:
+    """Where a pod stands among those of its job; rank 0 is in that of number 0."""
+    role = pod_role(pod)
+    return not role.leads, role.number, role.title
+
+
+def _started(pod: Object, containers: Sequence[str]) -> list[str]:
+    return [each for each in containers if has_started(pod, each)]
+
+
+def _node(pod: Object) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
 
 # A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
 QUIET_SECONDS = 60.0

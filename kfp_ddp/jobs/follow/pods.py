@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from kfp_ddp.jobs.job_state import started, state
-from kfp_ddp.jobs.specification.kinds import pod_title
+from kfp_ddp.jobs.kinds import Kind, pod_title
+from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import conditions, containers, phase
 
@@ -14,6 +14,7 @@ from kfp_ddp.k8s.objects import conditions, containers, phase
 class Pods:
     """The pods that were seen so far; each look makes a new one of the last."""
 
+    kind: Kind
     let_in: float
     """When the job was last let in by its queue, or made, in seconds since 1970."""
     present: Mapping[str, Object] = field(default_factory=dict)
@@ -30,9 +31,9 @@ class Pods:
     """Monotonic clock of the first look at a pod in the place of one that was lost or failed."""
 
     @classmethod
-    def of(cls, job: Object) -> "Pods":
+    def of(cls, job: Object, kind: Kind) -> "Pods":
         """Those of a job that was not looked at yet."""
-        return cls(started(job))
+        return cls(kind, started(job))
 
     def look(
         self, job: Object, there: Mapping[str, Object], removed: Mapping[str, Object], clock: float
@@ -68,13 +69,13 @@ class Pods:
     def _taken_back(self, job: Object, there: Mapping[str, Object]) -> "Pods":
         """Forget what happened before the queue took the job back, and remember its pods."""
         let_in = started(job)
-        if state(job).phase == "queued":
+        if self.kind.state(job).phase == "queued":
             taken_back = self.taken_back | {*self.present, *there}
         elif let_in != self.let_in:
             taken_back = self.taken_back | {*self.present}
         else:
             return self
-        return Pods(let_in, self.present, taken_back=taken_back)
+        return Pods(self.kind, let_in, self.present, taken_back=taken_back)
 
     @property
     def own(self) -> list[Object]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import read_below
-from kfp_ddp.jobs.specification.kinds import pod_title
+from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Object
 
 LONGEST_BYTES = 4096

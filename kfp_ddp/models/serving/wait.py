@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.follow.last_words import last_words
+from kfp_ddp.jobs.failure import last_words
 from kfp_ddp.jobs.follow.standing import Reason, Stands, still
 from kfp_ddp.jobs.identity import WORKFLOWS, find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom

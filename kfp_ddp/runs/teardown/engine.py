@@ -11,12 +11,11 @@ from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import LABEL_VALUE, check_run_id
 from kfp_ddp.core.step import step
-from kfp_ddp.jobs import local_processes
+from kfp_ddp.jobs import local
 from kfp_ddp.jobs.identity import RUN
-from kfp_ddp.jobs.job_state import state
+from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.live_runs import live_runs
-from kfp_ddp.jobs.local_ranks import GRACE_SECONDS
-from kfp_ddp.jobs.specification.kinds import KINDS, Kind
+from kfp_ddp.jobs.local import GRACE_SECONDS
 from kfp_ddp.jobs.supervision import Supervision
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.models.serving.rollout import take_back_of
@@ -77,11 +76,11 @@ def _tell(run_id: str, job: Mapping[str, Any], work: str) -> None:
 
 
 def _processes(run_dir: Path) -> list[str]:
-    pid = local_processes.recorded(run_dir)
+    pid = local.recorded(run_dir)
     if pid is None:
         return []
-    local_processes.end(pid, GRACE_SECONDS)
-    local_processes.forget(run_dir)
+    local.end(pid, GRACE_SECONDS)
+    local.forget(run_dir)
     return [f"ended process group {pid}"]
 
 
@@ -128,7 +127,7 @@ def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
     deleted = []
     for job in found:
         name = job["metadata"]["name"]
-        if state(job).over:
+        if kind.state(job).over:
             continue
         try:
             api.delete(kind.path(api.namespace, name))

@@ -9,7 +9,7 @@ from typing import Protocol
 from kfp_ddp.core import lease
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.run_folder import RUN_ID, RunFolder
-from kfp_ddp.jobs import local_processes
+from kfp_ddp.jobs import local
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.destination import open_destination
 
@@ -116,8 +116,7 @@ def _last_written(run: Path) -> float:
 def _in_use(run: Path, alive: Callable[[str], bool]) -> bool:
     try:
         return alive(run.name) or any(
-            lease.held(RunFolder(task).leases, alive) or local_processes.recorded(task)
-            for task in tasks(run)
+            lease.held(RunFolder(task).leases, alive) or local.recorded(task) for task in tasks(run)
         )
     except OSError:
         return True

@@ -14,15 +14,13 @@ from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.datasets.each_node import at_hand
 from kfp_ddp.datasets.in_use import using
-from kfp_ddp.jobs.local_ranks import Ended, local_gpus, run_ranks
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.local import Ended, local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.specification.claims import check_carried, claim_of, with_folders
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.script import unexpanded
-from kfp_ddp.jobs.specification.task_config import overlaid
+from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.supervision import JOB_OWN, Supervision, check_backend
+from kfp_ddp.jobs.task import check_carried, claim_of, overlaid, with_folders
 from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.train.on_node import begun, moved
@@ -150,7 +148,7 @@ def _train_on_cluster(
         require(least, fields, ids, api)
     stall = supervision.stall_minutes
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)
-    ran = images.record(finished.pods, KINDS[spec.kind].containers)
+    ran = images.record(finished.pods, spec.job_kind.containers)
     return {**finished.job, "kfp_ddp": ran}, claim_of(fields, config.output_dir)
 
 

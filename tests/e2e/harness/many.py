@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kfp_ddp.jobs.job_state import state
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import DELETE, Api
 from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.e2e.harness.measured_launch import Launch
@@ -55,7 +54,8 @@ def play(
     spec = {"image": IMAGE, "command": ["true"], "nodes": count, "nproc_per_node": 1}
     spec |= {"retries": 0, "restart_policy": "ExitCode", **asks_for(api.namespace)}
     changed = threading.Event()
-    jobs = WatchCache(api, KINDS["pytorchjob"].path(api.namespace), {}, changed)
+    kind = KINDS["pytorchjob"]
+    jobs = WatchCache(api, kind.path(api.namespace), {}, changed)
     jobs.start()
     with standing_in(api, -(-count // PODS_A_NODE), folder) as kubelets:
         launch = Launch(spec, str(uuid.uuid4()), api.namespace, folder)
@@ -73,7 +73,7 @@ def play(
                 target=kubelets.end, args=(others[len(others) + 1 - failing :], 1, "", LOST_PEER)
             )
             ends.start()
-            _until(lambda: any(state(job).over for job in jobs.objects.values()), launch)
+            _until(lambda: any(kind.state(job).over for job in jobs.objects.values()), launch)
             failed_at = time.time()
             launch.wait(LONGEST_SECONDS)
             ended_at = launch.times[-1]

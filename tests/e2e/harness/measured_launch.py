@@ -139,8 +139,8 @@ def _sockets() -> int:
 def main(spec: dict[str, Any], run_id: str, namespace: str, run_dir: str) -> None:
     """Launch, and tell what it used however it ends."""
     from kfp_ddp.core.errors import KfpDdpError
+    from kfp_ddp.jobs.launch_spec import LaunchSpec
     from kfp_ddp.jobs.run import launch
-    from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
     from kfp_ddp.k8s.api import Api
 
     meter, code = Meter(), 0

@@ -8,8 +8,7 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.jobs.job_state import state
-from kfp_ddp.jobs.specification.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
@@ -33,7 +32,8 @@ class Seen:
             with contextlib.suppress(client.ApiException):  # of a server that just starts
                 found = jobs(self._scene, self._run)
                 self._uids |= {job["metadata"]["uid"] for job in found}
-                self.at_once = max(self.at_once, sum(not state(job).over for job in found))
+                running = [job for job in found if not KINDS["pytorchjob"].state(job).over]
+                self.at_once = max(self.at_once, len(running))
             time.sleep(0.3)
 
     def stop(self) -> set[str]:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.jobs.specification import packages
-from kfp_ddp.jobs.specification.code import CODE
-from kfp_ddp.jobs.specification.kinds import KINDS, KindName
+from kfp_ddp.jobs.code import CODE
+from kfp_ddp.jobs.kinds import KINDS, Kind, KindName
+from kfp_ddp.jobs.script import INDEX, PACKAGE, check_packages
 from kfp_ddp.k8s.quantity import QUANTITY, amount
 
 BACKSTOP_SECONDS = 60
@@ -38,8 +38,8 @@ IN_WORDS = {
     RESOURCE: "the name of a resource, such as rdma/hca",
     CODE: "what as_folder makes, or /path/SHA256.tar.gz or gs://bucket/SHA256.tar.gz",
     ENTRY: "a file of the folder such as train.py, or a module such as package.train",
-    packages.PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
-    packages.INDEX: "the address of a package index",
+    PACKAGE: "a pin such as name==1.0, with --hash=sha256:... of a lock",
+    INDEX: "the address of a package index",
     CAPABILITY: "the name of a capability of Linux without CAP_, such as IPC_LOCK",
 }
 
@@ -51,8 +51,8 @@ LabelKey = Annotated[str, StringConstraints(pattern=KEY)]
 Part = Literal["limits", "requests"]
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY, min_length=1)]
 Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
-Package = Annotated[str, StringConstraints(pattern=packages.PACKAGE)]
-Index = Annotated[str, StringConstraints(pattern=packages.INDEX)]
+Package = Annotated[str, StringConstraints(pattern=PACKAGE)]
+Index = Annotated[str, StringConstraints(pattern=INDEX)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 
 
@@ -235,12 +235,7 @@ class LaunchSpec(Settings):
                 "code and packages_to_install need a command, a script or an entry: what the "
                 "image runs of itself would not find them"
             )
-        if self.prepares() and self.command and self.kind == "mpijob":
-            raise ValueError(
-                "code and packages_to_install reach the ranks of an mpijob by a script or an "
-                "entry: its command runs in the launcher alone"
-            )
-        packages.check(self.packages_to_install)
+        check_packages(self.packages_to_install)
         if self.elastic:
             low, high = self.node_range()
             if low > high:
@@ -268,13 +263,13 @@ class LaunchSpec(Settings):
 
     @model_validator(mode="after")
     def _supported_by_its_kind(self) -> Self:
-        for name, refusal, allowed in KINDS[self.kind].unsupported:
-            value = getattr(self, name)
-            if value not in (type(self).model_fields[name].default, *allowed):
-                raise ValueError(
-                    refusal.format(setting=name, value=value, kind=self.kind, runtime=self.runtime)
-                )
+        self.job_kind.check(self)
         return self
+
+    @property
+    def job_kind(self) -> Kind:
+        """The kind of the job."""
+        return KINDS[self.kind]
 
     def prepares(self) -> bool:
         """Whether a worker has something to do before it runs."""

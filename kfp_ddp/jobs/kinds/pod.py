@@ -1,15 +1,16 @@
-"""The pod of a worker, as every kind of job takes it."""
+"""The worker's pod template, shared by all kinds of jobs."""
+
+from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.jobs.manifests import carried
-from kfp_ddp.jobs.specification import code
-from kfp_ddp.jobs.specification.default_resources import INIT_CONTAINER, default_resources
-from kfp_ddp.jobs.specification.kinds import KINDS
-from kfp_ddp.jobs.specification.launch_spec import LaunchSpec
-from kfp_ddp.jobs.specification.script import unexpanded
+from kfp_ddp.jobs import code, payload
+from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.k8s.api import Object
+
+if TYPE_CHECKING:
+    from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 SHM = "shm"
 NODE = "KFP_DDP_NODE"  # ranks tell it in their progress
@@ -98,15 +99,15 @@ def template(
 
 def command(spec: LaunchSpec, script_map: str) -> list[str]:
     """What the container runs, in exec form: no shell ever sees it."""
-    starter = KINDS[spec.kind].script_starter
+    starter = spec.job_kind.script_starter
     first: list[str] = []
     if spec.prepares():
         how = "together" if starter == "mpirun" else "alone"
-        first = [*carried.python(carried.START, script_map), how]
+        first = [*payload.python(payload.START, script_map), how]
     if not spec.script and not spec.entry:
         return [*first, *spec.command]
     if spec.script:
-        python = carried.python(carried.SCRIPT, script_map)
+        python = payload.python(payload.SCRIPT, script_map)
     else:
         python = ["python3", *(["-m"] if code.is_module(spec.entry) else [])]
         python.append(_as_given(spec, spec.entry))
@@ -128,13 +129,13 @@ def args(spec: LaunchSpec) -> list[str]:
 
 def _as_given(spec: LaunchSpec, word: str) -> str:
     """A word that arrives as it is; torchrun takes each for a string.Template, too."""
-    torchrun = KINDS[spec.kind].script_starter == "torchrun"
+    torchrun = spec.job_kind.script_starter == "torchrun"
     return unexpanded(word.replace("$", "$$") if torchrun else word)
 
 
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     """Env of the container; what the user set wins over what a preset sets."""
-    preset = dict(KINDS[spec.kind].environment)
+    preset = dict(spec.job_kind.environment)
     if spec.nccl_debug:
         preset["NCCL_DEBUG"] = spec.nccl_debug
     if spec.nccl_socket_interface:
@@ -146,7 +147,7 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.elastic:
         # Or torchrun waits in vain for an address, where a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    preset |= carried.variables(spec, script_map)
+    preset |= payload.variables(spec, script_map)
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values[NODE] = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     values.update({item["name"]: item for item in spec.env_vars})
@@ -190,7 +191,7 @@ def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.shm_size:
         found.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
     if script_map:
-        found.append({"name": SCRIPT, "mountPath": carried.FOLDER, "readOnly": True})
+        found.append({"name": SCRIPT, "mountPath": payload.FOLDER, "readOnly": True})
     return found
 
 
@@ -267,3 +268,51 @@ def capabilities(spec: LaunchSpec) -> list[str]:
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     """Without what is empty, so that a manifest shows only what was asked for."""
     return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}
+
+
+class Share(NamedTuple):
+    """A number and its unit."""
+
+    number: int
+    unit: str = ""
+
+    def times(self, count: int) -> str:
+        """So many of it, as Kubernetes writes quantities."""
+        return f"{self.number * count}{self.unit}"
+
+
+# The smallest machines that clouds attach a GPU to have 4 CPUs and 15 GiB, some of it taken.
+PER_GPU = {
+    "limits": {"cpu": Share(8), "memory": Share(32, "Gi")},
+    "requests": {"cpu": Share(2), "memory": Share(8, "Gi")},
+}
+PER_RANK_ON_CPUS = {
+    "limits": {"cpu": Share(4), "memory": Share(4, "Gi")},
+    "requests": {"cpu": Share(100, "m"), "memory": Share(512, "Mi")},
+}
+INIT_CONTAINER = {
+    "limits": {"cpu": "1", "memory": "1Gi"},
+    "requests": {"cpu": "50m", "memory": "64Mi"},
+}
+"""Of an init container that says nothing of its own."""
+
+
+def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
+    """Limits and requests of each pod for the CPU and the memory of which nothing was set.
+
+    A namespace with a ResourceQuota takes no pod that lacks one of them. Where a limit or a request
+    was set, the other is left to Kubernetes: a request alone is how to have no limit.
+
+    Returns:
+        {"limits": {…}, "requests": {…}} by resource, as Kubernetes writes them; {} where both CPU
+        and memory were set.
+    """
+    gpus = spec.gpus()
+    shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
+    asked = spec.asked()
+    missing = [
+        name for name in ("cpu", "memory") if not any(name in part for part in asked.values())
+    ]
+    if not missing:
+        return {}
+    return {part: {name: of[name].times(count) for name in missing} for part, of in shares.items()}

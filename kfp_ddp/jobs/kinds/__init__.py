@@ -1,0 +1,25 @@
+"""The kinds of jobs. A new kind is a module here with an object KIND, and its name in KindName."""
+
+from importlib import import_module
+from typing import Literal, get_args
+
+from kfp_ddp.jobs.kinds.base import Kind, PodRole
+from kfp_ddp.k8s.api import Object
+
+__all__ = ["KINDS", "Kind", "KindName", "pod_role", "pod_title"]
+
+KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
+KINDS: dict[str, Kind] = {
+    name: import_module(f"{__name__}.{name}").KIND for name in get_args(KindName)
+}
+
+
+def pod_role(pod: Object) -> PodRole:
+    """Return the role of a pod of any kind of job; one of no job has its name as title."""
+    roles = (kind.pod_role(pod) for kind in KINDS.values())
+    return next((role for role in roles if role), PodRole(str(pod["metadata"]["name"])))
+
+
+def pod_title(pod: Object) -> str:
+    """Return a pod's role and number, such as worker-0: the prefix of its log lines."""
+    return pod_role(pod).title

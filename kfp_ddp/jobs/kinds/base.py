@@ -1,0 +1,196 @@
+"""The interface of a kind of job."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from kfp_ddp.k8s.api import Api, Object, custom
+from kfp_ddp.k8s.objects import condition, conditions
+
+if TYPE_CHECKING:
+    from kfp_ddp.jobs.launch_spec import LaunchSpec
+
+Phase = Literal["created", "queued", "running", "succeeded", "failed"]
+# The Training Operator has one reason for all failures.
+V1_DEADLINE = "active longer than specified deadline"
+FINAL: dict[str, Phase] = {"Failed": "failed", "Succeeded": "succeeded", "Complete": "succeeded"}
+
+
+@dataclass(frozen=True)
+class State:
+    """The phase of a job, and its controller's message and reason."""
+
+    phase: Phase
+    message: str = ""
+    reason: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has succeeded or failed."""
+        return self.phase in ("succeeded", "failed")
+
+    @property
+    def past_deadline(self) -> bool:
+        """Whether the controller ended the job at its deadline."""
+        return self.phase == "failed" and (
+            self.reason == "DeadlineExceeded" or V1_DEADLINE in self.message
+        )
+
+
+class PodRole(NamedTuple):
+    """The role of a pod in its job."""
+
+    title: str
+    """Role and number, such as worker-0."""
+    number: int = sys.maxsize
+    leads: bool = False
+    """Whether its role comes before the workers, as that of a master or launcher."""
+
+
+class Runtime(NamedTuple):
+    """The runtime in the cluster that a job is made from."""
+
+    kind: str = "ClusterTrainingRuntime"
+    has_resources: bool = False
+    """Whether the runtime sets resources of its nodes, so that our defaults must not."""
+
+
+class Unsupported(NamedTuple):
+    """A setting that a kind of job does not support."""
+
+    setting: str
+    refusal: str
+    """Error message, with {setting}, {value}, {kind} and {runtime}."""
+    allowed: tuple[str, ...] = ()
+    """Supported values besides the default."""
+
+
+class Kind(ABC):
+    """One kind of job on the cluster: how it is written, read and checked."""
+
+    name: str
+    title: str
+    group_version: str
+    plural: str
+    operator: str
+    """What an administrator installs."""
+    operator_selector: str
+    """Label selector of the operator's Deployment."""
+    newest_field: tuple[str, ...] = ()
+    """A field of the job's spec that only the required version of the operator has."""
+    job_label: str
+    """The label of a pod with the name of its job."""
+    containers: tuple[str, ...]
+    script_starter: Literal["torchrun", "mpirun", ""]
+    """What starts the ranks of a `script` in a pod; '' for Python itself."""
+    unsupported: tuple[Unsupported, ...]
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Environment variables of its containers, unless the user sets them."""
+    extra_pods = 0
+    """Pods besides the workers."""
+    restarts_in_place = False
+    """Whether the operator restarts a failed container in its pod whatever we set."""
+    waits_silently = False
+    """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
+
+    @property
+    def group(self) -> str:
+        """The API group."""
+        return self.group_version.partition("/")[0]
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Return the path of the collection, or of one job."""
+        return custom(self.group_version, namespace, self.plural, name)
+
+    def pod_selector(self, name: str) -> str:
+        """Return the label selector of a job's pods."""
+        return f"{self.job_label}={name}"
+
+    @abstractmethod
+    def manifest(
+        self,
+        spec: LaunchSpec,
+        metadata: Object,
+        script_map: str = "",
+        runtime: Runtime | None = None,
+    ) -> Object:
+        """Return the job as the API server takes it.
+
+        Args:
+            spec: The job's settings.
+            metadata: Name, namespace, labels and owner.
+            script_map: ConfigMap with the script; '' when the script is in the environment.
+            runtime: What `find_runtime` returned; None for defaults.
+        """
+
+    @abstractmethod
+    def pod_role(self, pod: Object) -> PodRole | None:
+        """Return the role of a pod by its labels; None for a pod of another kind of job."""
+
+    def state(self, job: Object) -> State:
+        """Return the state of a job by its conditions."""
+        true = {item["type"]: item for item in conditions(job) if item["status"] == "True"}
+        for name, phase in FINAL.items():
+            if final := true.get(name):
+                return State(phase, final.get("message", ""), final.get("reason", ""))
+        if "Suspended" in true or self.suspended(job):
+            return State("queued", true.get("Suspended", {}).get("message", ""))
+        return State("running" if self.runs(job) else "created")
+
+    def runs(self, job: Object) -> bool:
+        """Return whether a job that has not ended and is not suspended runs."""
+        return condition(job, "Running") is not None
+
+    @abstractmethod
+    def suspended(self, job: Object) -> bool:
+        """Return whether the job's spec suspends it, as a queue does."""
+
+    def lost(self, job: Object) -> str:
+        """Return what a job has lost of its spec since it was created; '' for nothing."""
+        return ""
+
+    def check(self, spec: LaunchSpec) -> None:
+        """Check that this kind supports the settings.
+
+        Raises:
+            ValueError: naming the first that it does not support.
+        """
+        for name, refusal, allowed in self.unsupported:
+            value = getattr(spec, name)
+            if value not in (type(spec).model_fields[name].default, *allowed):
+                raise ValueError(
+                    refusal.format(setting=name, value=value, kind=self.name, runtime=spec.runtime)
+                )
+
+    def find_runtime(self, api: Api, spec: LaunchSpec) -> Runtime | None:
+        """Return the runtime of a job; None for a kind without runtimes.
+
+        Raises:
+            InputError: it does not exist.
+        """
+        return None
+
+
+def started(job: Object) -> float:
+    """Return when a job was created, or last admitted by its queue, in seconds since 1970.
+
+    Time in the queue, or before a preemption, does not count for any deadline.
+    """
+    resumed = condition(job, "Suspended", "False")
+    at = resumed.get("lastTransitionTime") if resumed else None
+    return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
+
+
+NOT_ELASTIC = Unsupported(
+    "elastic", "elastic={value}: a {kind} cannot be elastic; use a pytorchjob"
+)
+NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
+# Without this, a followed log shows its lines only at the end.
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+# torchrun's own limit is ten minutes; pulling a large image on another node may take longer.
+RENDEZVOUS = {"PET_RDZV_CONF": "timeout=3600,join_timeout=3600"}

@@ -1,1 +1,0 @@
-"""The manifest of each kind of job."""
