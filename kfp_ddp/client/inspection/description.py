@@ -15,8 +15,7 @@ from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.failure import last_words
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import last_words, root_cause
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase

@@ -12,8 +12,8 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.follow.decisions import Look
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.follow.standing import Reason, Stands, of_containers, of_events, of_refusal, still
-from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.kinds import pod_title
+from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import condition, containers, phase
 
