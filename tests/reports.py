@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, Evaluation, wilson
-from kfp_ddp.report.ingredients import Dataset, Ingredients, Mistake
+from kfp_ddp.report.data import Dataset, Mistake, ReportData
 
 PIXEL = "UklGRiQAAABXRUJQVlA4IBgAAAAwAQCdASoBAAEAAgA0JaQAA3AA/vuUAAA="
 
@@ -18,10 +18,10 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
         folder: Where.
         names: Of the classes.
         counts: Samples of each class by what they were taken for.
-        more: Fields of the record, of `Ingredients`, and `verdict`.
+        more: Fields of the record, of `ReportData`, and `verdict`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    left = {name: more.pop(name) for name in list(more) if name in Ingredients.model_fields}
+    left = {name: more.pop(name) for name in list(more) if name in ReportData.model_fields}
     verdict = more.pop("verdict", None)
     samples, correct = sum(map(sum, counts)), sum(row[i] for i, row in enumerate(counts))
     low, high = wilson(correct, samples)
@@ -72,7 +72,7 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
         for k in range(count)
     ]
     (folder / "predictions.csv").write_text("\n".join(lines) + "\n")
-    (folder / "report.json").write_text(Ingredients(**left).model_dump_json())
+    (folder / "report.json").write_text(ReportData(**left).model_dump_json())
     if verdict is not None:
         (folder / "verdict.json").write_text(json.dumps(verdict))
     return folder

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.ingredients import Dataset, Ingredients, Mistake, fewer
-from kfp_ddp.report.pictures import read_events
+from kfp_ddp.report.data import Dataset, Mistake, ReportData
+from kfp_ddp.report.events import downsample, read_events
 from kfp_ddp.storage import manifest
 from kfp_ddp.training.config import MAX_PIXELS
 from kfp_ddp.training.layout import Layout, lay_out
@@ -36,7 +36,7 @@ def ingredients(
     split: str,
     worst: int,
     test: Evaluation | None,
-) -> Ingredients:
+) -> ReportData:
     """All of them.
 
     Args:
@@ -54,9 +54,9 @@ def ingredients(
     wrong = (found.predicted != found.predicted.new_tensor(found.index.targets)).nonzero()[:, 0]
     order = wrong[found.confidence[wrong].argsort(descending=True, stable=True)]
     others = [int(at) for at in order[: 2 * worst] if int(at) not in of_loss][: worst // _SUREST]
-    return Ingredients(
+    return ReportData(
         config=dict(info.config),
-        events=fewer(read_events(RunFolder(run_dir).metrics)),
+        events=downsample(read_events(RunFolder(run_dir).metrics)),
         dataset=dataset_facts(dataset, found.index, info.config, split),
         mistakes=[_mistake(found, at, pixels) for at in of_loss],
         surest=[_mistake(found, at, pixels) for at in others],

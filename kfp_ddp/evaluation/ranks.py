@@ -14,7 +14,7 @@ from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import AGAIN, FILE, PREDICTIONS, Compared, Evaluation
-from kfp_ddp.report.ingredients import Ingredients
+from kfp_ddp.report.data import ReportData
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Evaluated(NamedTuple):
         from kfp_ddp.evaluation.roc import Roc
 
         result = Evaluation.read(folder / FILE)
-        left = Ingredients.model_validate_json((folder / report.INGREDIENTS).read_bytes())
+        left = ReportData.model_validate_json((folder / report.REPORT_DATA).read_bytes())
         curve = json.loads((folder / ROC).read_bytes())
         document = (folder / REPORT).read_text(encoding="utf-8")
         return cls(result, Roc(**curve) if curve else None, document, left.test)
@@ -134,7 +134,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     roc = found.tally.roc()
     texts = {
         PREDICTIONS: predictions,
-        report.INGREDIENTS: left.model_dump_json(),
+        report.REPORT_DATA: left.model_dump_json(),
         ROC: json.dumps(roc and vars(roc)),
     }
     results.write(target, run_dir, result, texts)

@@ -13,7 +13,7 @@ from typing import Any
 from kfp_ddp.core.step import last_error as error_in
 from kfp_ddp.jobs.progress import TrainingProgress, clock
 from kfp_ddp.local.screen import bar
-from kfp_ddp.report.pictures import read_events
+from kfp_ddp.report.events import read_events
 
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")

@@ -1,61 +1,86 @@
-"""The report of a model: one HTML file of what was measured, decided and made. Free of torch.
+"""Report of a model: one HTML file of measurements, verdict and artifacts. Does not import torch.
 
-It is made from the folder of an evaluation, with the verdict beside it, and from a bundle; made
-again when one of them is new.
+It is made from the folder of an evaluation, which may have a verdict, and from a bundle. It is
+written again after each of these steps.
 """
 
 from pathlib import Path
 
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import REPORT
-from kfp_ddp.report import ingredients
-from kfp_ddp.report.bundle import bundle as _bundle
-from kfp_ddp.report.calibration import calibration
-from kfp_ddp.report.classes import classes, slices
-from kfp_ddp.report.confusion import confusion
-from kfp_ddp.report.head import head, test_split
-from kfp_ddp.report.material import gather
-from kfp_ddp.report.mistakes import mistakes
-from kfp_ddp.report.pictures import page
-from kfp_ddp.report.provenance import problems, provenance
-from kfp_ddp.report.time_spent import where_the_time_went
-from kfp_ddp.report.training import training, training_page
+from kfp_ddp.report import sections
+from kfp_ddp.report.data import REPORT_DATA, Material
+from kfp_ddp.report.render import render_page
+from kfp_ddp.report.time_spent import time_section
+from kfp_ddp.report.training import training_curves, training_page
 
-INGREDIENTS = ingredients.FILE
+__all__ = ["REPORT_DATA", "html", "training_page", "write"]
 
-__all__ = ["INGREDIENTS", "html", "training_page", "write"]
+_MAX_CONFUSIONS = 12
 
 
 def html(folder: Path, bundle: Path | None = None) -> str:
-    """The report.
+    """Return the report.
 
     Args:
-        folder: Of an evaluation, with the verdict where there is one.
-        bundle: Of the model that it is of; None for none.
+        folder: Of an evaluation, with the verdict if there is one.
+        bundle: Of the evaluated model; None without one.
 
     Raises:
-        InputError: there is no evaluation, or something else instead.
+        InputError: The evaluation is missing or invalid.
     """
-    found = gather(folder, bundle)
-    sections = (
-        head, test_split, problems, training, where_the_time_went, calibration, confusion, classes,
-        slices, mistakes, _bundle, provenance,
-    )  # fmt: skip
-    title = f"{found.name}: {found.result.accuracy:.2%}"
-    return page(title, "".join(section(found) for section in sections))
+    material = Material.read(folder, bundle)
+    result, verdict, test = material.result, material.verdict, material.data.test
+    reason = str(verdict.get("reason", ""))
+    classes, class_notes = sections.classes(result)
+    changed, default = sections.settings(material.config)
+    perfect = result.correct == result.samples
+    return render_page(
+        "evaluation.html",
+        title=f"{material.name}: {result.accuracy:.2%}",
+        material=material,
+        result=result,
+        dataset=material.data.dataset,
+        title_facts=sections.title_facts(material),
+        verdict=verdict,
+        blessed=verdict.get("blessed") is True,
+        reason=reason.removeprefix("not blessed: ").removeprefix("blessed: "),
+        rules=sections.rules(verdict),
+        headline=sections.headline(material),
+        compared=result.compared,
+        changes=sections.changes(result),
+        test=test,
+        test_headline=sections.test_headline(test) if test else [],
+        problems=sections.problems(material),
+        curves=training_curves(material.events),
+        time=time_section(material.events),
+        calibration=sections.calibration(result),
+        confusion=None if perfect else sections.confusion(material),
+        confusions=[] if perfect else material.confusions[:_MAX_CONFUSIONS],
+        classes=classes,
+        class_notes=class_notes,
+        training_counts=material.data.dataset.training,
+        slices=sections.slices(result),
+        mistakes=material.data.mistakes,
+        surest=material.data.surest,
+        exported=sections.exported(material.bundle),
+        provenance=sections.provenance(material),
+        changed_settings=changed,
+        default_settings=default,
+    )
 
 
 def write(folder: Path, bundle: Path | None = None, root: Path | None = None) -> str:
-    """The report, which is also written beside the evaluation.
+    """Write the report beside the evaluation and return it.
 
     Args:
         folder: Of an evaluation.
-        bundle: Of the model that it is of; None for none.
-        root: A folder above, below which no link is followed; None for `folder`.
+        bundle: Of the evaluated model; None without one.
+        root: A parent folder; no link below it is followed. None for `folder`.
 
     Raises:
-        InputError: as `html` does.
-        OSError: it cannot be written.
+        InputError: As `html`.
+        OSError: The file cannot be written.
     """
     document = html(folder, bundle)
     with atomic_write(folder / REPORT, root=root or folder) as file:

@@ -2,42 +2,42 @@
 
 from kfp_ddp.core.text import cell
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.material import pairs_of
-from kfp_ddp.report.text import gained
+from kfp_ddp.report.data import confusions
+from kfp_ddp.report.render import points_with_interval
 
-_WORST = 5
+_MAX_ROWS = 5
 
 
 def markdown(result: Evaluation, test: Evaluation | None = None) -> str:
-    """The headline numbers and the classes that went worst, for the KFP UI."""
-    lines = [f"## {result.accuracy:.2%} of {result.samples} samples right", "", *figures(result)]
+    """Return the headline metrics and the classes with the lowest recall."""
+    lines = [f"## {result.accuracy:.2%} of {result.samples} samples correct", ""]
+    lines += figures(result)
     if result.roc_auc is not None:
         lines.append(f"| ROC AUC | {result.roc_auc:.4f} |")
     if (compared := result.compared) is not None:
-        said = gained(compared.gain, compared.low, compared.high)
-        lines.append(f"| against the champion {cell(compared.champion_version[:12])} | {said} |")
-    worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:_WORST]
+        gain = points_with_interval(compared.gain, compared.low, compared.high)
+        lines.append(f"| against the champion {cell(compared.champion_version[:12])} | {gain} |")
+    worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:_MAX_ROWS]
     lines += ["", "Classes with the lowest recall:", "", "| class | samples | recall | precision |"]
     lines.append("|---|---|---|---|")
     lines += [
         f"| {cell(c.name)} | {c.samples} | {c.recall:.3f} | {c.precision:.3f} |" for c in worst
     ]
-    confused = pairs_of(result)[:_WORST]
-    if confused:
-        lines += ["", "Confusions that stand out:", ""]
-        lines += ["| true | taken for | samples | of the class |", "|---|---|---|---|"]
+    pairs = confusions(result)[:_MAX_ROWS]
+    if pairs:
+        lines += ["", "Most frequent confusions:", ""]
+        lines += ["| true | predicted as | samples | of the class |", "|---|---|---|---|"]
         lines += [
-            f"| {cell(p.target)} | {cell(p.predicted)} | {p.count} | {p.share:.1%} |"
-            for p in confused
+            f"| {cell(p.target)} | {cell(p.predicted)} | {p.count} | {p.share:.1%} |" for p in pairs
         ]
     if test is not None:
-        lines += ["", f"## Test split: {test.accuracy:.2%} of {test.samples} samples right", ""]
+        lines += ["", f"## Test split: {test.accuracy:.2%} of {test.samples} samples correct", ""]
         lines += figures(test)
     return "\n".join(lines) + "\n"
 
 
 def figures(result: Evaluation) -> list[str]:
-    """The lines of a Markdown table of the figures that every evaluation has."""
+    """Return the lines of a Markdown table of metrics."""
     low, high = result.accuracy_low, result.accuracy_high
     balanced, top5 = result.balanced_accuracy, result.top5
     return [

@@ -1,12 +1,13 @@
-"""Where the time of a training went: the phases, what would help, and each rank."""
+"""Time of a training by phase, and by rank."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from kfp_ddp.report.material import Material
-from kfp_ddp.report.pictures import Part, is_number, shares_bar
-from kfp_ddp.report.text import duration, table
+from markupsafe import Markup
+
+from kfp_ddp.report.charts import Part, shares_bar
+from kfp_ddp.report.events import Event, is_number
+from kfp_ddp.report.render import duration, render
 from kfp_ddp.training.time_spent import OWN, PHASES, Phase, TimeSpent
 
 _COLOURS: Mapping[Phase, tuple[int, float]] = {
@@ -20,78 +21,72 @@ _COLOURS: Mapping[Phase, tuple[int, float]] = {
     "evaluation": (4, 1.0),
     "other": (5, 1.0),
 }
-_RANKS = 16
-"""Rows of the table at most; the slowest are in it."""
+_MAX_RANKS = 16
+"""Rows of the table of ranks."""
 _COLUMNS: tuple[Phase, ...] = (*OWN, "communication", "optimizer")
 
 
-def where_the_time_went(found: Material) -> str:
-    """The section of a report; '' where the training did not tell."""
-    return time_section(found.events)
+def time_section(events: Sequence[Event]) -> Markup:
+    """Return the section; empty if no event has the times.
 
-
-def time_section(events: Sequence[Mapping[str, Any]]) -> str:
-    """The same from the events of a training; attempts on as many ranks as the last count too."""
-    of_ranks = [event for event in events if event.get("event") == "ranks"]
-    told = [(event, rows) for event in of_ranks if (rows := _rows(event))]
-    if not told:
-        return ""
-    last, rows = told[-1]
+    Attempts on as many ranks as the last one are added.
+    """
+    times = [(event, _seconds(event)) for event in events if event.get("event") == "ranks"]
+    times = [(event, rows) for event, rows in times if rows]
+    if not times:
+        return Markup()
+    last, rows = times[-1]
+    attempts = [rows_ for _, rows_ in times if len(rows_) == len(rows)]
+    spent = TimeSpent(
+        [[sum(phase) for phase in zip(*rank, strict=True)] for rank in zip(*attempts, strict=True)]
+    )
+    title = duration(spent.total)
+    title += f" on each of {len(rows)} ranks" if len(rows) > 1 else ""
+    title += f", {len(attempts)} attempts" if len(attempts) > 1 else ""
     ends = [event for event in events if event.get("event") == "end"]
-    same = [each for _, each in told if len(each) == len(rows)]
-    ranks = zip(*same, strict=True)
-    spent = TimeSpent([[sum(of) for of in zip(*each, strict=True)] for each in ranks])
-    parts = [Part(phase, spent.mean[phase], *_COLOURS[phase]) for phase in PHASES]
-    return (
-        f"<h2>Where the time went</h2>{shares_bar(_title(spent, len(same)), parts)}"
-        f"{_said(ends[-1] if ends else {})}{_ranks(spent, last.get('nodes'))}"
+    return render(
+        "time.html",
+        shares=shares_bar(title, [Part(p, spent.mean[p], *_COLOURS[p]) for p in PHASES]),
+        advice=_advice(ends[-1] if ends else {}),
+        columns=_COLUMNS,
+        ranks=_ranks(spent, last.get("nodes")),
+        count=len(rows),
     )
 
 
-def _rows(event: Mapping[str, Any]) -> list[list[float]]:
-    """Seconds of each rank in each phase; [] where the event has none, or something else."""
-    told = event.get("seconds")
-    found = [told.get(phase) for phase in PHASES] if isinstance(told, dict) else []
-    columns = [each for each in found if isinstance(each, list)]
+def _seconds(event: Event) -> list[list[float]]:
+    """Return the seconds of each rank in each phase; [] for an invalid event."""
+    seconds = event.get("seconds")
+    phases = [seconds.get(phase) for phase in PHASES] if isinstance(seconds, dict) else []
+    columns = [column for column in phases if isinstance(column, list)]
     if len(columns) != len(PHASES) or len(set(map(len, columns))) != 1:
         return []
     rows = [list(row) for row in zip(*columns, strict=True)]
-    good = all(is_number(value) and value >= 0 for row in rows for value in row)
-    return rows if good else []
+    valid = all(is_number(value) and value >= 0 for row in rows for value in row)
+    return rows if valid else []
 
 
-def _title(spent: TimeSpent, attempts: int) -> str:
-    ranks = f" on each of {len(spent.rows)} ranks" if len(spent.rows) > 1 else ""
-    return f"{duration(spent.total)}{ranks}{f', {attempts} attempts' if attempts > 1 else ''}"
+def _advice(end: Event) -> list[str]:
+    """Return the advice of the run, and how much of the devices it used."""
+    lines = [line for line in end.get("advice") or [] if isinstance(line, str)]
+    mfu = end.get("mfu")
+    if is_number(mfu):
+        lines.append(f"{mfu * 100:.1f} % of the peak of its devices (MFU) during steps")
+    return lines
 
 
-def _said(event: Mapping[str, Any]) -> str:
-    """What would help, in the words of the run, and how much of the devices it used."""
-    lines = [each for each in event.get("advice") or [] if isinstance(each, str)]
-    used = event.get("mfu")
-    if is_number(used):
-        lines.append(f"{used * 100:.1f} % of the peak of its devices (MFU) while it stepped")
-    return f"<ul>{''.join(f'<li>{escape(each)}</li>' for each in lines)}</ul>" if lines else ""
-
-
-def _ranks(spent: TimeSpent, nodes: object) -> str:
-    """Each rank's seconds in a step, the slowest first; '' for one alone."""
+def _ranks(spent: TimeSpent, nodes: object) -> list[dict[str, Any]]:
+    """Return the seconds of the slowest ranks, the slowest first; [] for a single rank."""
     count = len(spent.rows)
     if count == 1:
-        return ""
-    known = nodes if isinstance(nodes, list) and len(nodes) == count else [""] * count
+        return []
+    names = nodes if isinstance(nodes, list) and len(nodes) == count else [""] * count
     order = sorted(range(count), key=lambda rank: -spent.pace.seconds[rank])
-    rows = [
-        (
-            f"{rank}{f' <small>{escape(str(known[rank])[:63])}</small>' if known[rank] else ''}",
-            *(f"{spent.of(phase)[rank]:,.1f}" for phase in _COLUMNS),
-        )
-        for rank in order[:_RANKS]
+    return [
+        {
+            "rank": rank,
+            "node": str(names[rank] or "")[:63],
+            "seconds": [spent.of(phase)[rank] for phase in _COLUMNS],
+        }
+        for rank in order[:_MAX_RANKS]
     ]
-    left = f", the slowest {_RANKS} of {count:,}" if count > _RANKS else ""
-    note = (
-        "The slowest rank comes first: the others wait for it in communication, which is what the "
-        "backward pass does not hide of the exchange of gradients."
-    )
-    head = ("rank", *_COLUMNS)
-    return f"<h3>Seconds of each rank{left}</h3>{table(head, rows)}<p class='soft'>{note}</p>"

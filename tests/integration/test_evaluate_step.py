@@ -68,7 +68,7 @@ def test_the_step_fills_every_artifact(
     assert sum(cell for row in matrix["rows"] for cell in row["row"]) == 48
     assert filled["confusion_matrix"].metadata["confidenceMetrics"]
     assert (
-        f"{hits / 48:.2%} of 48 samples right"
+        f"{hits / 48:.2%} of 48 samples correct"
         in Path(filled["evaluation_summary"].path).read_text()
     )
 

@@ -33,12 +33,14 @@ def test_the_wheel_holds_every_module_of_the_tree(wheel: Path) -> None:
             "demo",
             "install",
             "local",
+            "report",
         )
         for path in (root / folder).rglob("*")
         if path.is_file() and not (root / folder).is_symlink() and "__pycache__" not in path.parts
     }
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert "kfp_ddp/training/config.py" in packed
+    assert "kfp_ddp/report/templates/style.css" in packed
     assert tree - packed == set()
 
 

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from kfp_ddp.evaluation.ingredients import dataset_facts
-from kfp_ddp.report.ingredients import Ingredients, fewer
-from kfp_ddp.report.pictures import MAX_POINTS
+from kfp_ddp.report.data import ReportData
+from kfp_ddp.report.events import MAX_POINTS, downsample
 from kfp_ddp.training.splits import sides_of
 
 
@@ -60,11 +60,11 @@ def test_a_long_training_is_left_in_few_events_with_the_means_of_its_steps() -> 
     ]  # fmt: skip
     others = [{"event": "start", "time": 0.5, "resumed_from_step": 0, "class_weights": [1.0] * 999},
               {"event": "eval", "time": 9000.5, "step": 9000, "accuracy": 0.5}]  # fmt: skip
-    found = fewer([others[0], *steps[:5000], *steps[4000:9000], others[1], *steps[9000:]])
+    found = downsample([others[0], *steps[:5000], *steps[4000:9000], others[1], *steps[9000:]])
     drawn = [e for e in found if e["event"] == "step"]
     assert len(drawn) <= MAX_POINTS
     assert (drawn[-1]["step"], drawn[-1]["epoch"]) == (10_000, 100.0)
     assert all(e["loss"] == pytest.approx(0.5, abs=0.03) for e in drawn)
     assert sum(e["skipped_images"] for e in drawn) == 10_000
     assert [e["event"] for e in found if e["event"] != "step"] == ["start", "eval"]
-    assert len(Ingredients(events=found).model_dump_json()) < 100_000
+    assert len(ReportData(events=found).model_dump_json()) < 100_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp import report
-from kfp_ddp.report.ingredients import fewer
+from kfp_ddp.report.events import downsample
 from kfp_ddp.report.time_spent import time_section
 from kfp_ddp.training.time_spent import PHASES
 from tests import reports
@@ -30,7 +30,7 @@ SLOW = {"forward": 45.0, "backward": 45.0}
 def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: Path) -> None:
     end = {"event": "end", "advice": ["rank 1 is slow"], "mfu": 0.41}
     events = [ranks(FAST, SLOW, nodes=["node-a", "node-b"]), end]
-    folder = reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=fewer(events))
+    folder = reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=downsample(events))
     said = text(report.html(folder))
     section = said[said.index("Where the time went") :]
     for words in (
@@ -45,14 +45,15 @@ def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: 
 def test_attempts_are_summed_where_they_had_as_many_ranks() -> None:
     other = ranks(SLOW, SLOW, SLOW)
     said = text(
-        "</style>" + time_section([ranks(FAST, SLOW), {"event": "start"}, other, ranks(FAST, SLOW)])
+        "</style>"
+        + str(time_section([ranks(FAST, SLOW), {"event": "start"}, other, ranks(FAST, SLOW)]))
     )
     assert "3 min on each of 2 ranks, 2 attempts" in said
 
 
 def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
     many = [FAST] * 999 + [SLOW]
-    said = text("</style>" + time_section([ranks(*many)]))
+    said = text("</style>" + str(time_section([ranks(*many)])))
     assert "the slowest 16 of 1,000" in said
     table = said[said.index("optimizer ") + len("optimizer ") :]
     assert table.startswith("999 0.0 45.0 45.0")

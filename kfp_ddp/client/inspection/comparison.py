@@ -12,8 +12,7 @@ from kfp_ddp.client.inspection.trainings import Training
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.pictures import is_number
-from kfp_ddp.report.training import trained
+from kfp_ddp.report.events import is_number, training_time
 from kfp_ddp.training.config import TrainConfig
 
 OWN = frozenset({"data", "output_dir", "run_id", "cache_dir", "stop_when_stale", "resume"})
@@ -194,7 +193,7 @@ def _speed(training: Training) -> Figure | None:
 
 def _seconds(training: Training) -> Figure | None:
     """From the first event to the last, without the time between a stop and going on."""
-    total, _ = trained(training.events)
+    total, _ = training_time(training.events)
     return _figure(total) if total else None
 
 

@@ -1,10 +1,9 @@
-"""A comparison as a page of its own: tables, and the curves of all runs in one pair of axes."""
-
-from collections.abc import Iterable, Sequence
-from html import escape
+"""A comparison of runs as an HTML page: tables, and the curves of all runs in the same axes."""
 
 from kfp_ddp.client.inspection.comparison import Comparison, shown
-from kfp_ddp.report.pictures import COLOURS, Series, curve, line_chart, page
+from kfp_ddp.report.charts import COLOURS, Series, line_chart
+from kfp_ddp.report.events import curve
+from kfp_ddp.report.render import render_page
 
 CHARTS = (
     ("Validation accuracy", "eval", "accuracy", True),
@@ -14,44 +13,30 @@ CHARTS = (
 )
 
 
-def to_html(found: Comparison) -> str:
-    """The whole document."""
-    letters = [side.letter for side in found.sides]
+def to_html(comparison: Comparison) -> str:
+    """Return the page."""
+    sides = comparison.sides
     facts = [
-        ("run", [side.name for side in found.sides]),
-        ("id", [side.run_id for side in found.sides]),
-        ("state", [side.state for side in found.sides]),
-        ("started", [f"{s.start:%Y-%m-%d %H:%M} UTC" if s.start else "" for s in found.sides]),
+        ("run", [side.name for side in sides]),
+        ("id", [side.run_id for side in sides]),
+        ("state", [side.state for side in sides]),
+        ("started", [f"{s.start:%Y-%m-%d %H:%M} UTC" if s.start else "" for s in sides]),
     ]
-    settings = [(name, [shown(each) for each in row]) for name, row in found.settings.items()]
-    metrics = [(metric.name.replace("_", " "), metric.texts()) for metric in found.metrics]
-    same = '<p class="soft">None: all were set alike.</p>'
-    charts = "".join(_chart(found, *each) for each in CHARTS)
-    notes = "".join(f'<p class="soft">{escape(each)}.</p>' for each in found.notes)
-    body = (
-        f"<h1>{len(found.sides)} trainings compared</h1>{_table(letters, facts)}"
-        f"<h2>Metrics</h2>{_table(letters, metrics)}{notes}"
-        f"<h2>Settings that differ</h2>{_table(letters, settings) if settings else same}"
-        f'<h2>Curves</h2><div class="row">{charts}</div>'
+    charts = []
+    for title, kind, key, percent in CHARTS:
+        series = [
+            Series(side.letter, curve(side.training.events, kind, key), number % COLOURS)
+            for number, side in enumerate(sides)
+        ]
+        charts.append(line_chart(title, series, "epoch", percent=percent))
+    return render_page(
+        "comparison.html",
+        title="Runs compared",
+        letters=[side.letter for side in sides],
+        colours=COLOURS,
+        facts=facts,
+        metrics=[(m.name.replace("_", " "), m.texts()) for m in comparison.metrics],
+        notes=comparison.notes,
+        settings=[(name, map(shown, row)) for name, row in comparison.settings.items()],
+        charts=charts,
     )
-    return page("Runs compared", body)
-
-
-def _chart(found: Comparison, title: str, kind: str, key: str, percent: bool) -> str:
-    curves = [
-        Series(side.letter, curve(side.training.events, kind, key), number % COLOURS)
-        for number, side in enumerate(found.sides)
-    ]
-    return line_chart(title, curves, "epoch", percent=percent)
-
-
-def _table(letters: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
-    head = "".join(
-        f'<th><b style="color:var(--s{number % COLOURS})">{letter}</b></th>'
-        for number, letter in enumerate(letters)
-    )
-    lines = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(each)}</td>' for each in row)}</tr>"
-        for name, row in rows
-    )
-    return f'<div class="scroll"><table><tr><th></th>{head}</tr>{lines}</table></div>'

@@ -13,8 +13,8 @@ from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.core.errors import InputError, StorageError, full
 from kfp_ddp.core.run_folder import REPORT, RunFolder
 from kfp_ddp.models import bundle
-from kfp_ddp.report import training_page
-from kfp_ddp.report.pictures import read_events, training_curves
+from kfp_ddp.report.events import read_events
+from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.train.outputs import newest_checkpoint
 
 BUNDLE = RunFolder.BUNDLE

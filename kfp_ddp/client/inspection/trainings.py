@@ -13,7 +13,7 @@ from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.pictures import read_events
+from kfp_ddp.report.events import read_events
 from kfp_ddp.runs.train.outputs import newest_checkpoint
 
 TOLD_BY = (

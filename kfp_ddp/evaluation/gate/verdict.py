@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from kfp_ddp.evaluation.gate.checks import Check
@@ -29,11 +28,9 @@ def markdown(blessed: bool, checks: Sequence[Check]) -> str:
 
 def without_evaluation(blessed: bool, checks: Sequence[Check]) -> str:
     """The verdict as a page, where there is no evaluation to make a report of."""
-    from kfp_ddp.report.pictures import page
+    from kfp_ddp.report.render import render_page
 
-    said = "Blessed" if blessed else "Not blessed"
-    lines = "".join(f"<li>{'✓' if c.holds else '✗'} {escape(c.words)}</li>" for c in checks)
-    return page(said, f"<h1>{said}</h1><ul>{lines}</ul>")
+    return render_page("gate.html", title="Blessed" if blessed else "Not blessed", checks=checks)
 
 
 def record(checks: Sequence[Check], asked: Mapping[str, Any], facts: Mapping[str, Any]) -> bytes:

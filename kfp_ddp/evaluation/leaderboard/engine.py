@@ -1,14 +1,14 @@
 """The leaderboard step: folders of trainings in, the best of them and a table of all out."""
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.step import step
 from kfp_ddp.evaluation.leaderboard.trials import Trial, differing, ranked, read
-from kfp_ddp.report import pictures
+from kfp_ddp.report.charts import COLOURS, Series, line_chart
+from kfp_ddp.report.render import Card, render_page
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -104,25 +104,21 @@ def markdown(names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
 
 def html(trials: Sequence[Trial], names: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     """A page of the trials and the curves of the best."""
-    best = [trial for trial in trials if trial.curve][: pictures.COLOURS]
-    curves = [
-        pictures.Series(f"{rank}.", trial.curve, rank - 1) for rank, trial in enumerate(best, 1)
-    ]
+    best = [trial for trial in trials if trial.curve][:COLOURS]
+    curves = [Series(f"{rank}.", trial.curve, rank - 1) for rank, trial in enumerate(best, 1)]
     done = [trial for trial in trials if trial.checkpoint]
-    cards = [
-        ("trials", str(len(trials))),
-        ("best accuracy", f"{done[0].accuracy:.2%}" if done else "none"),
-        ("ended early", str(sum(bool(trial.ended) for trial in trials))),
-        ("failed", str(sum(bool(trial.failure) for trial in trials))),
+    headline = [
+        Card("trials", str(len(trials))),
+        Card("best accuracy", f"{done[0].accuracy:.2%}" if done else "none"),
+        Card("ended early", str(sum(bool(trial.ended) for trial in trials))),
+        Card("failed", str(sum(bool(trial.failure) for trial in trials))),
     ]
-    cells = [[*map(escape, row)] for row in table]
-    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in cells)
-    columns = "</th><th>".join(map(escape, head(names)))
-    chart = pictures.line_chart("Validation accuracy", curves, "epoch", percent=True)
-    return pictures.page(
-        "Sweep",
-        f"<h1>Sweep</h1>{pictures.cards(cards)}"
-        f'<div class="scroll"><table><thead><tr><th>{columns}</th></tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-        f'<h2>The best {len(best)}</h2><div class="narrow">{chart}</div>',
+    return render_page(
+        "leaderboard.html",
+        title="Sweep",
+        headline=headline,
+        columns=head(names),
+        rows=table,
+        best=len(best),
+        chart=line_chart("Validation accuracy", curves, "epoch", percent=True),
     )

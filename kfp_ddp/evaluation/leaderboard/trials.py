@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
-from kfp_ddp.report import pictures
+from kfp_ddp.report.events import Point, curve, read_events
 from kfp_ddp.runs.workspace import opened
 from kfp_ddp.training.config import TrainConfig
 
@@ -27,7 +27,7 @@ class Trial:
     epochs: float
     ended: str
     """Why it ended before its last epoch; empty where it did not."""
-    curve: tuple[pictures.Point, ...]
+    curve: tuple[Point, ...]
     """Accuracy over the epochs."""
 
 
@@ -39,14 +39,14 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
     """
     with opened(run_dir, "leaderboard") as folder:
         files = RunFolder(folder.path)
-        events = pictures.read_events(files.metrics)
+        events = read_events(files.metrics)
         settings = mapping_of(files.config)  # none where it failed before it began
     evaluations = [event for event in events if event.get("event") == "eval"]
     step = int(checkpoint.rpartition("-")[2] or -1) if checkpoint else -1
     told: dict[str, Any] = {"step": -1}
     told = next((each for each in evaluations if each.get("step") == step), told)
     ends = [event.get("reason") or "" for event in events if event.get("event") == "end"]
-    curve = pictures.curve(events, "eval", "accuracy")
+    points = curve(events, "eval", "accuracy")
     return Trial(
         run_dir=run_dir,
         checkpoint=checkpoint,
@@ -54,9 +54,9 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
         settings=settings,
         accuracy=float(told.get("accuracy") or -1) if checkpoint else -1,
         loss=told.get("loss"),
-        epochs=curve[-1][0] if curve else 0.0,
+        epochs=points[-1][0] if points else 0.0,
         ended=ends[-1] if ends and not failure else "",
-        curve=tuple(curve),
+        curve=tuple(points),
     )
 
 

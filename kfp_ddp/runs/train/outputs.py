@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.report import pictures, training_page
+from kfp_ddp.report import training_page
+from kfp_ddp.report.events import read_events
 from kfp_ddp.training.manifest import read_manifest, step_dir
 
 
@@ -88,7 +89,7 @@ def write_outputs(
 
 def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
     """Finite numbers worth a table: last loss, speed, the accuracy of the checkpoint, its step."""
-    events = pictures.read_events(RunFolder(run_dir).metrics)
+    events = read_events(RunFolder(run_dir).metrics)
     last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
     last.update({str(event.get("event")): event for event in events})
     evaluations = [event for event in events if event.get("event") == "eval"]

@@ -1,0 +1,348 @@
+"""Values of the template `evaluation.html`, section by section."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from markupsafe import Markup
+
+from kfp_ddp.core import packed
+from kfp_ddp.models.evaluation import (
+    Baseline,
+    CalibrationBin,
+    ClassChange,
+    ClassResult,
+    Evaluation,
+    Slice,
+    wilson,
+)
+from kfp_ddp.report.charts import HEIGHT, Axis, Key, Shape, dot, linear, plot
+from kfp_ddp.report.data import Confusion, Material
+from kfp_ddp.report.events import is_number, training_time
+from kfp_ddp.report.matrix import MAX_CLASSES, MAX_NUMBERED, confusion_matrix
+from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
+from kfp_ddp.report.training import training_line
+from kfp_ddp.training.config import TrainConfig
+
+_MAX_CHANGES = 6
+"""Classes in each table of the comparison with the champion."""
+_TOP5_FROM = 20
+"""Classes from which top-5 accuracy is of interest."""
+_BINS = 15
+_PERCENT = Axis(0.0, 1.0, [(tick / 5, f"{tick * 20}%") for tick in range(6)])
+_MIN_BIN = 5
+"""Samples from which a calibration bin has a dot."""
+_MAX_PART = 14
+"""Classes in a part of the matrix."""
+_FIRST_ROWS = 20
+_MAX_ROWS = 1000
+"""Rows of a table in the page."""
+_MIN_CLASS = 10
+"""Samples below which a class is named as small."""
+_LOCATIONS = frozenset({"data", "output_dir", "cache_dir", "run_id"})
+"""Settings that do not affect the model."""
+
+
+T = TypeVar("T")
+
+
+class Folded(NamedTuple, Generic[T]):
+    """Rows of a table: the first ones, and those that are folded."""
+
+    first: Sequence[T]
+    rest: Sequence[T]
+    total: int
+
+
+def title_facts(material: Material) -> list[str]:
+    """Return the origin of the model and of the evaluation."""
+    result, dataset = material.result, material.data.dataset
+    architecture = f"{result.model}, " if material.name != result.model else ""
+    sides = " + ".join(f"{count:,} {side}" for side, count in dataset.sides.items() if count)
+    sides = f", {sides} images" if sides else ""
+    digest = f"version {result.dataset_digest[:12]}" if result.dataset_digest else "no version"
+    run_id = material.config.get("run_id")
+    facts = [
+        f"{architecture}step {result.step:,}",
+        training_line(material.events),
+        f"dataset {digest}{sides}, {len(result.classes):,} classes",
+        f"run {run_id}" if run_id else "",
+        f"evaluated {result.written[:16].replace('T', ' ')} UTC" if result.written else "",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def rules(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rules of a verdict, the failed ones first."""
+    valid = [rule for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
+    return sorted(
+        ({"holds": bool(rule.get("holds")), "words": rule.get("words", "")} for rule in valid),
+        key=lambda rule: bool(rule["holds"]),
+    )
+
+
+def headline(material: Material) -> list[Card]:
+    """Return the headline numbers of the evaluation."""
+    result = material.result
+    cards = [_accuracy(result)]
+    if (compared := result.compared) is not None:
+        detail = "no predictions of the champion, so no interval"
+        if compared.low is not None and compared.high is not None:
+            detail = f"95 % interval {points(compared.low)} to {points(compared.high)}"
+        label = f"points to champion {compared.champion_version[:12]}".strip()
+        cards.append(Card(label, points(compared.gain), detail))
+    if (largest := baseline(result)) is not None:
+        name = largest.name if len(largest.name) <= 24 else f"{largest.name[:23]}…"
+        gain = f"{points(result.accuracy - largest.share)} points above it"
+        cards.append(Card(f"majority-class baseline: {name}", f"{largest.share:.2%}", gain))
+    cards += _quality(result)
+    seconds, _ = training_time(material.events)
+    if seconds:
+        cards.append(Card("training time", duration(seconds)))
+    return cards
+
+
+def test_headline(result: Evaluation) -> list[Card]:
+    """Return the headline numbers of the test split."""
+    return [_accuracy(result), *_quality(result)]
+
+
+def baseline(result: Evaluation) -> Baseline | None:
+    """Return the majority-class baseline, computed if an earlier version did not record it."""
+    if result.baseline is not None:
+        return result.baseline
+    largest = max(result.classes, key=lambda one: one.samples, default=None)
+    if largest is None:
+        return None
+    return Baseline(name=largest.name, share=largest.samples / result.samples)
+
+
+def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:
+    """Return the classes that improved and that got worse against the champion, with a title."""
+    by_gain = sorted(result.compared.classes if result.compared else [], key=lambda one: one.gain)
+    better = [one for one in reversed(by_gain) if one.gain > 0][:_MAX_CHANGES]
+    worse = [one for one in by_gain if one.gain < 0][:_MAX_CHANGES]
+    tables = (("Classes that improved", better), ("Classes that got worse", worse))
+    return [table for table in tables if table[1]]
+
+
+def problems(material: Material) -> list[str]:
+    """Return the known problems of the dataset."""
+    lines = list(material.data.dataset.problems)
+    steps = (e for e in material.events if e.get("event") == "step")
+    skipped = sum(e["skipped_images"] for e in steps if is_number(e.get("skipped_images")))
+    if material.result.skipped:
+        lines.append(f"{material.result.skipped} unreadable images of this split are left out")
+    if skipped:
+        lines.append(f"unreadable images in the logged training steps: {skipped:,.0f}")
+    return lines
+
+
+def calibration(result: Evaluation) -> list[Markup]:
+    """Return charts of accuracy and samples by confidence; [] without samples."""
+    bins = [one for one in result.calibration if one.samples]
+    return [_calibration_accuracy(bins), _calibration_samples(bins)] if bins else []
+
+
+def confusion(material: Material) -> dict[str, Any]:
+    """Return the matrix to show, all of it for few classes, and the title of a partial one."""
+    result = material.result
+    names = [one.name for one in result.classes]
+    full = Markup()
+    if result.confusion is not None and len(names) <= MAX_CLASSES:
+        full = confusion_matrix(names, result.confusion)
+    if full and len(names) <= MAX_NUMBERED:
+        return {"matrix": full, "title": "", "full": Markup()}
+    part = _most_confused(material.confusions)
+    title = f"The {len(part)} of {len(names):,} classes with the most confusion" if part else ""
+    return {"matrix": _partial_matrix(material, part), "title": title, "full": full}
+
+
+def classes(result: Evaluation) -> tuple[Folded[ClassResult], list[str]]:
+    """Return the classes by ascending F1, and notes on those with few samples."""
+    order = sorted(result.classes, key=lambda one: (one.samples == 0, one.f1, one.name))
+    few = sum(0 < one.samples < _MIN_CLASS for one in order)
+    none = sum(one.samples == 0 for one in order)
+    notes = [f"{few:,} classes have fewer than {_MIN_CLASS} samples: see their intervals"]
+    notes = notes * bool(few) + [f"{none:,} classes have no sample in this split"] * bool(none)
+    return _fold(order), notes
+
+
+def slices(result: Evaluation) -> list[tuple[str, Folded[Slice]]]:
+    """Return the slices of each tag by ascending accuracy."""
+    return [
+        (name, _fold(sorted(group, key=lambda one: one.accuracy)))
+        for name, group in groupby(result.slices, key=lambda one: one.name)
+    ]
+
+
+def exported(bundle: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tables of the bundle: its files, its variants, and runs in a separate process."""
+    parity, latency = bundle.get("parity", {}), bundle.get("latency", {})
+    variants, infra = bundle.get("variants", {}), bundle.get("infra", {})
+    formats, runtimes = parity.get("formats") or {}, latency.get("runtimes") or {}
+    forms = []
+    for name in dict.fromkeys((*formats, *runtimes)):
+        agreement, times = formats.get(name) or {}, runtimes.get(name) or {}
+        difference = number(agreement.get("max_abs_difference"), ".2g")
+        same = number(agreement.get("same_top1"), ".1%")
+        forms.append((name, difference, same, *_latencies(times)))
+    note = f"{parity['samples']} samples against the checkpoint" if parity.get("samples") else ""
+    if latency.get("machine"):
+        note += f"; times of {latency['machine']}, {latency.get('threads', 1)} threads"
+    rows = [v for v in variants.get("variants") or [] if isinstance(v, dict)]
+    files = infra.get("files") or {}
+    tables = {
+        "forms": forms,
+        "forms_left_out": parity.get("left_out") or {},
+        "variants": [
+            (
+                variant.get("name", ""),
+                number(variant.get("size"), ",.2f", 1e-6),
+                number((variant.get("evaluation") or {}).get("accuracy"), ".2%"),
+                points_with_interval(variant["gain"], variant.get("low"), variant.get("high")),
+                number(variant.get("agreement"), ".2%"),
+            )
+            for variant in rows
+            if is_number(variant.get("gain"))
+        ],
+        "variants_left_out": variants.get("left_out") or {},
+        "served": [
+            (
+                name,
+                number(file.get("load_ms"), ",.0f"),
+                number(file.get("memory_mb"), ",.0f"),
+                *_latencies(file.get("latency") or {}),
+            )
+            for name, file in files.items()
+            if not file.get("failed")
+        ],
+        "failed": {name: file["failed"] for name, file in files.items() if file.get("failed")},
+    }
+    return {**tables, "note": note} if any(tables.values()) else {}
+
+
+def provenance(material: Material) -> dict[str, str]:
+    """Return digests and machine, by title."""
+    result, dataset = material.result, material.data.dataset
+    size = f"{dataset.files:,} files, {dataset.bytes / 1e6:,.1f} MB"
+    rows = {
+        "checkpoint": result.checkpoint,
+        "checkpoint sha256": result.checkpoint_digest,
+        "dataset": f"{dataset.source}, {size}" if dataset.source else "",
+        "dataset digest": result.dataset_digest or "not recorded beside the data",
+        "samples digest": result.samples_digest,
+        "image size": f"{result.image_size} x {result.image_size}",
+        "evaluated on": f"{result.hardware or result.device}, in {result.seconds:.1f} s",
+    }
+    return {title: value for title, value in rows.items() if value}
+
+
+def settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the training settings that differ from the default, and the others."""
+    changed: dict[str, Any] = {}
+    default: dict[str, Any] = {}
+    for name, value in config.items():
+        known = TrainConfig.model_fields.get(name)
+        same = known is not None and known.default == value
+        (default if same or name in _LOCATIONS else changed)[name] = packed.in_words(value)
+    return changed, default
+
+
+def _accuracy(result: Evaluation) -> Card:
+    interval = percents(result.accuracy_low, result.accuracy_high)
+    return Card("accuracy", f"{result.accuracy:.2%}", f"95 % interval {interval}")
+
+
+def _quality(result: Evaluation) -> list[Card]:
+    """Return metrics that are of interest if classes differ in size."""
+
+    def interval(name: str, scale: float = 1.0, unit: str = "", digits: int = 3) -> str:
+        ends = result.intervals.get(name)
+        if ends is None:
+            return ""
+        return f"{ends.low * scale:.{digits}f}–{ends.high * scale:.{digits}f}{unit}"
+
+    cards = []
+    if result.balanced_accuracy is not None:
+        detail = interval("balanced_accuracy", 100, " %", 1)
+        cards.append(Card("balanced accuracy", f"{result.balanced_accuracy:.2%}", detail))
+    cards.append(Card("macro F1", f"{result.macro_f1:.4f}", interval("macro_f1")))
+    if result.top5 is not None and len(result.classes) >= _TOP5_FROM:
+        cards.append(Card("top-5 accuracy", f"{result.top5:.2%}"))
+    cards.append(Card("loss", f"{result.loss:.4f}"))
+    error = f"{result.calibration_error:.4f}"
+    cards.append(Card("calibration error", error, interval("calibration_error")))
+    return cards
+
+
+def _calibration_accuracy(bins: Sequence[CalibrationBin]) -> Markup:
+    shapes = [Shape(f"M0 {HEIGHT}L{_PERCENT.x(1):.0f} 0", "mark")]
+    for one in bins:
+        x = _PERCENT.x(one.confidence)
+        low, high = wilson(round(one.accuracy * one.samples), one.samples)
+        line = f"M{x:.1f} {_PERCENT.y(low):.1f}V{_PERCENT.y(high):.1f}"
+        shapes.append(Shape(line, "interval", 0))
+        if one.samples >= _MIN_BIN:
+            shapes.append(dot(x, _PERCENT.y(one.accuracy), 0))
+    keys = [Key("measured, with 95 % interval", 0), Key("perfect", None, "dash")]
+    values = ", ".join(f"{one.confidence:.0%}: {one.accuracy:.0%}" for one in bins)
+    label = f"Accuracy by confidence: {values}"
+    return plot("Accuracy", _PERCENT, _PERCENT, "confidence", shapes, keys, label)
+
+
+def _calibration_samples(bins: Sequence[CalibrationBin]) -> Markup:
+    most = max(one.samples for one in bins)
+    ticks = [(t**0.5, label) for t, label in linear(0, most, 4).ticks if t <= most]
+    y = Axis(0.0, most**0.5, ticks)
+    shapes = []
+    for one in bins:
+        start = int(min(one.confidence, 1 - 1e-9) * _BINS) / _BINS
+        left, right = _PERCENT.x(start) + 2, _PERCENT.x(start + 1 / _BINS) - 2
+        top = y.y(one.samples**0.5)
+        bar = f"M{left:.1f} {HEIGHT}V{top:.1f}H{right:.1f}V{HEIGHT}z"
+        shapes.append(Shape(bar, fill=0, title=f"{one.samples:,} samples"))
+    counts = ", ".join(f"{one.confidence:.0%}: {one.samples}" for one in bins)
+    label = f"Samples by confidence: {counts}"
+    key = Key("square-root scale, so that small bins are visible")
+    return plot("Samples", _PERCENT, y, "confidence", shapes, [key], label)
+
+
+def _partial_matrix(material: Material, chosen: Sequence[str]) -> Markup:
+    """Return the matrix of some classes, with a column for all others; empty for no classes."""
+    if not chosen:
+        return Markup()
+    samples = {one.name: one.samples for one in material.result.classes}
+    position = {name: i for i, name in enumerate(chosen)}
+    counts = [[0] * len(chosen) for _ in chosen]
+    wrong = dict.fromkeys(chosen, 0)
+    for pair in material.confusions:
+        if pair.target in position:
+            wrong[pair.target] += pair.count
+            if pair.predicted in position:
+                counts[position[pair.target]][position[pair.predicted]] = pair.count
+    others = [wrong[name] - sum(counts[i]) for name, i in position.items()]
+    for name, i in position.items():
+        counts[i][i] = samples[name] - wrong[name]
+    return confusion_matrix(chosen, counts, others)
+
+
+def _most_confused(pairs: Sequence[Confusion]) -> list[str]:
+    """Return the classes of the first pairs, with the two of a pair side by side."""
+    chosen: list[str] = []
+    for pair in pairs:
+        new = [name for name in (pair.target, pair.predicted) if name not in chosen]
+        if len(chosen) + len(new) <= _MAX_PART:
+            for name in new:
+                mate = pair.predicted if name == pair.target else pair.target
+                chosen.insert(chosen.index(mate) + 1 if mate in chosen else len(chosen), name)
+    return chosen
+
+
+def _fold(rows: Sequence[Any]) -> Folded[Any]:
+    return Folded(rows[:_FIRST_ROWS], rows[_FIRST_ROWS:_MAX_ROWS], len(rows))
+
+
+def _latencies(times: Mapping[str, Any]) -> list[str]:
+    """Return the median milliseconds of batches of 1 and 8."""
+    return [number((times.get(f"batch_{n}") or {}).get("median_ms"), ".3g") for n in (1, 8)]
