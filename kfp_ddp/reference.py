@@ -7,6 +7,7 @@ made from the models of settings and the signatures of components: text between
     <!-- inputs: train -->                           and   <!-- /inputs -->
     <!-- command: schedule -->                       and   <!-- /command -->
     <!-- once: config.Config -->                     and   <!-- /once -->
+    <!-- graph: train_resnet -->                     and   <!-- /graph -->
 
 The names of torchvision's classifiers are in a file of their own, so that no torch is needed.
 Our images are tagged with the version of the package wherever they are named.
@@ -39,7 +40,9 @@ NAMING_IMAGES = (
 )
 NOT_CHECKED = ("bucket_secret",)
 IMAGE = re.compile(r"((?:(?:kfp-ddp|\$REGISTRY)/(?:launcher|server|trainer)|\$image):)\d[\w.+-]*\w")
-BLOCK = re.compile(r"(<!-- (settings|inputs|command|once): (\S+) -->\n).*?(<!-- /\2 -->)", re.S)
+BLOCK = re.compile(
+    r"(<!-- (settings|inputs|command|once|graph): (\S+) -->\n).*?(<!-- /\2 -->)", re.S
+)
 TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 
 
@@ -199,7 +202,15 @@ def _of(kind: object) -> str:
     return f" One of {choices}." if choices else ""
 
 
+def graph_block(name: str) -> list[str]:
+    """Return the Mermaid flowchart of a committed pipeline."""
+    from kfp_ddp.pipelines.graph import mermaid
+
+    return ["```mermaid", *mermaid(ROOT / "compiled" / f"{name}.yaml").splitlines(), "```"]
+
+
 TABLES = {
+    "graph": graph_block,
     "settings": settings_table,
     "inputs": inputs_table,
     "once": once_table,

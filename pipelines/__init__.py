@@ -1,4 +1,4 @@
-"""Pipelines, one a file: only wiring. Each is compiled to `compiled/<file name>.yaml`."""
+"""Pipelines, one per file. Each is compiled to `compiled/<file name>.yaml`."""
 
 NAMES = (
     *("train_resnet", "train_resnet_bucket", "train_resnet_claimless", "retrain", "finetune"),

@@ -1,23 +1,67 @@
-"""Compile the pipelines, and tell whether the committed documents still say what they say."""
+"""Compile pipelines to YAML, and compare the committed files with their sources."""
 
 import importlib
+import importlib.util
+import re
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
+from kfp.dsl.graph_component import GraphComponent
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp.checks.preflight.parameters import choices
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.pipelines import NAMES, own, picture
-from kfp_ddp.pipelines.images import Images
+from kfp_ddp.pipelines import NAMES
 
-SUFFIXES = (".yaml", ".yml", ".svg")
+SUFFIXES = (".yaml", ".yml")
+REGISTRY = "ghcr.io/kfp-ddp"
+# Host, port and path of an image; a URL scheme does not match.
+_FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+
+
+class Images(NamedTuple):
+    """Replacements for the images of components."""
+
+    registry: str = REGISTRY
+    """Registry of launcher and trainer; the tag is that of the component."""
+    launcher: str = ""
+    """Image to use as launcher; empty for that of the registry."""
+    trainer: str = ""
+    """Image to use as trainer, such as one built from ours; empty for that of the registry."""
+
+    def check(self) -> None:
+        """Check the names.
+
+        Raises:
+            InputError: A registry or an image is invalid.
+        """
+        if not re.fullmatch(f"{_FOLDERS}/?", self.registry):
+            raise InputError(
+                f"registry {self.registry!r} is not a registry: give host/path in lower case, "
+                "without a scheme"
+            )
+        for name in ("launcher", "trainer"):
+            image = getattr(self, name)
+            if image and not re.fullmatch(_FOLDERS + _TAG, image):
+                raise InputError(
+                    f"{name} image {image!r} is not an image: give host/path:tag or @sha256:…, the "
+                    "path in lower case, without a scheme"
+                )
+
+    def put_into(self, document: str) -> str:
+        """Return a compiled pipeline with these images."""
+        for name in ("launcher", "trainer"):
+            if image := getattr(self, name):
+                document = re.sub(rf"{re.escape(REGISTRY)}/{name}:[\w.-]+", image, document)
+        return document.replace(f"{REGISTRY}/", f"{self.registry.rstrip('/')}/")
 
 
 def write(
@@ -26,13 +70,13 @@ def write(
     restricted: bool = False,
     names: Sequence[str] = NAMES,
 ) -> list[Path]:
-    """Compile pipelines of ours to `<directory>/<name>.yaml`, a picture beside each.
+    """Compile our pipelines to `<directory>/<name>.yaml`.
 
     Args:
-        directory: Made if need be.
-        images: What steps and workers run.
-        restricted: Whether it is for namespaces under PodSecurity `restricted`.
-        names: Of the pipelines.
+        directory: Created if missing.
+        images: Images of steps and workers.
+        restricted: Compile for namespaces under PodSecurity `restricted`.
+        names: Names of the pipelines.
 
     Returns:
         The paths of the YAML files.
@@ -44,7 +88,6 @@ def write(
         _keep_own_resources(pipeline)
         _loop_over_mappings(pipeline)
         path = _compile(pipeline, directory / f"{name}.yaml", images, restricted)
-        path.with_suffix(".svg").write_text(picture.svg(path))
         written.append(path)
     return written
 
@@ -55,15 +98,13 @@ def write_own(
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[Path]:
-    """Compile every pipeline that a file defines to `<directory>/<function>.yaml`; the paths.
-
-    The rest is as in `write`.
+    """Compile all pipelines of a Python file to `<directory>/<function>.yaml`; see `write`.
 
     Raises:
-        InputError: the file defines none, or one of them cannot be compiled; one line.
+        InputError: The file defines no pipeline, or one cannot be compiled; one line.
     """
     written = []
-    for name, pipeline in own.pipelines_of(file).items():
+    for name, pipeline in pipelines_of(file).items():
         try:
             written.append(_compile(pipeline, directory / f"{name}.yaml", images, restricted))
         except (TypeError, ValueError, RuntimeError) as error:
@@ -82,9 +123,9 @@ def _compile(pipeline: Any, path: Path, images: Images, restricted: bool) -> Pat
 
 
 def _close_choices(pipeline: Any) -> None:
-    """Let a pipeline's closed choices be a menu in the UI, and refused by the server otherwise.
+    """Add closed choices to the parameters: a menu in the UI, validated by the server.
 
-    The SDK passes `literals` on (KFP 2.17), but has no way to declare them.
+    KFP 2.17 supports `literals`, but its SDK cannot declare them.
     """
     for name, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
         del parameter.literals[:]
@@ -92,20 +133,20 @@ def _close_choices(pipeline: Any) -> None:
 
 
 def _keep_own_resources(pipeline: Any) -> None:
-    """Let what is set on a launching task be its own pod's, not that of its workers.
+    """Apply the resources of a launching task to its own pod.
 
-    KFP gives a pod nothing of what it passes through, and a namespace with a ResourceQuota takes no
-    pod without resources. Its driver can do this, its SDK has no way to say it.
+    KFP does not apply settings that it passes through, and a namespace with a ResourceQuota rejects
+    pods without resources. The driver supports this, the SDK cannot express it.
     """
     for component in pipeline.pipeline_spec.components.values():
         passed = component.task_config_passthroughs
-        kept = [each for each in passed if each.field != dsl.TaskConfigField.RESOURCES]
+        others = [one for one in passed if one.field != dsl.TaskConfigField.RESOURCES]
         del passed[:]
-        passed.extend(kept)
+        passed.extend(others)
 
 
 def _loop_over_mappings(pipeline: Any) -> None:
-    """Let an item of a loop of ours be a mapping; the SDK takes items of any list for text."""
+    """Declare items of our loops as mappings; the SDK declares all items as text."""
     for component in pipeline.pipeline_spec.components.values():
         for name, parameter in component.input_definitions.parameters.items():
             if name.endswith("-loop-item"):
@@ -113,9 +154,9 @@ def _loop_over_mappings(pipeline: Any) -> None:
 
 
 def _refuse_root(pipeline: Any, restricted: bool) -> None:
-    """Let every step say that it does not run as root, which KFP leaves out; or none of them.
+    """Set runAsNonRoot on every step, or on none.
 
-    Not always: an image of one's own may run as root where nothing forbids that.
+    Only on request: a user's image may run as root where PodSecurity allows it.
     """
     names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
     executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
@@ -127,17 +168,14 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
 
 
 def differences(directory: Path, names: Sequence[str] = NAMES) -> list[str]:
-    """One line for each document in `directory` that is missing, stale or has no pipeline."""
-    found = []
+    """Return a line for each file in `directory` that is missing, stale or has no pipeline."""
+    lines = []
     with tempfile.TemporaryDirectory() as fresh:
         for path in write(Path(fresh), names=names):
             committed = directory / path.name
-            found += _difference(committed, path, f"pipelines/{path.stem}.py")
-            drawn, drawing = committed.with_suffix(".svg"), path.with_suffix(".svg")
-            if not drawn.exists() or drawn.read_text() != drawing.read_text():
-                found.append(f"{drawn}: is not the picture of pipelines/{path.stem}.py")
+            lines += _difference(committed, path, f"pipelines/{path.stem}.py")
     orphans = {p.stem for p in directory.glob("*") if p.suffix in SUFFIXES} - set(NAMES)
-    return found + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
+    return lines + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
 
 
 def differences_of_own(
@@ -146,7 +184,7 @@ def differences_of_own(
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[str]:
-    """One line for each document of a file's pipelines that is missing or stale in `directory`."""
+    """Return a line for each pipeline of a Python file whose YAML is missing or stale."""
     with tempfile.TemporaryDirectory() as fresh:
         return [
             line
@@ -163,7 +201,7 @@ def _difference(committed: Path, fresh: Path, source: str) -> list[str]:
 
 
 def _documents(path: Path) -> list[Any]:
-    """The file's YAML documents, with the version of the compiling SDK masked."""
+    """Return the YAML documents of a file, with the SDK's version masked."""
     try:
         documents = list(yaml.safe_load_all(path.read_text()))
     except yaml.YAMLError:
@@ -172,3 +210,47 @@ def _documents(path: Path) -> list[Any]:
         if isinstance(document, dict) and "sdkVersion" in document:
             document["sdkVersion"] = "masked"
     return documents
+
+
+def pipelines_of(file: Path) -> dict[str, Any]:
+    """Execute a Python file and return its pipelines by function name.
+
+    Raises:
+        InputError: The file is not Python, raises, or defines no pipeline; one line.
+    """
+    name = f"kfp_ddp_own_{file.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, file)
+    if module_spec is None or module_spec.loader is None:
+        raise InputError(f"{file} is not a Python file: give one that ends in .py")
+    module = importlib.util.module_from_spec(module_spec)
+    # As for `python FILE`: modules in its folder can be imported.
+    sys.path.insert(0, str(file.resolve().parent))
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except KfpDdpError as error:
+        raise InputError(f"{_place(file, error)}: {error}") from error
+    except (Exception, SystemExit) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else one_line(error)
+        raise InputError(f"{_place(file, error)}: {type(error).__name__}: {reason}") from error
+    finally:
+        sys.path.pop(0)
+    pipelines = {
+        function: value
+        for function, value in vars(module).items()
+        if isinstance(value, GraphComponent) and value.pipeline_func.__module__ == name
+    }
+    if not pipelines:
+        raise InputError(f"{file} defines no pipeline: decorate a function with @dsl.pipeline")
+    return pipelines
+
+
+def _place(file: Path, error: BaseException) -> str:
+    """Return the file, and the line in it that raised the error."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(file):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{file}, line {line}" if line else str(file)

@@ -1,4 +1,4 @@
-"""A compiled pipeline as its file holds it: what runs, and what it needs of Kubernetes."""
+"""Read compiled pipelines: KFP's specification and its Kubernetes platform document."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,41 +17,41 @@ class Document(NamedTuple):
 
     spec: Mapping[str, Any]
     platforms: Mapping[str, Any]
-    """Claims, secrets and such, by platform; empty for none."""
+    """PVCs, secrets etc. by platform; may be empty."""
 
     @property
     def name(self) -> str:
-        """What the pipeline is called."""
+        """Name of the pipeline."""
         return str(self.spec["pipelineInfo"]["name"])
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The parameters of its form, as the compiler describes them."""
-        found: Mapping[str, Any] = (
+        """Parameters of its form by name, as the compiler describes them."""
+        parameters: Mapping[str, Any] = (
             self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
         )
-        return found
+        return parameters
 
     def programs(self) -> dict[str, str]:
-        """The commands of its steps, by the labels of their executors."""
+        """Return the commands of its steps by executor label."""
         executors = self.spec.get("deploymentSpec", {}).get("executors", {})
         return {
-            label: " ".join(each.get("container", {}).get("command", []))
-            for label, each in executors.items()
+            label: " ".join(executor.get("container", {}).get("command", []))
+            for label, executor in executors.items()
         }
 
     def body(self) -> dict[str, Any]:
-        """Both as the API of KFP takes them in one object."""
+        """Return the object that KFP's API takes."""
         if not self.platforms:
             return dict(self.spec)
         return {"pipeline_spec": self.spec, "platform_spec": self.platforms}
 
 
 def is_file(word: str) -> bool:
-    """Whether a word names a compiled pipeline rather than a source.
+    """Return whether a word names a compiled pipeline rather than a source of images.
 
     Raises:
-        InputError: it names a Python file.
+        InputError: It names a Python file.
     """
     if word.endswith(".py") and "://" not in word:
         raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then give its YAML")
@@ -59,65 +59,63 @@ def is_file(word: str) -> bool:
 
 
 def read(file: Path) -> Document:
-    """The pipeline that a file holds.
+    """Return the pipeline in a file.
 
     Raises:
-        InputError: it cannot be read, is no YAML, or no pipeline.
+        InputError: The file cannot be read, or is not a compiled pipeline.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except UnicodeDecodeError:
-        raise InputError(f"{file} is no YAML but bytes: {NO_PIPELINE}") from None
+        raise InputError(f"{file} is not YAML but bytes: {NO_PIPELINE}") from None
     return parsed(text, str(file))
 
 
 def parsed(text: str, called: str) -> Document:
-    """The pipeline in a text.
+    """Return the pipeline in a text; errors contain the name `called`.
 
     Raises:
-        InputError: it is no YAML, or no pipeline; naming what it is called.
+        InputError: The text is not a compiled pipeline.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = [each for each in yaml.load_all(text, Loader=loader) if each is not None]
+        documents = [one for one in yaml.load_all(text, Loader=loader) if one is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
-        raise InputError(f"{called} is no YAML{where}: {NO_PIPELINE}") from None
-    wrong = _what_is_wrong(documents)
-    if wrong:
-        raise InputError(f"{called} is no compiled pipeline, {wrong}: {NO_PIPELINE}")
+        raise InputError(f"{called} is not YAML{where}: {NO_PIPELINE}") from None
+    if problem := _problem(documents):
+        raise InputError(f"{called} is not a compiled pipeline, {problem}: {NO_PIPELINE}")
     spec, *others = documents
     return Document(spec, others[0] if others else {})
 
 
 def of_api(spec: Mapping[str, Any], called: str) -> Document:
-    """The pipeline as the API of KFP tells it.
+    """Return the pipeline in an object of KFP's API; errors contain the name `called`.
 
     Raises:
-        InputError: it tells none; naming what it is called.
+        InputError: The object is not a KFP 2 pipeline.
     """
     inner = spec.get("pipeline_spec", spec)
-    wrong = _what_is_wrong([inner])
-    if wrong:
-        raise InputError(f"{called} is no pipeline of KFP 2, {wrong}")
+    if problem := _problem([inner]):
+        raise InputError(f"{called} is not a KFP 2 pipeline, {problem}")
     return Document(inner, spec.get("platform_spec", {}))
 
 
 def defaults_of(component: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parameters of a component, or of the root, are where nobody gives them."""
+    """Return the defaults of the parameters of a component or of the root."""
     declared = component.get("inputDefinitions", {}).get("parameters", {})
-    return {name: told["defaultValue"] for name, told in declared.items() if "defaultValue" in told}
+    return {name: spec["defaultValue"] for name, spec in declared.items() if "defaultValue" in spec}
 
 
-def _what_is_wrong(documents: list[Any]) -> str:
+def _problem(documents: list[Any]) -> str:
     spec = documents[0] if documents else None
     if spec is None:
         return "it is empty"
     if not isinstance(spec, Mapping):
-        return "it holds no mapping"
+        return "it is not a mapping"
     if spec.get("kind") in ("Workflow", "Pipeline", "PipelineVersion"):
         return f"it is a {spec['kind']} of Kubernetes"
     info, root = spec.get("pipelineInfo"), spec.get("root")
@@ -126,7 +124,7 @@ def _what_is_wrong(documents: list[Any]) -> str:
     if not isinstance(root, Mapping) or not isinstance(root.get("dag"), Mapping):
         return "it has no root with steps"
     if len(documents) > 2 or not all(
-        isinstance(each, Mapping) and "platforms" in each for each in documents[1:]
+        isinstance(one, Mapping) and "platforms" in one for one in documents[1:]
     ):
-        return "its second document is none of platforms"
+        return "its second document has no platforms"
     return ""

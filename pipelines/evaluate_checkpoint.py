@@ -1,4 +1,4 @@
-"""The pipeline `evaluate_checkpoint`: how good a model is on the images of today."""
+"""The pipeline `evaluate_checkpoint`: evaluate an existing model on the current images."""
 
 from kfp import dsl
 
@@ -30,10 +30,5 @@ def evaluate_checkpoint(
     steps = Steps({**locals(), "backend": "local"}, Claims())
     with steps.ended("evaluation"):
         data = steps.data()
-        found = steps.evaluated(
-            data,
-            Model(checkpoint, run_dir=""),
-            split=split,
-            **steps.at,
-        )
-        steps.judged(found)
+        result = steps.evaluated(data, Model(checkpoint, run_dir=""), split=split, **steps.at)
+        steps.judged(result)

@@ -1,16 +1,16 @@
-"""The pipeline `finetune`: `train_resnet` from weights of another training."""
+"""The pipeline `finetune`: `train_resnet` from existing weights."""
 
 from typing import Any
 
 from kfp import dsl
 
 from kfp_ddp.pipelines import train_resnet
-from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims
+from kfp_ddp.pipelines.train_resnet import like_train_resnet
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Train from weights that are there: a champion, a checkpoint, or those of torchvision."""
+    """Train from existing weights: a champion, a checkpoint, or torchvision."""
     train_resnet.wire({**form, "recipe": "finetune"}, claims)
 
 

@@ -1,8 +1,8 @@
-"""The steps of any compiled pipeline as a person means them: groups, loops, conditions, edges."""
+"""The task graph of a compiled pipeline, and its Mermaid flowchart."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,29 +10,29 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines import document
 
-DEEPEST = 20
+MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
 class Node:
-    """A step, or a group of them with what is in it."""
+    """A task, or a group with the tasks in it."""
 
     name: str
-    """Unique beside it; what `after` names."""
+    """Unique in its group; `after` refers to it."""
     label: str
-    """As the UI of KFP has it."""
+    """Display name in the KFP UI."""
     after: tuple[str, ...]
-    """Those beside it that it waits for; what they wait for themselves is left out."""
+    """Direct dependencies in the same group, without the transitive ones."""
     note: str = ""
-    """When, or how often: if gate-Output == true, for each of 3."""
+    """Condition or loop, such as `if gate-Output == true` or `for each of 3`."""
     on_exit: bool = False
     inner: tuple["Node", ...] = ()
 
     @property
     def title(self) -> str:
-        """What it is and when, without names that only the compiler made."""
-        made = re.fullmatch(r"(condition|for-loop)-\d+", self.label)
-        if made and self.note:
+        """Label and note, without names that the compiler generated."""
+        generated = re.fullmatch(r"(condition|for-loop)-\d+", self.label)
+        if generated and self.note:
             return self.note
         if self.note.startswith("if "):
             return f"if {self.label}"
@@ -41,46 +41,48 @@ class Node:
 
 
 def nodes(file: Path) -> tuple[Node, ...]:
-    """What a compiled pipeline does, in an order that follows dependencies.
+    """Return the tasks of a compiled pipeline in topological order.
 
     Raises:
-        InputError: the file is no compiled pipeline.
+        InputError: The file is not a compiled pipeline.
     """
     spec = document.read(file).spec
     try:
-        return _level(spec["root"]["dag"]["tasks"], spec.get("components", {}), DEEPEST)
+        return _group(spec["root"]["dag"]["tasks"], spec.get("components", {}), MAX_DEPTH)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise InputError(
-            f"{file} is no pipeline that can be drawn ({type(error).__name__}: {error}); "
+            f"{file} is not a pipeline that can be drawn ({type(error).__name__}: {error}); "
             "compile it again"
         ) from None
 
 
-def _level(
-    tasks: Mapping[str, Any], components: Mapping[str, Any], deepest: int
-) -> tuple[Node, ...]:
-    """Those that stand beside each other."""
-    if not deepest:
-        raise ValueError("groups in groups without end")
-    waiting = {name: _needed(task) & set(tasks) for name, task in tasks.items()}
+def mermaid(file: Path) -> str:
+    """Return a Mermaid flowchart of a compiled pipeline; groups are subgraphs."""
+    return "\n".join(["flowchart LR", *_flowchart(nodes(file), "n", "  ")]) + "\n"
+
+
+def _group(tasks: Mapping[str, Any], components: Mapping[str, Any], depth: int) -> tuple[Node, ...]:
+    if not depth:
+        raise ValueError("groups are nested without end")
+    waiting = {name: _dependencies(task) & set(tasks) for name, task in tasks.items()}
     before: dict[str, set[str]] = {}
-    found = []
+    result = []
     while waiting:
         ready = [name for name, needed in waiting.items() if needed <= set(before)]
-        name = ready[0]  # an IndexError where they wait for each other
+        name = ready[0]  # raises IndexError for a cycle
         needed = waiting.pop(name)
-        indirect = {each for one in needed for each in before[one]}
+        indirect = {ancestor for one in needed for ancestor in before[one]}
         before[name] = indirect | needed
-        direct = tuple(each for each in tasks if each in needed - indirect)
-        found.append(_node(name, tasks[name], direct, components, deepest))
-    return tuple(found)
+        direct = tuple(one for one in tasks if one in needed - indirect)
+        result.append(_node(name, tasks[name], direct, components, depth))
+    return tuple(result)
 
 
-def _needed(task: Mapping[str, Any]) -> set[str]:
+def _dependencies(task: Mapping[str, Any]) -> set[str]:
     inputs = task.get("inputs", {})
     sources = [*inputs.get("parameters", {}).values(), *inputs.get("artifacts", {}).values()]
     outputs = [inner for source in sources for inner in source.values() if isinstance(inner, dict)]
-    producers = {each["producerTask"] for each in outputs if "producerTask" in each}
+    producers = {output["producerTask"] for output in outputs if "producerTask" in output}
     return producers | set(task.get("dependentTasks", []))
 
 
@@ -89,10 +91,10 @@ def _node(
     task: Mapping[str, Any],
     after: tuple[str, ...],
     components: Mapping[str, Any],
-    deepest: int,
+    depth: int,
 ) -> Node:
     dag = components[task["componentRef"]["name"]].get("dag")
-    inner = _level(dag["tasks"], components, deepest - 1) if dag else ()
+    inner = _group(dag["tasks"], components, depth - 1) if dag else ()
     trigger = task.get("triggerPolicy", {})
     on_exit = trigger.get("strategy") == "ALL_UPSTREAM_TASKS_COMPLETED"
     label = str(task.get("taskInfo", {}).get("name") or name)
@@ -101,13 +103,13 @@ def _node(
 
 
 def _condition(text: str) -> str:
-    """`else` stands for all that those before it have refused."""
+    """Return a condition as text; negated conditions of earlier branches become `else`."""
     if not text:
         return ""
-    said = re.sub(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]", r"\1", text)
-    own = [part for part in said.split(" && ") if not part.startswith("!(")]
-    later = "else " if said.startswith("!(") else ""
-    return f"{later}if {' && '.join(own)}" if own else "else"
+    plain = re.sub(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]", r"\1", text)
+    own = [part for part in plain.split(" && ") if not part.startswith("!(")]
+    prefix = "else " if plain.startswith("!(") else ""
+    return f"{prefix}if {' && '.join(own)}" if own else "else"
 
 
 def _loop(task: Mapping[str, Any]) -> str:
@@ -121,3 +123,24 @@ def _loop(task: Mapping[str, Any]) -> str:
         many = str(next(iter(items.values()))).removeprefix("pipelinechannel--")
     limit = task.get("iteratorPolicy", {}).get("parallelismLimit")
     return f"for each of {many}" + (f", {limit} at once" if limit else "")
+
+
+def _flowchart(level: tuple[Node, ...], prefix: str, indent: str) -> Iterator[str]:
+    ids = {node.name: f"{prefix}{number}" for number, node in enumerate(level)}
+    for node in level:
+        own, title = ids[node.name], _escape(node.title)
+        if node.inner:
+            yield f'{indent}subgraph {own}["{title}"]'
+            yield from _flowchart(node.inner, f"{own}_", f"{indent}  ")
+            yield f"{indent}end"
+        else:
+            yield f'{indent}{own}(["{title}"])' if node.on_exit else f'{indent}{own}["{title}"]'
+    for node in level:
+        for before in node.after:
+            yield f"{indent}{ids[before]} {'-.->' if node.on_exit else '-->'} {ids[node.name]}"
+
+
+def _escape(title: str) -> str:
+    """Return the title with Mermaid's entities, which begin with #."""
+    plain = " -_.,:()"
+    return "".join(one if one.isalnum() or one in plain else f"#{ord(one)};" for one in title)

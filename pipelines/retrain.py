@@ -1,16 +1,16 @@
-"""The pipeline `retrain`: for a schedule, trains where there is something new and keeps order."""
+"""The pipeline `retrain`: for schedules, trains only on new data or settings, deletes old runs."""
 
 from typing import Any
 
 from kfp import dsl
 
 from kfp_ddp.checks.preflight.parameters import LAST
-from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims, Steps
+from kfp_ddp.pipelines.train_resnet import like_train_resnet
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Sync a bucket; where data or settings are new, train, and promote what beats the champion."""
+    """Sync a bucket; if data or settings are new, train, and promote a better model."""
     steps = Steps({**form, "champion": LAST}, claims)
     with steps.ended():
         synced = steps.synced()

@@ -1,6 +1,6 @@
-"""The steps that pipelines join, each with what it mounts, asks of a node and logs in with.
+"""The steps of our pipelines, each with its volumes, resources and credentials.
 
-A pipeline makes a `Steps` of its form, and joins those that it needs:
+A pipeline creates `Steps` from its form and connects those that it needs:
 
     steps = Steps(form, Claims())
     with steps.ended():
@@ -9,10 +9,12 @@ A pipeline makes a `Steps` of its form, and joins those that it needs:
         steps.published_if_blessed(data, model, steps.evaluated(data, model))
 """
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
+from kfp.dsl.pipeline_channel import PipelineChannel
 
 from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.components.changes.component import changes
@@ -29,8 +31,13 @@ from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import KEY
-from kfp_ddp.pipelines import pods
 
+# A PodDisruptionBudget in deploy/eviction selects by this label.
+NO_EVICTION = ("kfp-ddp/evict", "false")
+NO_EVICTION_ANNOTATIONS = (
+    ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
+    ("karpenter.sh/do-not-disrupt", "true"),
+)
 # Keys of the bucket's secret that become environment variables.
 SECRET_ENV = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -43,48 +50,80 @@ SECRET_ENV = (
 )
 
 
+def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """Set the resources of a step that only makes requests."""
+    task.set_cpu_request("100m").set_cpu_limit("1")
+    return task.set_memory_request("256Mi").set_memory_limit("1Gi")
+
+
+def sized(
+    task: dsl.PipelineTask,
+    requests: Mapping[str, str],
+    cpu: Any,
+    memory: Any,
+    gpus: Any = None,
+    gpu_resource: Any = None,
+) -> dsl.PipelineTask:
+    """Set requests, and limits that may be outputs of an earlier step."""
+    limits = (cpu, memory, gpus, gpu_resource)
+    channels = [limit for limit in limits if isinstance(limit, PipelineChannel)]
+    task.register_pipeline_channels(channels)  # so that groups around the task pass them on
+    task.set_cpu_request(requests["cpu"]).set_cpu_limit(cpu)
+    task.set_memory_request(requests["memory"]).set_memory_limit(memory)
+    if gpus is not None:
+        task.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)
+    return task
+
+
+def no_eviction(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """Ask autoscalers and drains not to evict a step that runs for hours."""
+    for key, value in NO_EVICTION_ANNOTATIONS:
+        kubernetes.add_pod_annotation(task, key, value)
+    return kubernetes.add_pod_label(task, *NO_EVICTION)
+
+
 class Claims(NamedTuple):
-    """What a pipeline mounts: the claims that its form or preflight name, or an emptyDir."""
+    """Which PVCs a pipeline mounts; an emptyDir replaces a missing one."""
 
     data: bool = True
-    """Else each pod that reads the dataset brings it."""
+    """False: each pod that reads the dataset downloads it."""
     work: bool = True
-    """Else the runs' folders lie below a bucket's prefix."""
+    """False: the runs' folders are below a bucket's prefix."""
 
 
 class Data(NamedTuple):
-    """A version of the dataset as later steps mount it; the channels of earlier steps."""
+    """A dataset version as later steps mount it: outputs of earlier steps."""
 
     path: Any
     claim: Any
 
 
 class Model(NamedTuple):
-    """A checkpoint, and the folder of the run that it is of; channels, or what was given."""
+    """A checkpoint and the folder of its run: outputs or constants."""
 
     checkpoint: Any
     run_dir: Any
 
 
 class Evaluation(NamedTuple):
-    """What a model came to; channels."""
+    """Result of the evaluation step: outputs."""
 
     accuracy: Any
     path: Any
 
 
 class Steps:
-    """Steps of one pipeline, the first of which checks its form."""
+    """Steps of one pipeline; the first one checks its form."""
 
     def __init__(
         self, form: dict[str, Any], claims: Claims, plan: dict[str, Any] | None = None
     ) -> None:
-        """Add `preflight`, whose outputs become `plan`, unless there is one.
+        """Add `preflight`, unless a plan is passed.
 
         Args:
-            form: The pipeline's parameters by name: preflight's inputs and `bucket_secret`.
-            claims: What its pods mount.
-            plan: What `preflight` would return, as far as the steps need it.
+            form: Parameters of the pipeline by name: inputs of preflight, and `bucket_secret`.
+            claims: PVCs that its pods mount.
+            plan: The outputs of `preflight` that the steps need.
         """
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
         self.claims, self.secret = claims, form["bucket_secret"]
@@ -94,16 +133,16 @@ class Steps:
         self.plan: Any = plan or self._checked()
 
     def _checked(self) -> Any:
-        """Add `preflight`; its outputs."""
-        # Not in the group: where a claim is missing, the pod of teardown could not start either.
+        """Add `preflight` and return its outputs."""
+        # Outside the exit handler: without the PVC, the pod of teardown could not start either.
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
         each |= {} if self.claims.data else {"publish": "each-node"}
         first = preflight(**self.form, **each).set_display_name("preflight: check all of it")
-        pods.waiting(first.set_caching_options(False))
+        small(first.set_caching_options(False))
         return self.with_bucket(first).outputs
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
-        """Give a step the bucket's credentials, if such a secret is there."""
+        """Give a step the credentials of the bucket's secret, if that exists."""
         folder = str(PurePosixPath(KEY).parent)
         kubernetes.use_secret_as_volume(
             task, secret_name=self.secret, mount_path=folder, optional=True
@@ -114,12 +153,12 @@ class Steps:
         )
 
     def mounted(self, task: dsl.PipelineTask, data: Any, *, runs: bool = True) -> dsl.PipelineTask:
-        """Mount what a step uses, and switch its cache off: what it reads changes under a path.
+        """Mount the volumes of a step, and disable its cache: content changes under a path.
 
         Args:
             task: The step.
-            data: The claim of the dataset; None for a step that does not read it.
-            runs: Whether it uses the runs' folders.
+            data: PVC of the dataset; None for a step that does not read it.
+            runs: Whether the step uses the runs' folders.
         """
         claims = self.claims
         if claims.data and data is not None:
@@ -131,13 +170,13 @@ class Steps:
         return task.set_caching_options(False)
 
     def computing(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
-        """Let a step use what those that evaluate may."""
+        """Set the resources of a step that evaluates."""
         limits = (self.plan["evaluate_cpu"], self.plan["evaluate_memory"])
         gpus = (self.plan["evaluate_gpus"], self.plan["gpu_resource"])
-        return pods.working(task, EVALUATE_ASKS, *limits, *gpus)
+        return sized(task, EVALUATE_ASKS, *limits, *gpus)
 
     def ended(self, name: str = "training") -> dsl.ExitHandler:
-        """A group of steps, at whose end, however it comes, nothing of the run is left at work."""
+        """Return an exit handler: teardown deletes the run's jobs, also after failure or cancel."""
         last = teardown(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             backend=self.form["backend"],
@@ -146,15 +185,15 @@ class Steps:
             **self.keep,
         ).set_display_name("teardown: leave nothing")
         self.mounted(last, None)
-        pods.waiting(self.with_bucket(last))
+        small(self.with_bucket(last))
         return dsl.ExitHandler(last, name=name)
 
     def data(self) -> Data:
-        """Sync the source, and make its version ready to be mounted."""
+        """Sync the source, and prepare its version for mounting."""
         return self.published(self.synced())
 
     def synced(self) -> dsl.PipelineTask:
-        """Sync the source to a version; its task."""
+        """Return the task that syncs the source to a version."""
         plan = self.plan
         task = data_sync(
             source=self.form["source"],
@@ -164,13 +203,13 @@ class Steps:
             layout=plan["layout"],
         ).set_display_name("data-sync: copy and verify")
         self.with_bucket(self.mounted(task, plan["data_claim"], runs=False))
-        return pods.kept(pods.working(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
+        return no_eviction(sized(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
 
     def published(self, synced: dsl.PipelineTask) -> Data:
-        """Make a version ready to be mounted.
+        """Prepare a version for mounting.
 
         Args:
-            synced: The task that made it.
+            synced: Task of the sync.
         """
         plan = self.plan
         volume = dataset_volume(
@@ -183,11 +222,11 @@ class Steps:
             sync=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         ).set_display_name("dataset-volume: for workers")
-        pods.waiting(volume.set_caching_options(False))
+        small(volume.set_caching_options(False))
         return Data(volume.outputs["path"], volume.outputs["claim"])
 
     def changes(self, synced: dsl.PipelineTask) -> dsl.PipelineTask:
-        """Tell whether data or settings are new to the destination; the task of `changes`."""
+        """Return the task that compares data and settings with the last published attempt."""
         task = changes(
             digest=synced.outputs["digest"],
             destination=self.form["destination"],
@@ -196,7 +235,7 @@ class Steps:
             gate=self.plan["gate"],
             job=self.plan["job"],
         ).set_display_name("changes: anything new?")
-        return pods.waiting(self.with_bucket(self.mounted(task, None)))
+        return small(self.with_bucket(self.mounted(task, None)))
 
     def trained(self, data: Data) -> Model:
         """Train with DDP."""
@@ -204,7 +243,7 @@ class Steps:
         return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
     def tried(self, data: Data, training: Any) -> dsl.PipelineTask:
-        """Train with settings of a sweep, one of several that may fail; the task of `train`."""
+        """Return the task of one trial of a sweep, which may fail."""
         return self._training(data, training=training, may_fail=True)
 
     def _training(self, data: Data, **more: Any) -> dsl.PipelineTask:
@@ -218,25 +257,25 @@ class Steps:
             **self.at,
             **more,
         ).set_display_name("train: DDP on all ranks")
-        # It brings init_from, and without claims the workers read and write buckets with it.
+        # For init_from; without PVCs the workers also read and write buckets.
         self.with_bucket(self.mounted(task, data.claim))
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
-        return pods.kept(pods.working(task, LAUNCHER_ASKS, *limits))
+        return no_eviction(sized(task, LAUNCHER_ASKS, *limits))
 
     def best(self, tried: dsl.PipelineTask) -> Model:
-        """Rank what was tried in a loop, and take the best."""
+        """Rank the trials of a loop and return the best."""
         names = {"run_dirs": "run_dir", "checkpoints": "checkpoint", "failures": "failure"}
         task = leaderboard(**{many: dsl.Collected(tried.outputs[n]) for many, n in names.items()})
         task.set_display_name("leaderboard: rank trials")
-        pods.waiting(self.with_bucket(self.mounted(task, None)))
+        small(self.with_bucket(self.mounted(task, None)))
         return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
 
     def evaluated(self, data: Data, model: Model, **more: Any) -> Evaluation:
-        """Evaluate a model, and the champion on the same samples if need be.
+        """Evaluate a model, and the champion on the same samples where needed.
 
         Args:
-            data: Whose samples.
-            model: What `trained` returned.
+            data: Dataset version to evaluate on.
+            model: Checkpoint to evaluate.
             more: Further inputs of `evaluate`.
         """
         task = evaluate(
@@ -256,7 +295,7 @@ class Steps:
         return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])
 
     def judged(self, evaluation: Evaluation, **more: Any) -> dsl.PipelineTask:
-        """Judge an evaluation by the rules; the gate's task, given `more` inputs."""
+        """Return the gate's task, with `more` inputs."""
         task = judge(
             accuracy=evaluation.accuracy,
             evaluation=evaluation.path,
@@ -264,15 +303,15 @@ class Steps:
             champion=self.plan["champion"],
             **more,
         ).set_display_name("gate: good enough?")
-        return pods.waiting(self.with_bucket(self.mounted(task, None)))
+        return small(self.with_bucket(self.mounted(task, None)))
 
     def exported(self, data: Data, model: Model, evaluation: Evaluation) -> Any:
-        """Make a bundle of a model; its folder.
+        """Export a bundle of a model and return its folder.
 
         Args:
-            data: Whose images prove that the bundle's formats agree.
-            model: What was trained.
-            evaluation: What it came to.
+            data: Dataset version whose images the parity check uses.
+            model: Checkpoint to export.
+            evaluation: Evaluation of the model.
         """
         task = export(
             checkpoint=model.checkpoint,
@@ -291,14 +330,14 @@ class Steps:
         """Export a model, judge it, and publish it if all rules hold.
 
         Args:
-            data: As `trained` was given it.
-            model: What was trained.
-            evaluation: What it came to.
-            attempt: Output of `changes`, by which that is noted; None for no note.
+            data: Dataset version of the training.
+            model: Checkpoint to export.
+            evaluation: Evaluation of the model.
+            attempt: Output of `changes`, to record the attempt; None for no record.
         """
-        noted = {} if attempt is None else {"attempt": attempt}
+        record = {} if attempt is None else {"attempt": attempt}
         bundle = self.exported(data, model, evaluation)
-        verdict = self.judged(evaluation, bundle=bundle, **noted)
+        verdict = self.judged(evaluation, bundle=bundle, **record)
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             task = publish(
                 bundle=bundle,
@@ -309,19 +348,19 @@ class Steps:
                 champion_version=verdict.outputs["champion_version"],
                 release=self.plan["release"],
                 run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-                **noted,
+                **record,
                 **self.keep,
             ).set_display_name("publish: seal and upload")
-            pods.waiting(self.with_bucket(self.mounted(task, None)))
+            small(self.with_bucket(self.mounted(task, None)))
             with dsl.If(self.plan["service"] != "", name="service"):
                 self._deployed(task.outputs["destination"])
 
     def _deployed(self, bundle: Any) -> None:
-        """Roll a published bundle out on the service that the release names."""
+        """Roll out a published bundle on the service of the release."""
         task = deploy(
             bundle=bundle,
             model_name=self.form["model_name"],
             release=self.plan["release"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         ).set_display_name("deploy: try, promote")
-        pods.waiting(self.with_bucket(task.set_caching_options(False)))
+        small(self.with_bucket(task.set_caching_options(False)))

@@ -1,14 +1,14 @@
-"""The pipeline `sweep`: several trainings at once, the best of which is evaluated and exported."""
+"""The pipeline `sweep`: train several trials in parallel, evaluate and export the best."""
 
 from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims, Steps
+from kfp_ddp.pipelines.train_resnet import like_train_resnet
 
 AT_ONCE = 4
-"""Trials that run at one time; KFP takes no parameter for it."""
+"""Trials that run in parallel; KFP takes no parameter for it."""
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
@@ -16,7 +16,7 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
     steps = Steps(form, claims)
     with steps.ended():
         data = steps.data()
-        # kfp.local gives a loop its item for outputs of steps beside it, so none stands there.
+        # In a group: kfp.local passes the loop's item to steps beside the loop.
         with dsl.If(steps.plan["dataset"] != "", name="sweep"):
             with dsl.ParallelFor(steps.plan["trials"], name="trials", parallelism=AT_ONCE) as trial:
                 tried = steps.tried(data, trial)

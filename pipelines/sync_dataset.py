@@ -1,4 +1,4 @@
-"""The pipeline `sync_dataset`: a bucket to a claim, for those who train by other means."""
+"""The pipeline `sync_dataset`: sync a bucket to a PVC, without training."""
 
 from kfp import dsl
 
@@ -21,7 +21,7 @@ def sync_dataset(
     sync: dict = {},  # noqa: B006
     bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
 ) -> None:
-    """Sync a bucket, and make its version ready to be mounted."""
+    """Sync a bucket, and prepare its version for mounting."""
     limits = StepResources().model_dump(include={"sync_cpu", "sync_memory"})
     named = {"dataset": dataset, "data_claim": claim, "publish": publish, "sync": sync}
     form = {"source": source, "bucket_secret": bucket_secret}

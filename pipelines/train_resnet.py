@@ -1,5 +1,8 @@
-"""The pipeline `train_resnet`: bucket to evaluated, gated and exported model."""
+"""The pipeline `train_resnet`, and the forms of pipelines that are like it."""
 
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any
 
 from kfp import dsl
@@ -7,9 +10,11 @@ from kfp import dsl
 from kfp_ddp.checks.preflight.parameters import described
 from kfp_ddp.pipelines.steps import Claims, Steps
 
+ANY = Parameter.POSITIONAL_OR_KEYWORD
+
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Join the steps: check, sync a bucket, train with DDP, evaluate, gate and publish."""
+    """Connect the steps: check, sync a bucket, train with DDP, evaluate, gate and publish."""
     steps = Steps(form, claims)
     with steps.ended():
         data = steps.data()
@@ -45,3 +50,42 @@ def train_resnet(
 ) -> None:
     """Check, sync a bucket, train with DDP, evaluate, gate and publish."""
     wire(dict(locals()), Claims())
+
+
+def like_train_resnet(
+    wire: Callable[[dict[str, Any], Claims], None],
+    name: str,
+    claims: Claims = Claims(),  # noqa: B008  a tuple
+    *,
+    without: tuple[str, ...] = (),
+    required: tuple[str, ...] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Callable[..., None]:
+    """Return a pipeline function whose form is that of `train_resnet` with some changes.
+
+    Args:
+        wire: Connects the steps; takes the parameters by name. Its docstring is the pipeline's.
+        name: Name of the function.
+        claims: PVCs that the pipeline mounts.
+        without: Parameters that the form lacks.
+        required: Text parameters without a default.
+        defaults: Other defaults, and further parameters.
+    """
+    others = dict(defaults or {})
+    source, *rest = inspect.signature(train_resnet.pipeline_func).parameters.values()
+    fields = [source, *(Parameter(one, ANY, annotation=str) for one in required)]
+    fields += [
+        field.replace(default=others.pop(field.name, field.default))
+        for field in rest
+        if field.name not in (*without, *required)
+    ]
+    fields += [
+        Parameter(one, ANY, annotation=type(value), default=value) for one, value in others.items()
+    ]
+
+    def pipeline(*values: Any) -> None:
+        wire(dict(zip((field.name for field in fields), values, strict=True)), claims)
+
+    pipeline.__name__, pipeline.__doc__ = name, wire.__doc__
+    vars(pipeline)["__signature__"] = inspect.Signature(fields, return_annotation=None)
+    return described(pipeline)

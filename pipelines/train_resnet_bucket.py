@@ -1,13 +1,12 @@
-"""The pipeline `train_resnet_bucket`: the runs' folders in a bucket, the dataset on a claim.
+"""The pipeline `train_resnet_bucket`: the runs' folders in a bucket, the dataset on a PVC.
 
-The claim may be ReadWriteOnce with publish=clone or snapshot, as no two nodes mount it at once.
+The PVC may be ReadWriteOnce with publish=clone or snapshot: only one node mounts it at a time.
 """
 
 from kfp import dsl
 
-from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims
-from kfp_ddp.pipelines.train_resnet import wire
+from kfp_ddp.pipelines.train_resnet import like_train_resnet, wire
 
 train_resnet_bucket = dsl.pipeline(
     name="train-resnet-bucket",

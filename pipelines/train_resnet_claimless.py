@@ -2,9 +2,8 @@
 
 from kfp import dsl
 
-from kfp_ddp.pipelines.forms import like_train_resnet
 from kfp_ddp.pipelines.steps import Claims
-from kfp_ddp.pipelines.train_resnet import wire
+from kfp_ddp.pipelines.train_resnet import like_train_resnet, wire
 
 train_resnet_claimless = dsl.pipeline(
     name="train-resnet-claimless",

@@ -9,7 +9,7 @@ from kfp_ddp.cli.options import configured
 from kfp_ddp.core.errors import KfpDdpError
 
 if TYPE_CHECKING:
-    from kfp_ddp.pipelines.images import Images
+    from kfp_ddp.pipelines.compiled import Images
 
 OURS = Path("compiled")
 
@@ -47,7 +47,7 @@ def command(
     kfp-ddp compile my_pipeline.py --registry registry.example.com/ml
     """
     from kfp_ddp.pipelines import compiled
-    from kfp_ddp.pipelines.images import Images
+    from kfp_ddp.pipelines.compiled import Images
 
     images = Images(registry, launcher_image, trainer_image)
     images.check()

@@ -1,4 +1,4 @@
-"""`kfp-ddp graph`: a compiled pipeline as a picture."""
+"""`kfp-ddp graph`: the Mermaid flowchart of a compiled pipeline."""
 
 from pathlib import Path
 
@@ -7,28 +7,27 @@ import click
 
 @click.command("graph")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--mermaid", is_flag=True, help="Write a Mermaid flowchart, for Markdown.")
+@click.option("--mermaid", is_flag=True, hidden=True, help="No effect: the output is Mermaid.")
 @click.option(
     *("--output", "-o"),
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; standard output without it.",
 )
 def command(file: Path, mermaid: bool, output: Path | None) -> None:
-    """Draw the pipeline in FILE, a YAML of kfp's compiler: steps, groups, loops and conditions.
+    """Draw the pipeline in FILE, a YAML of kfp's compiler, as a Mermaid flowchart for Markdown.
 
-    kfp-ddp graph compiled/train_resnet.yaml -o steps.svg
+    kfp-ddp graph compiled/train_resnet.yaml -o steps.mmd
     """
     from kfp_ddp.core.errors import StorageError
-    from kfp_ddp.pipelines import mermaid as flowchart
-    from kfp_ddp.pipelines import picture
+    from kfp_ddp.pipelines import graph
 
-    drawn = flowchart.mermaid(file) if mermaid else picture.svg(file)
+    flowchart = graph.mermaid(file)
     if output is None:
-        click.echo(drawn, nl=False)
+        click.echo(flowchart, nl=False)
         return
     try:
-        output.write_text(drawn, encoding="utf-8")
+        output.write_text(flowchart, encoding="utf-8")
     except OSError as error:
         raise StorageError(
-            f"{output} cannot be written: {error.strerror}; give a folder that is there and yours"
+            f"{output} cannot be written: {error.strerror}; give a path in a writable folder"
         ) from None

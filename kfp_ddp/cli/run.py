@@ -119,7 +119,7 @@ def _compiled(word: str, options: dict[str, Any]) -> Path | None:
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines import NAMES
     from kfp_ddp.pipelines.document import is_file
-    from kfp_ddp.pipelines.given import COMPILED
+    from kfp_ddp.pipelines.form import COMPILED
 
     name = options["pipeline"].replace("-", "_")
     if is_file(word) and name:
@@ -179,8 +179,8 @@ def _of_this_machine(word: str, options: dict[str, Any]) -> "Document | None":
     """
     from kfp_ddp.client import submission
     from kfp_ddp.core.errors import InputError
+    from kfp_ddp.pipelines.compiled import Images
     from kfp_ddp.pipelines.document import is_file
-    from kfp_ddp.pipelines.images import Images
 
     if not is_file(word):
         images = Images(*(options[each] for each in OF_THE_IMAGES))

@@ -39,8 +39,8 @@ def command(
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.core.settings import hint
     from kfp_ddp.pipelines import NAMES
+    from kfp_ddp.pipelines.compiled import Images
     from kfp_ddp.pipelines.document import is_file, read
-    from kfp_ddp.pipelines.images import Images
 
     if is_file(pipeline):
         document = read(Path(pipeline))

@@ -11,7 +11,7 @@ from kfp_ddp.client import cron, schedules, submission
 from kfp_ddp.client.pipelines import find_version
 from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
 from kfp_ddp.core.settings import hint
-from kfp_ddp.pipelines.given import Form
+from kfp_ddp.pipelines.form import Form
 
 if TYPE_CHECKING:
     import kfp

@@ -10,10 +10,9 @@ from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines import NAMES
-from kfp_ddp.pipelines.checked import checked
+from kfp_ddp.pipelines.compiled import Images
 from kfp_ddp.pipelines.document import Document, of_api, parsed, read
-from kfp_ddp.pipelines.given import COMPILED, Form, named_after
-from kfp_ddp.pipelines.images import Images
+from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
 if TYPE_CHECKING:
     import kfp
@@ -157,7 +156,7 @@ def check(pipeline: Document, given: Mapping[str, Any]) -> None:
     Raises:
         InputError: what preflight would refuse.
     """
-    if inputs := checked(pipeline, given):
+    if inputs := check_arguments(pipeline, given):
         _check_reach(inputs["source"])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kfp_ddp.local.machine import Machine
-from kfp_ddp.pipelines.given import merged
+from kfp_ddp.pipelines.form import merged
 
 MINUTES = 15
 """Of training, where there is a choice."""

@@ -11,9 +11,8 @@ import click
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine, results, survey
-from kfp_ddp.pipelines.checked import checked
 from kfp_ddp.pipelines.document import read
-from kfp_ddp.pipelines.given import Form
+from kfp_ddp.pipelines.form import Form, check_arguments
 
 
 def run(
@@ -43,7 +42,7 @@ def run(
     if twice := [name for name in boxes if name in given]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {boxes[twice[0]]}")
     arguments = form.completed({**given, **boxes})
-    checked(pipeline, arguments)
+    check_arguments(pipeline, arguments)
     engine.prepare(output)
     click.echo(f"{pipeline.name} on this machine\n")
     engine.execute(output, compiled, arguments, {}, said if form.subjects else _outputs)

@@ -10,8 +10,7 @@ import click
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine, machine, results, survey
 from kfp_ddp.local.choice import Choice, choose
-from kfp_ddp.pipelines.checked import checked
-from kfp_ddp.pipelines.given import form_of, named_after
+from kfp_ddp.pipelines.form import check_arguments, form_of, named_after
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -52,7 +51,7 @@ def train(
     choice = choose(found, computer, arguments, ranks)
     everything = {"model_name": named_after(source), **choice.arguments}
     everything |= {"source": source, "backend": "local"}
-    checked(form.pipeline, form.completed(everything))
+    check_arguments(form.pipeline, form.completed(everything))
     engine.prepare(output)
     click.echo(f"{found}; {computer}: {_in_words(choice)}")
     click.echo("".join(f"note: {note}\n" for note in found.notes))

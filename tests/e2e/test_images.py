@@ -11,7 +11,7 @@ from kubernetes import client
 
 from kfp_ddp import __version__
 from kfp_ddp.pipelines import compiled
-from kfp_ddp.pipelines.images import Images
+from kfp_ddp.pipelines.compiled import Images
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 

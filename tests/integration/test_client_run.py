@@ -101,8 +101,8 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["own.yaml", "--set", "rounds=ten"], "rounds='ten' cannot be used: it should be a whole"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
         (["own.yaml", "--pipeline", "retrain"], "are two pipelines: give one of them"),
-        (["junk.yaml"], "junk.yaml is no YAML"),
-        (["set.yaml"], "set.yaml is no compiled pipeline"),
+        (["junk.yaml"], "junk.yaml is not YAML"),
+        (["set.yaml"], "set.yaml is not a compiled pipeline"),
         (["mine.py"], "mine.py is not compiled: kfp-ddp compile mine.py"),
     ],
 )

@@ -102,7 +102,7 @@ def test_what_arrives_is_what_the_file_holds(kfp_server: KfpServer) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"\x00\x01{{{", "is no YAML"), (b"a: 1\n", "is no compiled pipeline"), (b"", "it is empty")],
+    [(b"\x00\x01{{{", "not YAML"), (b"a: 1\n", "not a compiled pipeline"), (b"", "it is empty")],
 )
 def test_what_is_no_pipeline_is_never_sent(
     kfp_server: KfpServer, tmp_path: Path, content: bytes, told: str

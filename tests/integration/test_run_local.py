@@ -11,9 +11,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from kfp_ddp import predict as predict_module
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.predict import load, model
+from kfp_ddp.predict import load
 from kfp_ddp.training import images, transforms
 from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.model import normalise
@@ -83,7 +84,9 @@ def test_torch_says_the_same_where_onnx_runtime_is_missing(
 ) -> None:
     pictures = sorted(photos.rglob("*.jpg"))[:3]
     first = load(summary["bundle"])
-    monkeypatch.setattr(model, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    monkeypatch.setattr(
+        predict_module, "find_spec", lambda name: None if name == "onnxruntime" else name
+    )
     second = load(summary["bundle"])
     assert (first.runtime, second.runtime) == ("onnxruntime", "torch")
     assert second(pictures) == pytest.approx(first(pictures), abs=1e-5)
@@ -104,7 +107,8 @@ def test_a_folder_and_a_file_are_told_and_what_cannot_be_read_is_a_line(
     assert all(len(one["classes"]) == 2 for one in told[:24])
     assert told[24] == {
         "picture": str(text),
-        "error": f"cannot read {text} (it is no picture): give a picture, such as a JPEG or a PNG",
+        "error": f"cannot read {text} (it is not a picture): give a picture, "
+        "such as a JPEG or a PNG",
     }
     assert str(result.exception) == "1 of 25 pictures cannot be read"
 

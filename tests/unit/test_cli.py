@@ -10,7 +10,7 @@ from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.local import installed
-from kfp_ddp.pipelines.images import Images
+from kfp_ddp.pipelines.compiled import Images
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
 RARE = ("ctypes", "email", "importlib.metadata", "shutil", "tarfile", "tempfile", "urllib.request")
@@ -108,7 +108,7 @@ def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_
     arguments = ["compile", "--registry", registry, "--directory", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, InputError)
-    assert str(result.exception).endswith("give host/path in small letters, no scheme")
+    assert str(result.exception).endswith("give host/path in lower case, without a scheme")
     assert list(tmp_path.iterdir()) == []
 
 

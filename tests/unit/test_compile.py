@@ -6,7 +6,7 @@ import yaml
 
 from kfp_ddp import __version__
 from kfp_ddp.pipelines import NAMES, compiled
-from kfp_ddp.pipelines.images import Images
+from kfp_ddp.pipelines.compiled import Images
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import torch
 
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.pipelines.given import form_of
+from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training import checkpoint, model_file, own_model
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World

@@ -1,4 +1,4 @@
-"""Settings as a person gives them: `key=value` on the command line, and a file of them."""
+"""The form of a compiled pipeline: arguments from `key=value` words and YAML files, checked."""
 
 import contextlib
 import re
@@ -11,11 +11,12 @@ import yaml
 
 import kfp_ddp
 from kfp_ddp.checks.preflight.parameters import MODELS, SUBJECTS
+from kfp_ddp.checks.preflight.settled import settled
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.supervision import JOB_OWN
-from kfp_ddp.pipelines.document import Document
+from kfp_ddp.pipelines.document import Document, defaults_of
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
 
@@ -28,63 +29,63 @@ KINDS: dict[str, tuple[type, str]] = {
     "LIST": (list, "a list such as [a, b]"),
     "STRUCT": (dict, "a mapping such as {a: 1}"),
 }
-"""What a parameter takes by KFP's name of its type, and that in words."""
+"""Python type and description by KFP's name of a parameter type."""
 
 
 class Key(NamedTuple):
-    """A parameter of the pipeline, and the setting in it where it is a mapping."""
+    """A parameter of the pipeline, and a setting in it if it is a mapping."""
 
     parameter: str
     setting: str = ""
 
 
 class Form:
-    """The parameters of a pipeline, and the models that stand behind those that are ours."""
+    """The parameters of a pipeline, and the models of settings that validate ours."""
 
     def __init__(self, pipeline: Document) -> None:
         self.pipeline = pipeline
         self.parameters = pipeline.parameters
-        # What our components take under these names, they check by these models.
-        ours = any("from kfp_ddp." in each for each in pipeline.programs().values())
+        # Parameters of other pipelines may have the same names.
+        ours = any("from kfp_ddp." in program for program in pipeline.programs().values())
         self.subjects = {
             name: models for name, models in SUBJECTS.items() if ours and self._is(name, "STRUCT")
         }
         self._models = MODELS if ours else ()
 
     def read(self, file: Path | None, words: Iterable[str]) -> dict[str, Any]:
-        """Arguments of the pipeline: of a YAML file, and over them those of `key=value` words.
+        """Return arguments of a YAML file, overridden by those of `key=value` words.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
         training.cache_gb, or cache_gb where only one mapping has it.
 
         Raises:
-            InputError: a key that is unknown or ambiguous, a value that its setting does not take,
-                or a file that cannot be read.
+            InputError: A key is unknown or ambiguous, a value is invalid, or the file cannot be
+                read.
         """
-        given = _of_file(file) if file else []
-        arguments = self.check([*given, *(self._of_word(word) for word in words)])
+        settings = _of_file(file) if file else []
+        arguments = self.check([*settings, *(self._of_word(word) for word in words)])
         return _with_files(arguments) if "training" in self.subjects else arguments
 
-    def check(self, given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """Arguments by name, each as its parameter takes it; of one given twice, the last.
+    def check(self, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """Return validated arguments by name; a later value replaces an earlier one.
 
         Raises:
-            InputError: one that is unknown or ambiguous, or that its parameter does not take.
+            InputError: A name is unknown or ambiguous, or a value is invalid.
         """
         arguments: dict[str, Any] = {}
-        for name, value in given:
+        for name, value in settings:
             if name in self.subjects and isinstance(value, dict):
-                for inner, each in value.items():
-                    self._put(arguments, self._key(f"{name}.{inner}"), each)
+                for inner, one in value.items():
+                    self._put(arguments, self._key(f"{name}.{inner}"), one)
             else:
                 self._put(arguments, self._key(name), value)
         return arguments
 
     def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """With the defaults of mappings of which only some settings are given.
+        """Return arguments with the default settings of their mappings added.
 
         Raises:
-            InputError: a parameter is missing that has no default.
+            InputError: A parameter without a default is missing.
         """
         for name, spec in self.parameters.items():
             if name not in arguments and "defaultValue" not in spec and not spec.get("isOptional"):
@@ -101,10 +102,10 @@ class Form:
         return bool(self.parameters.get(name, {}).get("parameterType") == kind)
 
     def _of_word(self, word: str) -> tuple[str, Any]:
-        """Name and value of `key=value`: text stays text where that is asked for, else is YAML."""
+        """Return name and value of `key=value`; the value is YAML, unless the setting is text."""
         name, equals, text = word.partition("=")
         if not equals:
-            raise InputError(f"--set {word!r} is no setting; write key=value, such as epochs=10")
+            raise InputError(f"--set {word!r} is not a setting; write key=value, such as epochs=10")
         key = self._key(name)
         model, field = self._model(key)
         if model is None:
@@ -117,7 +118,7 @@ class Form:
         return name, [value] if listed else value
 
     def _put(self, arguments: dict[str, Any], key: Key, value: Any) -> None:
-        """Set it, if its model or its type takes the value."""
+        """Validate and set an argument."""
         model, name = self._model(key)
         if model is not None and not (key.setting == "" and self._is_default(name, value)):
             value = model.checked(name, value)
@@ -127,16 +128,16 @@ class Form:
             arguments[key.parameter] = _typed(name, value, self.parameters[name])
 
     def _is_default(self, name: str, value: Any) -> bool:
-        """Whether a box is left as it is: one of 0 may stand for the recipe's choice."""
+        """Return whether a value is the default: 0 may mean the choice of the recipe."""
         spec = self.parameters[name]
         same = "defaultValue" in spec and spec["defaultValue"] == value
         return same and not isinstance(value, bool | dict)
 
     def _key(self, name: str) -> Key:
-        """Where a setting belongs.
+        """Return the parameter that has a setting.
 
         Raises:
-            InputError: nowhere, or in several places.
+            InputError: The setting is unknown or ambiguous.
         """
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
@@ -148,23 +149,25 @@ class Form:
             for one, models in self.subjects.items()
             if not dot or one == subject
         }
-        wanted = inner if dot else name
-        if wanted in self.parameters and (not dot or wanted in offered[subject]):
-            return Key(wanted)
-        places = [one for one, fields in offered.items() if wanted in fields]
+        setting = inner if dot else name
+        if setting in self.parameters and (not dot or setting in offered[subject]):
+            return Key(setting)
+        places = [one for one, fields in offered.items() if setting in fields]
         if not places:
-            known = sorted({*self.parameters, *(one for each in offered.values() for one in each)})
-            near = hint(wanted, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
+            known = sorted(
+                {*self.parameters, *(one for fields in offered.values() for one in fields)}
+            )
+            near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
-        if len(places) > 1 and wanted in JOB_OWN:
+        if len(places) > 1 and setting in JOB_OWN:
             places.remove("job")
         if len(places) > 1:
-            several = " or ".join(f"{one}.{wanted}" for one in places)
+            several = " or ".join(f"{one}.{setting}" for one in places)
             raise InputError(f"{name} is a setting of several things: write {several}")
-        return Key(places[0], wanted)
+        return Key(places[0], setting)
 
     def _model(self, key: Key) -> tuple[type[Settings] | None, str]:
-        """The model that has the setting, if one of ours has, and its name there."""
+        """Return the model that validates a setting, if any, and its name there."""
         models = self.subjects[key.parameter] if key.setting else self._models
         name = key.setting or key.parameter
         return next((model for model in models if name in model.model_fields), None), name
@@ -172,18 +175,60 @@ class Form:
 
 @cache
 def form_of(name: str) -> Form:
-    """The form of a compiled pipeline of ours, such as train_resnet."""
+    """Return the form of our pipeline with this name, such as train_resnet."""
     return Form(read_document(COMPILED / f"{name}.yaml"))
 
 
+def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the arguments of a pipeline with the code of `preflight`, before the run.
+
+    Args:
+        pipeline: The pipeline.
+        arguments: Its arguments, completed.
+
+    Returns:
+        The inputs of `preflight`; empty for a pipeline without that step.
+
+    Raises:
+        InputError: preflight would reject the arguments.
+    """
+    task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
+    if task is None:
+        return {}
+    component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
+    program = pipeline.programs().get(component.get("executorLabel"), "")
+    if "kfp_ddp.components.preflight" not in program:
+        return {}
+    inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments})
+    settled(inputs)
+    return inputs
+
+
+def _inputs(
+    task: Mapping[str, Any], component: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the inputs of a step at the root for these arguments of the pipeline."""
+    declared = component.get("inputDefinitions", {}).get("parameters", {})
+    inputs = defaults_of(component)
+    for name, source in task.get("inputs", {}).get("parameters", {}).items():
+        if "componentInputParameter" in source:
+            inputs[name] = arguments[source["componentInputParameter"]]
+        elif "runtimeValue" in source:
+            inputs[name] = source["runtimeValue"]["constant"]
+    integers = {
+        name for name, kind in declared.items() if kind["parameterType"] == "NUMBER_INTEGER"
+    }
+    return inputs | {name: int(inputs[name]) for name in integers & inputs.keys()}
+
+
 def named_after(source: str) -> str:
-    """A model's name, after the last folder of its source."""
+    """Return a model name made from the last folder of a source."""
     last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").rpartition("/")[2])
     return last.strip("._-")[:63] or "photographs"
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the pipeline with others over them, setting by setting."""
+    """Return arguments merged setting by setting; `over` wins."""
     both = {**under, **over}
     for name in form_of("train_resnet").subjects:
         both[name] = {**under.get(name, {}), **over.get(name, {})}
@@ -191,15 +236,15 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
-    """With the texts of files of code, and the whole path of weights to begin with."""
+    """Return arguments with the text of code files, and the absolute path of init_from."""
     training = arguments.get("training", {})
     boxes: dict[str, Any] = {
         name: arguments[name] for name in ("model", "script") if name in arguments
     }
-    found = model_file.with_code({**boxes, **training})
+    packed = model_file.with_code({**boxes, **training})
     if "script" in boxes:
-        arguments = {**arguments, "script": found.pop("script")}
-    more: dict[str, Any] = {n: found[n] for n in ("model_code", "script") if n in found}
+        arguments = {**arguments, "script": packed.pop("script")}
+    more: dict[str, Any] = {n: packed[n] for n in ("model_code", "script") if n in packed}
     if training.get("init_from") and Path(training["init_from"]).exists():
         more["init_from"] = str(Path(training["init_from"]).resolve())
     return {**arguments, "training": {**training, **more}} if more else arguments
@@ -215,7 +260,7 @@ def _of_file(file: Path) -> list[tuple[str, Any]]:
             f"{file} is not YAML: {one_line(error)}; write lines such as epochs: 10"
         ) from None
     if not isinstance(content, dict):
-        raise InputError(f"{file} holds no settings; write lines such as epochs: 10")
+        raise InputError(f"{file} has no settings; write lines such as epochs: 10")
     return [(str(name), value) for name, value in content.items()]
 
 
@@ -227,22 +272,22 @@ def _of_yaml(text: str) -> Any:
 
 
 def _typed(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
-    """The value as KFP's type has it, which its server takes for less than it is: 1.5 for an int.
+    """Return the value in KFP's type; KFP's server does not check it, such as 1.5 for an int.
 
     Raises:
-        InputError: it is of another type, or none of the choices.
+        InputError: The type is wrong, or the value is not one of the choices.
     """
-    kind, words = KINDS[spec["parameterType"]]
+    kind, description = KINDS[spec["parameterType"]]
     if kind is float and isinstance(value, str):
         with contextlib.suppress(ValueError):
-            value = float(value)  # YAML takes 1e-2 for text
+            value = float(value)  # YAML reads 1e-2 as text
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         what = spec.get("description", "").rstrip(".")
-        why = f"it should be {words}" + (f" ({what})" if what else "")
+        why = f"it should be {description}" + (f" ({what})" if what else "")
         raise InputError(f"{name}={value!r} cannot be used: {why}")
     literals = spec.get("literals", [])
     if literals and value not in literals:

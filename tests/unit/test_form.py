@@ -5,7 +5,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.document import parsed
-from kfp_ddp.pipelines.given import Form, form_of, merged
+from kfp_ddp.pipelines.form import Form, form_of, merged
 from kfp_ddp.training import model_file
 
 
@@ -43,7 +43,7 @@ def test_a_word_becomes_a_typed_argument_of_the_pipeline(
         ("momentum=2", "momentum=2 cannot be used: it should be less than 1"),
         ("recipe=fintune", "did you mean 'finetune'?"),
         ("training=3", "training=3 cannot be used: it should be a valid dictionary"),
-        ("epochs", "--set 'epochs' is no setting; write key=value, such as epochs=10"),
+        ("epochs", "--set 'epochs' is not a setting; write key=value, such as epochs=10"),
         ("output_dir=/tmp", "there is no setting 'output_dir'"),
     ],
 )
@@ -79,7 +79,7 @@ def test_words_go_over_a_file_of_settings(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("epochs: [", "is not YAML"),
-        ("- epochs", "holds no settings; write lines such as epochs: 10"),
+        ("- epochs", "has no settings; write lines such as epochs: 10"),
         ("epoch: 3", "did you mean 'epochs'?"),
         ("epochs: many", "epochs='many' cannot be used"),
     ],
@@ -191,12 +191,12 @@ def test_arguments_keep_the_defaults_of_a_mapping_of_which_one_setting_is_given(
     ("text", "line"),
     [
         ("", "it is empty"),
-        ("a: b: c", "p.yaml is no YAML (line 1): give the YAML that"),
-        ("just words", "it holds no mapping"),
+        ("a: b: c", "p.yaml is not YAML (line 1)"),
+        ("just words", "it is not a mapping"),
         ("kind: Workflow", "it is a Workflow of Kubernetes"),
         ("a: 1", "it has no pipelineInfo with a name"),
         ("pipelineInfo: {name: x}", "it has no root with steps"),
-        (f"{OWN}---\na: 1", "its second document is none of platforms"),
+        (f"{OWN}---\na: 1", "its second document has no platforms"),
     ],
 )
 def test_a_text_that_is_no_pipeline_is_one_line(text: str, line: str) -> None:
