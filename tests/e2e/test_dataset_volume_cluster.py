@@ -36,7 +36,7 @@ print(sync("/tmp/source", Path("/data"), Options()).digest)
 READ = """
 from pathlib import Path
 import google_crc32c
-from kfp_ddp.components.data_sync import manifest
+from kfp_ddp.storage import manifest
 version = Path("/data/versions/{short}")
 assert (version / "_SUCCESS").read_text().strip() == "{digest}"
 rows = list(manifest.rows(version / manifest.NAME))
