@@ -7,12 +7,11 @@ from datetime import datetime
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.follow.pods import has_started
-from kfp_ddp.jobs.follow.standing import of_containers
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.jobs.live_runs import KFP_RUN
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
-from kfp_ddp.k8s.objects import annotation, condition, containers, phase
+from kfp_ddp.k8s.objects import annotation
+from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started, waiting_reason
 
 MAIN = "main"
 """The container of a step's pod that runs its program."""
@@ -98,27 +97,18 @@ def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator
 
 
 def waits_for(pod: Object) -> str:
-    """Why a pod does not run yet, in one line; '' where it does, or did."""
-    if phase(pod) != "Pending":
-        return ""
-    if reason := of_containers(pod):
-        return reason.text
-    unplaced = condition(pod, "PodScheduled", "False") or {}
-    return one_line(unplaced.get("message") or "starting")
+    """Return why a pod does not run yet, in one line; '' for a pod that has started."""
+    reason = waiting_reason(pod)
+    return reason.text if reason else ""
 
 
 def ended_by(pod: Object) -> str:
-    """What Kubernetes says ended a pod, where it was not its program; '' where it says nothing."""
-    status = pod.get("status") or {}
-    for container in containers(pod):
-        ended = (container.get("state") or {}).get("terminated") or {}
-        if container["name"] == MAIN and ended.get("reason") == "OOMKilled":
-            return "out of memory (OOMKilled): give the step more memory"
-    if told := condition(pod, "DisruptionTarget"):
-        return one_line(told.get("message") or told.get("reason") or "the pod was disrupted")
-    if status.get("phase") == "Failed" and status.get("reason"):
-        return one_line(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
-    return ""
+    """Return why Kubernetes ended a step's pod; '' if its program ended without its doing."""
+    reason = failure_reason(pod)
+    if reason is None:
+        return ""
+    hint = ": give the step more memory" if reason.kind == OUT_OF_MEMORY else ""
+    return f"{reason.text}{hint}"
 
 
 def _listed(api: Api, selector: str) -> list[Object]:

@@ -13,7 +13,8 @@ from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
 from kfp_ddp.install.manifests import OF_CLUSTER, Wanted
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
-from kfp_ddp.k8s.objects import condition, containers
+from kfp_ddp.k8s.objects import condition
+from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.quantity import QUANTITY
 
 State = Literal["made", "changed", "unchanged", "left", "refused"]
@@ -195,19 +196,9 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
         if condition(now, "Failed"):
             raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
         pods = api.call("GET", core(namespace, "pods"), None, {"labelSelector": f"job-name={name}"})
-        waiting = "; ".join(_waits_for(each) for each in pods["items"]).strip("; ")
+        waiting = "; ".join(r.text for pod in pods["items"] if (r := waiting_reason(pod)))
         if waiting and waiting != told:
             told = waiting
             yield waiting
         time.sleep(1)
     raise JobError(f"{name} is not over after {seconds:g} s{told and f' ({told})'}; {describe}")
-
-
-def _waits_for(pod: Object) -> str:
-    """Why a pod does not run yet; '' where it does, or does not say."""
-    for each in containers(pod):
-        if reason := each.get("state", {}).get("waiting", {}).get("reason", ""):
-            return str(reason)
-    if unplaced := condition(pod, "PodScheduled", "False"):
-        return one_line(str(unplaced.get("message") or unplaced.get("reason", "")))
-    return ""

@@ -11,10 +11,10 @@ from kfp_ddp.core.failure import Failure, first_cause, lost_peer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import condition, every_container
+from kfp_ddp.k8s.pods import DISRUPTED, failure_reason
 
-TOLD_TO_STOP = (137, 143)
+STOPPED = (137, 143)
 """Exit codes of a program that was told to stop and ends, or does not until it is killed."""
-LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
 
 
 def root_cause(
@@ -49,23 +49,21 @@ def root_cause(
 
 
 def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
-    status, name, who = pod.get("status", {}), pod["metadata"]["name"], pod_title(pod)
-    if disruption := condition(pod, "DisruptionTarget"):
-        line = f"{who}: {disruption.get('message') or disruption.get('reason')}"
+    """Return the failure of a pod; None if it has not failed."""
+    name, who, reason = pod["metadata"]["name"], pod_title(pod), failure_reason(pod)
+    if reason and reason.kind == DISRUPTED:
+        disruption = condition(pod, "DisruptionTarget") or {}
         at = _seconds(disruption.get("lastTransitionTime"))
-        return Failure(1, -1, line, retryable=True, time=at, pod=name)
-    if status.get("reason") in LOST_NODE:
-        line = f"{who}: {status['reason']}: {status.get('message', '')}".rstrip(": ")
-        return Failure(1, -1, line, retryable=True, time=0, pod=name)
+        return Failure(1, -1, f"{who}: {reason.text}", retryable=True, time=at, pod=name)
     for container in every_container(pod):
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
                 lines = last_lines.get(pod["metadata"]["uid"], ())
-                found = _of_container(who, name, ended, lines)
-                stops = "deletionTimestamp" in pod["metadata"]
-                stopped = stops and found.exit_code in TOLD_TO_STOP
-                return replace(found, consequence=found.consequence or stopped)
+                failure = _of_container(who, name, ended, lines)
+                stopping = "deletionTimestamp" in pod["metadata"]
+                stopped = stopping and failure.exit_code in STOPPED
+                return replace(failure, consequence=failure.consequence or stopped)
     return None
 
 

@@ -159,8 +159,10 @@ def test_kubernetes_tells_what_ended_a_pod_where_its_program_did_not(
 def test_a_pod_without_a_node_says_why() -> None:
     why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     other = {"type": "Ready", "status": "False", "message": "not ready"}
-    assert pods.waits_for(pod("p", phase="Pending", conditions=[other, why])) == why["message"]
-    assert pods.waits_for(pod("p", phase="Pending", conditions=[other])) == "starting"
+    assert pods.waits_for(pod("p", phase="Pending", conditions=[other, why])) == (
+        "cannot be scheduled (0/3 nodes are available)"
+    )
+    assert pods.waits_for(pod("p", phase="Pending", conditions=[other])) == "waiting for a node"
     assert pods.waits_for(pod("p", phase="Running", conditions=[why])) == ""
 
 

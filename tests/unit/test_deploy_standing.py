@@ -131,5 +131,6 @@ def test_what_it_waits_for_is_in_words() -> None:
     starts = service(condition("PredictorReady", "False", "", "no pod yet"))
     assert waits_for(starts, [pod(NEW)]) == "PredictorReady: no pod yet"
     pending = pod(NEW)
+    pending["status"]["phase"] = "Pending"
     pending["status"]["conditions"] = [condition("PodScheduled", "False", "", "no node has room")]
-    assert waits_for(starts, [pending]) == "pod-new: no node has room"
+    assert waits_for(starts, [pending]) == "pod-new: cannot be scheduled (no node has room)"

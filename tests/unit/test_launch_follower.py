@@ -17,10 +17,10 @@ from kfp_ddp.jobs.follow.follower import Follower, StepFiles
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.standing import Reason
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.pods import Reason
 
 MADE = "2026-01-01T00:00:00Z"
 JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}

@@ -13,11 +13,11 @@ from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits, Look, cannot_start, out_of_time, verdict
 from kfp_ddp.jobs.follow.follower import Outcome
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.standing import Reason, Stands
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.pods import Reason, Wait
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)
@@ -130,7 +130,7 @@ def test_a_time_that_is_just_up_is_not_over() -> None:
 
 def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
     seen = replace(look(), clock=1000)
-    stands = [Stands("pod a", Reason("quota", "exceeded quota"), 900)]
+    stands = [Wait("pod a", Reason("quota", "exceeded quota"), 900)]
     said = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
     assert cannot_start(seen, Limits(), stands) == said
     assert cannot_start(seen, Limits(pending=99), stands) == said

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.jobs.follow.pods import (
+from kfp_ddp.k8s.pods import (
     created,
     ended_at,
     has_crashed,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.core.files import open_below
+from kfp_ddp.core.files import read_below
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import follower as following
@@ -295,9 +295,9 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
     def count(*given: Any) -> Any:
         nonlocal opened
         opened += 1
-        return open_below(*given)
+        return read_below(*given)
 
-    monkeypatch.setattr(ranks, "open_below", count)
+    monkeypatch.setattr(ranks, "read_below", count)
     for half_seconds in range(200):
         before, clock = opened, half_seconds / 2
         stall = still.look(Look(KINDS["pytorchjob"], runs, seen, True, clock, clock), 20)

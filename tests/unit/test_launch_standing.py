@@ -6,17 +6,17 @@ import pytest
 
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import narrator
-from kfp_ddp.jobs.follow.standing import (
-    FINAL_AFTER,
-    Reason,
-    Stands,
-    final,
-    of_containers,
-    of_events,
-    still,
-)
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import ApiError
+from kfp_ddp.k8s.pods import (
+    FINAL_AFTER,
+    Reason,
+    Wait,
+    container_reason,
+    creation_reason,
+    expired,
+    track,
+)
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
 NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'
@@ -59,7 +59,7 @@ def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict
 def test_what_keeps_a_container_from_starting_has_its_time(
     where: str, reason: str, message: str, kind: str | None, seconds: float
 ) -> None:
-    found = of_containers(waiting(reason, message, where))
+    found = container_reason(waiting(reason, message, where))
     if kind is None:
         assert found is None
         return
@@ -90,8 +90,8 @@ def test_what_keeps_pods_from_being_made_is_in_the_newest_event(message: str, ki
         {"reason": "FailedCreatePod", "message": message, "lastTimestamp": "2026-01-01T00:00:02Z"},
         {"reason": "FailedCreate", "message": "older", "lastTimestamp": "2026-01-01T00:00:01Z"},
     ]
-    assert of_events(events) == Reason(kind, message)
-    assert of_events(events[:1]) is None
+    assert creation_reason(events) == Reason(kind, message)
+    assert creation_reason(events[:1]) is None
     api: Any = None
     there = waiting("ContainerCreating", "")
     there["status"]["phase"] = "Running"
@@ -141,10 +141,10 @@ def test_where_events_may_not_be_read_the_server_is_asked_for_a_pod(
 
 def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> str:
     """The kind of the reason that has stood too long, after looks at a pod at these times."""
-    before: dict[str, Stands] = {}
+    before: dict[str, Wait] = {}
     for clock, kind, text in seen:
-        before = still(before, {"worker-0": Reason(kind, text)} if kind else {}, clock)
-    found = final(before.values(), at or seen[-1][0], pending)
+        before = track(before, {"worker-0": Reason(kind, text)} if kind else {}, clock)
+    found = expired(before.values(), at or seen[-1][0], pending)
     return found.reason.kind if found else ""
 
 
@@ -176,9 +176,9 @@ def test_a_reason_ends_the_job_when_it_has_stood_its_time(
 
 
 def test_of_several_reasons_the_oldest_is_told() -> None:
-    before = still({}, {"b": Reason("configuration", "first")}, 1)
+    before = track({}, {"b": Reason("configuration", "first")}, 1)
     both = {"a": Reason("forbidden", "second"), "b": Reason("configuration", "first")}
-    found = final(still(before, both, 2).values(), 99, 0)
+    found = expired(track(before, both, 2).values(), 99, 0)
     assert str(found) == "b: first"
 
 

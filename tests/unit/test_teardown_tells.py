@@ -155,7 +155,7 @@ def test_a_step_that_left_no_word_is_told_with_what_kubernetes_knows(
 ) -> None:
     pods = [pod("training.evaluate.executor", "Failed", "2026-11-22T12:01:00Z", "OOMKilled")]
     with cluster(monkeypatch, pods, {}):
-        assert state(tmp_path) == ("failed", "OOMKilled")
+        assert state(tmp_path) == ("failed", "out of memory (OOMKilled)")
 
 
 def test_a_cancelled_run_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from kfp_ddp.client.run_files.files import RunFiles
 from kfp_ddp.core.errors import JobError, StorageError, full
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.follow.standing import MAY_PASS, of_containers
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
+from kfp_ddp.k8s.pods import TRANSIENT, container_reason
 from kfp_ddp.runs.workspace.files import plain
 
 MOUNT = "/work"
@@ -194,15 +194,15 @@ def _wait(api: Api, path: str) -> None:
         pod = _asked(api, "GET", path)
         if phase(pod) == "Running":
             return
-        reason = of_containers(pod)
-        if phase(pod) == "Failed" or (reason and reason.kind not in MAY_PASS):
+        reason = container_reason(pod)
+        if phase(pod) == "Failed" or (reason and reason.kind not in TRANSIENT):
             break
         time.sleep(0.3)
     raise JobError(f"the pod that reads the run's files does not start: {_why(pod or {})}")
 
 
 def _why(pod: Object) -> str:
-    reason, status = of_containers(pod), pod.get("status") or {}
+    reason, status = container_reason(pod), pod.get("status") or {}
     lacking = [each.get("message") for each in conditions(pod) if each["status"] != "True"]
     told = reason.text if reason else status.get("message") or next(filter(None, lacking), "")
     return one_line(str(told)) or "no node has taken it"

@@ -6,11 +6,11 @@ Only what was seen and the clocks go in, so that every rule is a function to be 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kfp_ddp.jobs.follow.pods import Pods, created, waits, was_restarted
-from kfp_ddp.jobs.follow.standing import Stands, final
+from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.kinds import Kind, pod_title
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.pods import Wait, created, expired, waits, was_restarted
 
 # The pods that failed with a container that was started again are waited for so long.
 SETTLE_SECONDS = 2.0
@@ -138,9 +138,9 @@ def out_of_time(look: Look, limits: Limits, waits_for: str) -> str:
     return ""
 
 
-def cannot_start(look: Look, limits: Limits, standing: Iterable[Stands]) -> str:
+def cannot_start(look: Look, limits: Limits, standing: Iterable[Wait]) -> str:
     """The error of a job of which a pod can never start, or not soon enough; '' for none."""
-    if look.state.over or not (found := final(standing, look.clock, limits.pending)):
+    if look.state.over or not (found := expired(standing, look.clock, limits.pending)):
         return ""
     return f"{look.title} cannot start and was deleted: {found}"
 

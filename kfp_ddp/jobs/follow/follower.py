@@ -15,13 +15,13 @@ from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits, Look, Verdict, cannot_start, out_of_time, verdict
 from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
-from kfp_ddp.jobs.follow.pods import Pods, has_failed, seconds_to_stop, waits, writes_no_more
+from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
-from kfp_ddp.jobs.follow.standing import oldest
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.progress import ProgressTeller
 from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, waits, writes_no_more
 from kfp_ddp.k8s.watch_cache import WatchCache
 
 TURN_SECONDS = 0.5

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from kfp_ddp.jobs.follow.pods import ended_at, has_failed, has_started
 from kfp_ddp.jobs.kinds import pod_role, pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import containers, has_ended
+from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
 
 # Of each pod so many lines are kept, for what they say of its end.
 RECENT_LINES = 400

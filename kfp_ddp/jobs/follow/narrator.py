@@ -3,7 +3,6 @@
 That may be scheduling, quota, an image, a claim or a queue.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
@@ -11,11 +10,19 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.follow.decisions import Look
 from kfp_ddp.jobs.follow.logs import Printer
-from kfp_ddp.jobs.follow.standing import Reason, Stands, of_containers, of_events, of_refusal, still
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
-from kfp_ddp.k8s.objects import condition, containers, phase
+from kfp_ddp.k8s.objects import phase
+from kfp_ddp.k8s.pods import (
+    STARTING,
+    Reason,
+    Wait,
+    creation_reason,
+    refusal,
+    track,
+    waiting_reason,
+)
 
 EXPLAIN_SECONDS = 2.0
 # A queue may hold a job for days: what does not change there is asked for less and less often.
@@ -30,7 +37,7 @@ MOUNT = {
     "publish=clone or snapshot for data",
     "FailedMount": "check the claims, secrets and maps that the pod mounts",
 }
-STARTING, NO_PODS = Reason("", "starting"), "no pods yet"
+NO_PODS = "no pods yet"
 
 
 class Narrator:
@@ -44,7 +51,7 @@ class Narrator:
         self.pause = EXPLAIN_SECONDS
         """How long what a queue says is not asked for again."""
         self.asked_at = self.told_at = 0.0
-        self.standing: dict[str, Stands] = {}
+        self.standing: dict[str, Wait] = {}
         """Why each pod that cannot start does not; of a job that is over, as it was before."""
 
     def tell(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
@@ -56,7 +63,7 @@ class Narrator:
         self.asked_at = look.clock
         found = explain(look.job, look.state, look.pods.own, events, self.api, pods)
         problems = {who: reason for who, reason in found.items() if reason.kind}
-        self.standing = still(self.standing, problems, look.clock)
+        self.standing = track(self.standing, problems, look.clock)
         line = f"{look.name} is {now}" + (f": {in_words(found)}" if found else "")
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
@@ -94,7 +101,7 @@ def explain(
         if reason:
             told[pod_title(pod)] = reason
     lacking = len(pods) < max(1, wanted)
-    if lacking and (kept := of_events(events) if events is not None else _refused(job, api)):
+    if lacking and (kept := creation_reason(events) if events is not None else _refused(job, api)):
         told[NO_PODS if not pods else f"{len(pods)} of {wanted} pods"] = kept
     elif not pods:
         told[NO_PODS] = Reason("", "the operator has not made them")
@@ -126,22 +133,19 @@ def _refused(job: Object, api: Api) -> Reason | None:
             api.call("POST", core(api.namespace, "pods"), body, {"dryRun": "All"})
         except ApiError as error:
             if error.status == 403 and "cannot create" not in error.message:
-                return of_refusal(error.message)
+                return refusal(error.message)
     return None
 
 
 def _of_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
-    if phase(pod) != "Pending":
-        return None
-    if unplaced := condition(pod, "PodScheduled", "False"):
-        message = str(unplaced.get("message", ""))
-        return Reason("unschedulable", _unschedulable(pod, message, claim_problem))
-    if reason := of_containers(pod):
-        return reason
-    for container in pod["status"].get("initContainerStatuses") or []:
-        if "running" in (container.get("state") or {}):
-            return Reason("", f"init container {container['name']} runs")
-    return STARTING if containers(pod) else Reason("", "waiting for a node")
+    """Return why a pod waits, with what is wrong with its PVCs if it cannot be scheduled."""
+    reason = waiting_reason(pod)
+    if reason and reason.kind == "unschedulable":
+        for volume in pod["spec"].get("volumes") or []:
+            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if claim and (problem := claim_problem(claim)):
+                return Reason(reason.kind, problem)
+    return reason
 
 
 def _unmounted(api: Api) -> dict[str, Reason]:
@@ -157,21 +161,6 @@ def _unmounted(api: Api) -> dict[str, Reason]:
         for event in events
         if event.get("reason") in MOUNT
     }
-
-
-def _unschedulable(pod: Object, message: str, claim_problem: Callable[[str], str]) -> str:
-    for volume in pod["spec"].get("volumes") or []:
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        if claim and (problem := claim_problem(claim)):
-            return problem
-    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
-    if lacking:
-        return f"no node has enough {', '.join(lacking)} free ({one_line(message)})"
-    if "taint" in message:
-        return f"nodes are tainted and not tolerated ({one_line(message)})"
-    if "affinity" in message or "selector" in message:
-        return f"no node fits its selector or affinity ({one_line(message)})"
-    return f"cannot be scheduled ({one_line(message)})"
 
 
 def claim_problem(api: Api, claim: str) -> str:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from kfp_ddp.jobs.kinds import Kind, pod_title
 from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.objects import conditions, containers, phase
+from kfp_ddp.k8s.pods import has_crashed, has_failed, was_restarted, writes_no_more
 
 
 @dataclass(frozen=True)
@@ -106,63 +105,3 @@ class Pods:
     def crashed(self) -> list[Object]:
         """Those that failed of themselves and were removed, as often as they did."""
         return list(filter(has_crashed, self.ended))
-
-
-def has_started(pod: Object, container: str) -> bool:
-    """Whether the container has a log."""
-    for status in containers(pod):
-        if status["name"] == container:
-            now = status.get("state") or {}
-            return "running" in now or "terminated" in now or bool(status.get("restartCount"))
-    return False
-
-
-def waits(pod: Object) -> bool:
-    """Whether no container of the pod's own has started, be it for a node, an image or a volume."""
-    return phase(pod) in ("", "Pending")
-
-
-def writes_no_more(pod: Object) -> bool:
-    """Whether the pod writes nothing now and, if it ended, never will again."""
-    return phase(pod) in ("Succeeded", "Failed", "Pending")
-
-
-def created(pod: Object) -> float:
-    """When the pod was made, in seconds since 1970."""
-    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
-
-
-def seconds_to_stop(pod: Object) -> float:
-    """How long a pod that is being deleted may still run; 0 for another one."""
-    if "deletionTimestamp" not in pod["metadata"] or writes_no_more(pod):
-        return 0
-    return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
-
-
-def ended_at(pod: Object) -> str:
-    """When a container of the pod ended badly first, as text that sorts by it; '~' for unknown."""
-    states = [status.get("state") or {} for status in containers(pod)]
-    ended = [each["terminated"] for each in states if "terminated" in each]
-    return min((each["finishedAt"] for each in ended if each.get("finishedAt")), default="~")
-
-
-def has_failed(pod: Object) -> bool:
-    """Whether the pod, or a container of it, ended badly."""
-    return phase(pod) == "Failed" or any(_exit_codes(pod))
-
-
-def has_crashed(pod: Object) -> bool:
-    """Whether the pod failed of itself, and was neither told to end nor taken from its node."""
-    if any(each["type"] == "DisruptionTarget" for each in conditions(pod)):
-        return False
-    return any(code not in (0, 143) for code in _exit_codes(pod))
-
-
-def was_restarted(pod: Object) -> bool:
-    """Whether a container of the pod ended badly before."""
-    return any((status.get("lastState") or {}).get("terminated") for status in containers(pod))
-
-
-def _exit_codes(pod: Object) -> list[int]:
-    states = [status.get("state") or {} for status in containers(pod)]
-    return [int(each["terminated"].get("exitCode") or 0) for each in states if "terminated" in each]

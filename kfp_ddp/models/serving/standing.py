@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.follow.standing import FINAL_AFTER, Reason, of_containers
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import condition, conditions, every_container, has_ended, label
+from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, container_reason, waiting_reason
 from kfp_ddp.models.serving.rollout import SPEC
 
 CRASHES = 3
@@ -71,7 +71,7 @@ def crashed(pods: Iterable[Object]) -> Crashed | None:
 
 def reasons(service: Object, pods: Iterable[Object]) -> dict[str, Reason]:
     """What keeps each pod from starting, and KServe from making one, by the name of whose it is."""
-    found = {pod["metadata"]["name"]: why for pod in pods if (why := of_containers(pod))}
+    found = {pod["metadata"]["name"]: why for pod in pods if (why := container_reason(pod))}
     said = _refusal(service)
     return found or ({"KServe": Reason(REFUSED, one_line(said))} if said else {})
 
@@ -93,8 +93,8 @@ def waits_for(service: Object, pods: Iterable[Object]) -> str:
     """What it waits for, in words, where nothing stands against it."""
     pods = list(pods)
     for pod in pods:
-        if unplaced := condition(pod, "PodScheduled", "False"):
-            return f"{pod['metadata']['name']}: {one_line(str(unplaced.get('message', '')))}"
+        if (reason := waiting_reason(pod)) and reason.kind:
+            return f"{pod['metadata']['name']}: {reason.text}"
     said = [
         f"{each['type']}: {each.get('message') or each.get('reason') or 'not yet'}"
         for each in conditions(service)

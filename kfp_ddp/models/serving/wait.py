@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import last_words
-from kfp_ddp.jobs.follow.standing import Reason, Stands, still
 from kfp_ddp.jobs.identity import WORKFLOWS, find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.pods import Reason, Wait, track
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.models.serving import standing
 from kfp_ddp.models.serving.inference_service import API_VERSION
@@ -73,7 +73,7 @@ class Watched:
             RunCancelledError: the run was terminated.
         """
         deadline, waits, told = time.monotonic() + seconds, "", ""
-        stands: dict[str, Stands] = {}
+        stands: dict[str, Wait] = {}
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
             self.changed.clear()
@@ -84,7 +84,7 @@ class Watched:
                 if standing.ready(service, pods, spec, percent):
                     return service
                 now = time.monotonic()
-                stands = still(stands, self._against(service, own), now)
+                stands = track(stands, self._against(service, own), now)
                 self._give_up(stands, now)
                 waits = "; ".join(map(str, stands.values())) or standing.waits_for(service, own)
                 # A pull that fails is told in turns as that and as the pause before the next.
@@ -135,7 +135,7 @@ class Watched:
             return ""
         return last_words(log.splitlines()).text
 
-    def _give_up(self, stands: dict[str, Stands], now: float) -> None:
+    def _give_up(self, stands: dict[str, Wait], now: float) -> None:
         """End the wait for a reason that has stood too long; a registry may be down for longer."""
         for each in stands.values():
             limit = standing.LIMITS.get(each.reason.kind)

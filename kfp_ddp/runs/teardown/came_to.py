@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
@@ -14,7 +13,8 @@ from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.identity import WORKFLOWS
 from kfp_ddp.jobs.live_runs import KFP_RUN
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
-from kfp_ddp.k8s.objects import annotation, containers, phase
+from kfp_ddp.k8s.objects import annotation, phase
+from kfp_ddp.k8s.pods import failure_reason, terminations
 from kfp_ddp.runs.notify import Outcome
 from kfp_ddp.storage.destination import Destination, open_destination
 
@@ -148,14 +148,7 @@ def _step(pod: Object) -> str:
 
 
 def _ended_at(pod: Object) -> str:
-    return max((str(state.get("finishedAt", "")) for state in _ends(pod)), default="")
-
-
-def _ends(pod: Object) -> Iterator[Object]:
-    """How the containers of a pod ended."""
-    for status in containers(pod):
-        if "terminated" in status.get("state", {}):
-            yield status["state"]["terminated"]
+    return max((str(state.get("finishedAt", "")) for state in terminations(pod)), default="")
 
 
 def _why(api: Api, pod: Object) -> str:
@@ -168,6 +161,5 @@ def _why(api: Api, pod: Object) -> str:
     said = ""
     with contextlib.suppress(ApiError):  # it is gone, or not ours to read
         said = last_error(api.call("GET", path, query=query, raw=True)["value"])
-    reasons = [str(end.get("reason", "")) for end in _ends(pod) if end.get("exitCode")]
-    known = [reason for reason in reasons if reason not in ("", "Error")]
-    return said or next(iter(known), "") or pod["status"].get("message", "") or "see its log"
+    reason = failure_reason(pod)
+    return said or (reason.text if reason else pod["status"].get("message")) or "see its log"

@@ -1,0 +1,265 @@
+"""The state of a pod: why it waits, how long that may last, and why it failed. Makes no request."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.objects import condition, conditions, containers, every_container, phase
+
+# Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
+# or queue, may go away tomorrow: only pending_minutes limits it.
+FINAL_AFTER = {
+    "invalid image name": 5.0,
+    "image not on the node": 60.0,
+    "image refused": 60.0,  # the registry responds that it has no such image, or no right to it
+    "image": 20 * 60.0,  # the registry does not respond: it may be down
+    "configuration": 60.0,  # a missing Secret or ConfigMap, a refused user
+    "container": 5 * 60.0,  # the container runtime fails: its node may be overloaded
+    "forbidden": 60.0,
+    "quota": 60.0,  # or pending_minutes if set: other jobs may release quota
+}
+TRANSIENT = ("quota", "image")
+
+PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+NOT_CREATED = ("FailedCreatePod", "FailedCreate")
+CONFIG = "CreateContainerConfigError"
+START = ("CreateContainerError", "RunContainerError")
+REFUSED = re.compile(
+    r"not found|does not exist|unauthorized|authentication required|denied|forbidden"
+    r"|manifest unknown|no match for platform|invalid reference format",
+    re.IGNORECASE,
+)
+FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE)
+
+LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
+DISRUPTED, OUT_OF_MEMORY = "disrupted", "out of memory"
+
+
+class Reason(NamedTuple):
+    """Why a pod waits or failed: a kind, such as a key of FINAL_AFTER, and one line."""
+
+    kind: str
+    text: str
+
+
+STARTING = Reason("", "starting")
+
+
+def waiting_reason(pod: Object) -> Reason | None:
+    """Return why a pod does not run yet; None for a pod that has started.
+
+    The kind is '' while the pod starts as it should.
+    """
+    if phase(pod) != "Pending":
+        return None
+    if unplaced := condition(pod, "PodScheduled", "False"):
+        return Reason("unschedulable", unschedulable(str(unplaced.get("message", ""))))
+    if reason := container_reason(pod):
+        return reason
+    for container in (pod.get("status") or {}).get("initContainerStatuses") or []:
+        if "running" in (container.get("state") or {}):
+            return Reason("", f"init container {container['name']} runs")
+    return STARTING if containers(pod) else Reason("", "waiting for a node")
+
+
+def unschedulable(message: str) -> str:
+    """Return in one line what the scheduler's message means."""
+    short = one_line(message)
+    lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
+    if lacking:
+        return f"no node has enough {', '.join(lacking)} free ({short})"
+    if "taint" in message:
+        return f"nodes are tainted and not tolerated ({short})"
+    if "affinity" in message or "selector" in message:
+        return f"no node fits its selector or affinity ({short})"
+    return f"cannot be scheduled ({short})"
+
+
+def container_reason(pod: Object) -> Reason | None:
+    """Return why a container of a pod cannot start, by its status; None if nothing prevents it."""
+    for container in every_container(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        why, message = waiting.get("reason", ""), one_line(str(waiting.get("message", "")))
+        pull = f"cannot pull {container.get('image')} ({why}: {message})"
+        if why == "InvalidImageName":
+            return Reason("invalid image name", f"{pull}; correct it")
+        if why == "ErrImageNeverPull":
+            return Reason("image not on the node", f"{pull}; let image_pull_policy pull it")
+        if why in PULL:
+            kind = "image refused" if REFUSED.search(message) else "image"
+            return Reason(kind, f"{pull}; check its name and image_pull_secrets")
+        if why == CONFIG or why in START:
+            hint = "; set run_as_user, or non_root=false" if "runAsNonRoot" in message else ""
+            kind = "configuration" if why == CONFIG else "container"
+            return Reason(kind, f"cannot start ({why}: {message}){hint}")
+    return None
+
+
+def creation_reason(events: Iterable[Object]) -> Reason | None:
+    """Return why pods are not created, by the newest event about it."""
+    failed = [event for event in events if event.get("reason") in NOT_CREATED]
+    return refusal(str(max(failed, key=_event_time).get("message", ""))) if failed else None
+
+
+def refusal(text: str) -> Reason:
+    """Return the reason for which the API server does not accept a pod."""
+    message, kind = one_line(text), "no pods"
+    if "quota" in message:
+        kind = "quota"
+    elif FORBIDDEN.search(message):
+        kind = "forbidden"
+    return Reason(kind, message)
+
+
+def _event_time(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The reason for which a pod waits, since when on the monotonic clock."""
+
+    who: str
+    reason: Reason
+    since: float
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.reason.text}"
+
+
+def track(
+    before: Mapping[str, Wait], reasons: Mapping[str, Reason], clock: float
+) -> dict[str, Wait]:
+    """Return the current waits by pod, each since it was first seen.
+
+    The kubelet reports alternately why a pull failed and that it waits before the next one; both
+    are one wait.
+    """
+    waits = {}
+    for who, reason in reasons.items():
+        earlier = before.get(who)
+        if earlier is None or _group(earlier.reason) != _group(reason):
+            waits[who] = Wait(who, reason, clock)
+        elif REFUSED.search(earlier.reason.text) and not REFUSED.search(reason.text):
+            waits[who] = earlier
+        else:
+            waits[who] = Wait(who, reason, earlier.since)
+    return waits
+
+
+def _group(reason: Reason) -> str:
+    return reason.kind.removesuffix(" refused")
+
+
+def expired(waits: Iterable[Wait], clock: float, pending: float) -> Wait | None:
+    """Return the oldest wait past its limit; None if each may still end.
+
+    Args:
+        waits: The current ones.
+        clock: The monotonic clock.
+        pending: Limit in seconds of a wait that may end by itself; 0 for the default.
+    """
+    late = [wait for wait in waits if clock - wait.since >= _limit(wait.reason, pending)]
+    return oldest(late)
+
+
+def _limit(reason: Reason, pending: float) -> float:
+    limit = FINAL_AFTER.get(reason.kind, math.inf)
+    return pending if pending and reason.kind in TRANSIENT else limit
+
+
+def oldest(waits: Iterable[Wait]) -> Wait | None:
+    """Return the longest wait; None for none."""
+    return min(waits, key=lambda wait: wait.since, default=None)
+
+
+def failure_reason(pod: Object) -> Reason | None:
+    """Return why Kubernetes ended a pod; None if its program ended without its doing.
+
+    The kind is DISRUPTED if the pod lost its node or its place there, so that a retry may help.
+    """
+    if disruption := condition(pod, "DisruptionTarget"):
+        text = disruption.get("message") or disruption.get("reason") or "the pod was disrupted"
+        return Reason(DISRUPTED, one_line(text))
+    status = pod.get("status") or {}
+    why = str(status.get("reason") or "")
+    text = one_line(f"{why}: {status.get('message', '')}".rstrip(": "))
+    if why in LOST_NODE:
+        return Reason(DISRUPTED, text)
+    endings = terminations(pod)
+    if any(ended.get("reason") == "OOMKilled" for ended in endings):
+        return Reason(OUT_OF_MEMORY, "out of memory (OOMKilled)")
+    if phase(pod) == "Failed" and why:
+        return Reason("failed", text)
+    reasons = [str(ended.get("reason") or "") for ended in endings if ended.get("exitCode")]
+    known = [reason for reason in reasons if reason not in ("", "Error")]
+    return Reason("failed", known[0]) if known else None
+
+
+def terminations(pod: Object) -> list[Object]:
+    """Return how the containers of a pod ended, of those that have."""
+    states = [status.get("state") or {} for status in containers(pod)]
+    return [state["terminated"] for state in states if "terminated" in state]
+
+
+def has_started(pod: Object, container: str) -> bool:
+    """Return whether a container has a log."""
+    for status in containers(pod):
+        if status["name"] == container:
+            now = status.get("state") or {}
+            return "running" in now or "terminated" in now or bool(status.get("restartCount"))
+    return False
+
+
+def waits(pod: Object) -> bool:
+    """Return whether no container of the pod has started."""
+    return phase(pod) in ("", "Pending")
+
+
+def writes_no_more(pod: Object) -> bool:
+    """Return whether the pod writes nothing now and, if it ended, never will."""
+    return phase(pod) in ("Succeeded", "Failed", "Pending")
+
+
+def created(pod: Object) -> float:
+    """Return when the pod was created, in seconds since 1970."""
+    return datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
+
+
+def seconds_to_stop(pod: Object) -> float:
+    """Return how long a pod that is being deleted may still run; 0 for any other."""
+    if "deletionTimestamp" not in pod["metadata"] or writes_no_more(pod):
+        return 0
+    return float(pod.get("spec", {}).get("terminationGracePeriodSeconds") or 0)
+
+
+def ended_at(pod: Object) -> str:
+    """Return when the first container of the pod ended, as sortable text; '~' for unknown."""
+    times = (ended["finishedAt"] for ended in terminations(pod) if ended.get("finishedAt"))
+    return min(times, default="~")
+
+
+def has_failed(pod: Object) -> bool:
+    """Return whether the pod, or a container of it, failed."""
+    return phase(pod) == "Failed" or any(_exit_codes(pod))
+
+
+def has_crashed(pod: Object) -> bool:
+    """Return whether the pod's own program failed, not stopped or removed from its node."""
+    if any(item["type"] == "DisruptionTarget" for item in conditions(pod)):
+        return False
+    return any(code not in (0, 143) for code in _exit_codes(pod))
+
+
+def was_restarted(pod: Object) -> bool:
+    """Return whether a container of the pod was restarted."""
+    return any((status.get("lastState") or {}).get("terminated") for status in containers(pod))
+
+
+def _exit_codes(pod: Object) -> list[int]:
+    return [int(ended.get("exitCode") or 0) for ended in terminations(pod)]
