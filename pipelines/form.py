@@ -197,7 +197,7 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[st
         return {}
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")
-    if "kfp_ddp.components.preflight" not in program:
+    if "kfp_ddp.checks.preflight" not in program:
         return {}
     inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments})
     settled(inputs)
