@@ -26,3 +26,12 @@ def code(text: str) -> str:
 def printable(text: str) -> str:
     """Return `text` with control and bidirectional characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def human(size: float) -> str:
+    """Return a number of bytes as text: 12.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

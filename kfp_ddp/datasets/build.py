@@ -1,42 +1,50 @@
-"""Build a version from a listing."""
+"""Build a version from a listing, or repair files of a complete one."""
 
+import os
+import stat
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from kfp_ddp.core.files import Folders
+from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks
-from kfp_ddp.datasets.context import Context
-from kfp_ddp.datasets.download import download
+from kfp_ddp.datasets.context import Context, Result
+from kfp_ddp.datasets.disk import checksum, flush_filesystem, remove
 from kfp_ddp.datasets.pack import TarStage
-from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Listing
 
 
-def build(context: Context, store: Store, result: Result) -> None:
+def build(context: Context, store: Store, result: Result) -> Result:
     """Build and publish the version.
 
     Raises:
-        Changed: objects changed under the download.
-        KfpDdpError: the source cannot be read, or the target not be written.
+        Changed: objects changed during the download.
+        KfpDdpError: the source cannot be read, or the target cannot be written.
     """
     options, listing = context.options, result.names.listing
     store.clear_builds(but=result.digest)
     stage = stage_of(store, result, options.pack)
     try:
         done = stage.open()
-        result.resumed = len(done)
         before = store.before(result.dataset)
-        result.changes = changes(listing, before, result.dataset)
-        if isinstance(stage, TarStage):  # what is taken from the version before is a copy
+        result = replace(
+            result, resumed=len(done), changes=changes(listing, before, result.dataset)
+        )
+        if isinstance(stage, TarStage):  # unchanged members are copied, so they need space too
             checks.check_room(store.root, stage, [i for i in stage.files() if i not in done])
         if before is not None:
-            done |= _take(stage, before, store.root, result, done, options.verify == "full")
+            reused = _reuse(stage, before, store.root, result, done, options.verify == "full")
+            result = replace(result, linked=len(reused))
+            done |= reused
         missing = [i for i in stage.files() if i not in done]
         checks.check_lost(result, missing)
         checks.check_room(store.root, stage, missing)
-        download(context, stage, missing, result)
+        result = download(context, stage, missing, result)
     finally:
         stage.close()
     context.phase("publishing")
@@ -48,6 +56,55 @@ def build(context: Context, store: Store, result: Result) -> None:
     )
     store.publish(stage.folder, result.digest)
     store.clear_builds()
+    return result
+
+
+def repair(context: Context, store: Store, result: Result) -> Result:
+    """Check a complete version as `verify` requests, and download damaged files again.
+
+    Raises:
+        Changed: objects changed during the download.
+        KfpDdpError: the source cannot be read, or the target cannot be written.
+    """
+    options = context.options
+    if options.verify == "list":
+        return replace(result, unchanged=True)
+    context.phase("verifying")
+    mtimes = array("q", bytes(8 * len(result.names.listing)))
+    bad = _damaged(store.root, result, options.verify, options.pack == "tar", mtimes)
+    if not bad:
+        return replace(result, unchanged=True)
+    result = replace(result, repaired=len(bad))
+    if options.pack == "tar":  # an archive is always written in full
+        return build(context, store, result)
+    checks.check_lost(result, bad)
+    return _replace_files(context, store, result, bad, mtimes)
+
+
+def download(context: Context, stage: FileStage, missing: Sequence[int], result: Result) -> Result:
+    """Download the missing objects to the stage.
+
+    Raises:
+        Changed: some are no longer as listed.
+    """
+    listing, options = stage.listing, context.options
+    size = sum(listing.sizes[i] for i in missing)
+    transfer = Transfer(
+        context.source,
+        listing,
+        stage,
+        concurrency=options.concurrency,
+        bandwidth=options.bandwidth_mb * 1e6,
+        retry=context.retry,
+    )
+    context.watch("downloading", transfer.meter, len(missing), size)
+    transfer.run(missing)
+    return replace(
+        result,
+        retries=result.retries + transfer.meter.retries,
+        downloaded=len(missing),
+        downloaded_bytes=size,
+    )
 
 
 def stage_of(store: Store, result: Result, pack: str) -> FileStage:
@@ -67,14 +124,14 @@ def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Cha
     return found
 
 
-def _take(
+def _reuse(
     stage: FileStage, before: Path, root: Path, result: Result, done: set[int], read: bool
 ) -> set[int]:
-    """Take what is unchanged from the version before; the indices taken.
+    """Link or copy unchanged files of the version before; return their indices.
 
-    `read` files that are only linked, too; what is copied is always checked.
+    With `read`, linked files are verified too; copies always are.
     """
-    taken = set()
+    reused = set()
     same, folders = result.changes, Folders(root, before.relative_to(root))
     for at, index in enumerate(same.same):
         name = stage.listing.names[index]
@@ -88,7 +145,109 @@ def _take(
         else:
             good = stage.link(index, folders, same.mtimes[at], same.crcs[at], read)
         if good:
-            taken.add(index)
+            reused.add(index)
     folders.close()
-    result.linked = len(taken)
-    return taken
+    return reused
+
+
+def _damaged(
+    root: Path, result: Result, verify: str, packed: bool, mtimes: "array[int]"
+) -> list[int]:
+    """Indices of what is not as the manifest says; fills mtimes and checksums of the rest."""
+    listing, version = result.names.listing, result.path
+    rows = {row.name: row for row in manifest.rows(version / manifest.NAME)}
+    folders = Folders(root, version.relative_to(root))
+    unframed = set[int]()
+    if packed and verify == "full":
+        unframed = TarStage(version, listing).unframed(version)
+    bad = []
+    for index, name in enumerate(listing.names):
+        row = rows.get(name)
+        if row and (row.size, row.token) != (listing.sizes[index], listing.token(index)):
+            row = None
+        if index in unframed:
+            bad.append(index)
+        elif name.endswith("/"):
+            continue
+        elif row is None or (mtime := _sound(folders, row, verify)) is None:
+            bad.append(index)
+        elif row.pack == "":
+            mtimes[index] = mtime
+            listing.crcs[index] = row.crc
+    folders.close()
+    return bad
+
+
+def _sound(folders: Folders, row: manifest.Row, verify: str) -> int | None:
+    """The mtime of a file that is what the manifest says; None for one that is not.
+
+    "quick" trusts size and mtime, and reads the file if only the mtime differs; "full" reads. A
+    link on the way to it is damage.
+    """
+    within, _, name = (row.pack or row.name).rpartition("/")
+    try:
+        with folders.at(within) as folder:
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            end = row.offset + row.size
+            if not stat.S_ISREG(found.st_mode) or found.st_size < end:
+                return None
+            if not row.pack and found.st_size > end:
+                return None
+            trusted = verify == "quick" and (row.pack or found.st_mtime_ns == row.mtime_ns)
+            if not trusted and checksum(name, folder, row.offset, row.size) != row.crc:
+                return None
+            return found.st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
+def _replace_files(
+    context: Context, store: Store, result: Result, bad: list[int], mtimes: "array[int]"
+) -> Result:
+    """Download these files, then replace the damaged ones."""
+    listing, version = result.names.listing, result.path
+    store.clear_builds(but=result.digest)
+    stage = FileStage(store.build_folder(result.digest), listing, store.root)
+    try:
+        done = stage.open()
+        rest = [i for i in bad if i not in done]
+        checks.check_room(store.root, stage, rest)
+        result = download(context, stage, rest, result)
+    finally:
+        stage.close()
+    flush_filesystem(stage.tree)  # before a file is renamed into a complete version
+    for index in bad:
+        _put_back(store, version, stage, index)
+        mtimes[index] = stage.mtimes[index]
+    stage.close()
+    head = result.header(context.options.pack)
+    aside = stage.folder / manifest.NAME
+    manifest.write(version / manifest.NAME, aside, store.root, head, listing, mtimes)
+    flush_filesystem(version)
+    store.clear_builds()
+    return result
+
+
+def _put_back(store: Store, version: Path, stage: FileStage, index: int) -> None:
+    """Rename a file of the stage to its place in a version; what is damaged there goes first."""
+    within, _, name = stage.listing.names[index].rpartition("/")
+    parts = within.split("/") if within else []
+    place = version.relative_to(store.root)
+    for at, part in enumerate(parts):  # neither a link nor a file may stand for a folder
+        with folder_below(store.root, place.joinpath(*parts[:at]), make=True) as above:
+            if not _is(stat.S_ISDIR, part, above):
+                remove(part, above)
+    with (
+        folder_below(store.root, place / within, make=True) as folder,
+        stage.folders.at(within) as source,
+    ):
+        if _is(stat.S_ISDIR, name, folder):
+            remove(name, folder)
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
+
+
+def _is(kind: Callable[[int], bool], name: str, folder: int) -> bool:
+    try:
+        return kind(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

@@ -1,14 +1,19 @@
-"""What all steps of one sync share."""
+"""Inputs that all phases of a sync share, and its result."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kfp_ddp.datasets.meter import Meter
+from kfp_ddp.datasets.names import Names
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.progress import Meter
+from kfp_ddp.storage.manifest import Changes
 from kfp_ddp.storage.retry import Retry
 from kfp_ddp.storage.sources import Source
 
 if TYPE_CHECKING:
+    from kfp_ddp.datasets.images import Images
     from kfp_ddp.training.layout import Rule
 
 Watch = Callable[[str, Meter | None, int, int], None]
@@ -16,7 +21,7 @@ Watch = Callable[[str, Meter | None, int, int], None]
 
 
 class Context(NamedTuple):
-    """Where the data comes from, what a person chose, and who is told how far it is."""
+    """Source, options and progress callback of a sync."""
 
     source: Source
     options: Options
@@ -25,10 +30,62 @@ class Context(NamedTuple):
     run_id: str = ""
     """Id of the pipeline run that gets the version; '' for none."""
     rule: "Rule | None" = None
-    """How its images are laid out; None where nothing is asked of it."""
+    """The layout of the images to check; None to check no images."""
     only: Collection[str] = ()
-    """The names to take, where what the source gained since is to be left out; none for all."""
+    """The names to take from the listing; empty for all."""
 
     def phase(self, name: str) -> None:
-        """Tell that a phase starts that counts nothing."""
+        """Report that a phase starts that counts nothing."""
         self.watch(name, None, 0, 0)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a sync downloads to and what it did; each phase returns a new one. Sizes in bytes."""
+
+    source: str
+    dataset: str
+    digest: str
+    path: Path
+    names: Names
+    images: "Images | None" = None
+    """The images to train on, if they were checked."""
+    changes: Changes = field(default_factory=Changes)
+    unchanged: bool = False
+    planned: bool = False
+    """A dry run: nothing was written."""
+    refusal: str = ""
+    """Of a dry run: why the sync would fail before the first byte."""
+    downloaded: int = 0
+    downloaded_bytes: int = 0
+    linked: int = 0
+    resumed: int = 0
+    repaired: int = 0
+    deleted: int = 0
+    retries: int = 0
+    removed_versions: tuple[str, ...] = ()
+    kept_why: str = ""
+    """Why no old version could be removed, other than that they are in use."""
+    seconds: float = 0.0
+
+    @property
+    def files(self) -> int:
+        """Return the number of objects in the target."""
+        return len(self.names.listing)
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of all objects in the target."""
+        return self.names.listing.bytes
+
+    def header(self, pack: str) -> dict[str, object]:
+        """Return the first line of the manifest of a version with this packing."""
+        return {
+            "format": 1,
+            "source": self.source,
+            "dataset": self.dataset,
+            "digest": self.digest,
+            "files": self.files,
+            "bytes": self.bytes,
+            "pack": pack,
+        }

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import printable
+from kfp_ddp.core.text import human, printable
 from kfp_ddp.datasets.context import Context
-from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.stage import FileStage
-from kfp_ddp.datasets.text import human
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.training.labels import LARGEST, Labels
@@ -42,21 +40,21 @@ class Images:
         return printable("; warning: ".join([text, *self.warnings]))
 
 
-def check(context: Context, rule: Rule, result: Result) -> None:
-    """Judge the images that are to come, and keep what was found.
+def check(context: Context, rule: Rule, listing: Listing) -> Images:
+    """Check the listed images before the first of them is downloaded.
 
     Raises:
-        InputError: what cannot train, in one line.
+        InputError: no training is possible with them.
         Changed: the table of labels is no longer as listed.
-        StorageError: it cannot be read.
+        StorageError: the table cannot be read.
     """
-    listing = result.names.listing
     try:
         table = _table(context, rule.labels, listing) if rule.labels else None
-        result.images = look_at(listing, rule, table)
+        images = look_at(listing, rule, table)
     except InputError as error:
         raise InputError(f"{context.source.url}: {error}") from None
-    context.phase(result.images.line)
+    context.phase(images.line)
+    return images
 
 
 def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:

@@ -9,12 +9,14 @@ import contextlib
 import os
 import stat
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
-from kfp_ddp.datasets.context import Context
+from kfp_ddp.datasets.build import download
+from kfp_ddp.datasets.context import Context, Result
 from kfp_ddp.datasets.disk import (
     checksum,
     flush_filesystem,
@@ -23,10 +25,8 @@ from kfp_ddp.datasets.disk import (
     unwritable,
     writing,
 )
-from kfp_ddp.datasets.download import download
 from kfp_ddp.datasets.lock import locked
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
@@ -46,49 +46,49 @@ def update(context: Context, root: Path, result: Result) -> Result:
     """
     options = context.options
     if options.dry_run:
-        return _plan(context, root, result)
+        return _dry_run(context, root, result)
     store = Store(root)
     store.prepare(versions=False)
     with locked(root, options.lock_wait, context.source.url, context.watch), writing(root):
         return _update(context, store, result)
 
 
-def _plan(context: Context, root: Path, result: Result) -> Result:
-    """What an update would do, and whether it would be refused."""
-    plan = _Plan(root, result, context.options)
-    result.planned = True
+def _dry_run(context: Context, root: Path, result: Result) -> Result:
+    """Return what an update would do, and whether it would be refused."""
+    plan = _Plan(root, result.names, context.options)
+    result = replace(result, planned=True, changes=plan.changes)
     stage = FileStage(Store(root).build_folder(result.digest), result.names.listing, root)
     try:
-        plan.check(result)
+        plan.check(result.source)
         checks.check_room_of_plan(root, stage, plan.missing)
     except KfpDdpError as error:
-        result.refusal = str(error)
+        return replace(result, refusal=str(error))
     return result
 
 
 def _update(context: Context, store: Store, result: Result) -> Result:
     context.phase("comparing")
     listing, root = result.names.listing, store.root
-    plan = _Plan(root, result, context.options)
+    plan = _Plan(root, result.names, context.options)
+    result = replace(result, changes=plan.changes)
     if not plan.missing and not plan.extras and plan.digest == result.digest:
-        result.unchanged = True
-        return result
-    plan.check(result)
+        return replace(result, unchanged=True)
+    plan.check(result.source)
     store.clear_builds(but=result.digest)
     stage = FileStage(store.build_folder(result.digest), listing, root)
     try:
         done = stage.open()
-        result.resumed = len(done & set(plan.missing))
+        result = replace(result, resumed=len(done & set(plan.missing)))
         rest = [index for index in plan.missing if index not in done]
         checks.check_room(root, stage, rest)
-        download(context, stage, rest, result)
+        result = download(context, stage, rest, result)
     finally:
         stage.close()
     context.phase("publishing")
     flush_filesystem(stage.tree)
     plan.remove_files_in_the_way()
     _rename_into(root, stage, plan)
-    result.deleted = plan.delete_extras()
+    result = replace(result, deleted=plan.delete_extras())
     head = result.header(context.options.pack)
     aside = stage.folder / manifest.NAME
     manifest.write(store.work / "manifest.jsonl", aside, root, head, listing, plan.mtimes)
@@ -97,11 +97,12 @@ def _update(context: Context, store: Store, result: Result) -> Result:
 
 
 class _Plan:
-    """What is there already, what is missing, and what is too many; fills `result.changes`."""
+    """Compares the folder with the listing: missing files, extra files and `changes`."""
 
-    def __init__(self, root: Path, result: Result, options: Options) -> None:
-        self.root, self._listing, self._options = root, result.names.listing, options
-        self._form = names.fold if result.names.folds else str
+    def __init__(self, root: Path, listed: names.Names, options: Options) -> None:
+        self.root, self._listing, self._options = root, listed.listing, options
+        self._form = names.fold if listed.folds else str
+        self.changes = manifest.Changes()
         self._folders, self._absent = Folders(root), set[str]()
         path = root / ".kfsync" / "manifest.jsonl"
         self.digest = manifest.header(path).get("digest", "")
@@ -115,17 +116,16 @@ class _Plan:
         for index, name in enumerate(self._listing.names):
             state = self._state(index, trusted[index])
             if state == "same":
-                result.changes.same.append(index)
+                self.changes.same.append(index)
                 continue
-            (result.changes.added if state == "absent" else result.changes.changed).append(index)
+            (self.changes.added if state == "absent" else self.changes.changed).append(index)
             if not name.endswith("/"):
                 self.missing.append(index)
-        self._changed = result.changes.changed
         self.extras: list[str] = []
         self.present = 0
         if options.delete:
             self._walk(Filter(options.include, options.exclude))
-        result.changes.removed = self.extras
+        self.changes.removed = self.extras
         self._folders.close()
 
     def _state(self, index: int, trusted: int) -> str:
@@ -186,7 +186,7 @@ class _Plan:
                         self.extras.append(name)
         self.extras.sort()
 
-    def check(self, result: Result) -> None:
+    def check(self, source: str) -> None:
         """Refuse what is in the way, and too much to delete.
 
         Raises:
@@ -194,7 +194,7 @@ class _Plan:
             InputError: the share of files that would go is over `max_delete`.
         """
         self.check_obstacles()
-        checks.check_deletion(len(self.extras), self.present, result.source, self._options)
+        checks.check_deletion(len(self.extras), self.present, source, self._options)
 
     def check_obstacles(self) -> None:
         """Find links and files where folders must be, and folders where files must be.
@@ -208,7 +208,7 @@ class _Plan:
             in_the_way = path.exists() and not path.is_dir() and folder not in extras
             if path.is_symlink() or in_the_way:
                 raise no_folder(path)
-        for index in self._changed:
+        for index in self.changes.changed:
             path = self.root / self._listing.names[index]
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder where a file must be; remove it")

@@ -1,12 +1,21 @@
-"""What a person can choose about a sync.
+"""Options of a sync, and the name of its dataset.
 
-No model of pydantic, whose import is 0.2 s of every start; `settings` makes one from these fields.
+A dataclass and not a pydantic model, whose import takes 0.2 s: `settings` makes a model of it.
 """
 
+import hashlib
+import os
+import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
+from urllib.parse import unquote
 
 from kfp_ddp.core.errors import InputError
+
+NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+NAME_IN_WORDS = (
+    "at most 40 lower-case letters, digits and dashes, as it becomes part of a claim's name"
+)
 
 T = TypeVar("T")
 
@@ -84,3 +93,34 @@ class Options:
     def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":
             raise InputError("pack=tar makes versions; leave mirroring off to use it")
+
+
+def dataset_name(dataset: str, source: str) -> str:
+    """The name that was given, or else one that no other source has.
+
+    That is the last part of the source's address, and six digits of a hash of all of it.
+
+    Raises:
+        InputError: it could not be part of a claim's name and a label, or there is no source.
+    """
+    if not dataset and source:
+        address = canonical(source)
+        parts = re.sub(r"/[^/]+\.jsonl$", "", address.lower()).split("/")
+        word = re.sub("[^a-z0-9]+", "-", parts[-1]).strip("-")[:33].strip("-")
+        return f"{word or 'data'}-{hashlib.sha256(address.encode()).hexdigest()[:6]}"
+    if not re.fullmatch(NAME, dataset):
+        raise InputError(f"dataset is {dataset!r}; give {NAME_IN_WORDS}")
+    return dataset
+
+
+def canonical(source: str) -> str:
+    """The one spelling of a source: whole paths, no slash at the end, no query or login."""
+    if not source:
+        return ""
+    scheme, mark, rest = source.partition("://")
+    if scheme in ("http", "https"):
+        server, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+        return f"{scheme}://{server.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    if mark and scheme != "file":
+        return source.rstrip("/")
+    return os.path.abspath(unquote(rest.removeprefix("localhost")) if mark else source)

@@ -1,15 +1,42 @@
-"""A live line while a sync runs: a bar on a terminal, a line each ten seconds in a log."""
+"""Progress of a sync: counters, a bandwidth limit, and a live line.
+
+The line is a bar on a terminal and one line each ten seconds in a log.
+"""
 
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import TextIO
 
-from kfp_ddp.datasets.meter import Meter
-from kfp_ddp.datasets.text import human
+from kfp_ddp.core.text import human
 
 _BAR = 24
 _CLEAR = "\r\033[K"
+
+
+@dataclass
+class Meter:
+    """Files and bytes that have arrived, and attempts that failed; one thread writes them."""
+
+    files: int = 0
+    bytes: int = 0
+    retries: int = 0
+
+
+class Throttle:
+    """A bandwidth limit in bytes a second over all connections; 0 for none."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self._free_at = rate, 0.0
+
+    def delay(self, count: int) -> float:
+        """Seconds to wait before `count` more bytes may pass; they count as passed."""
+        if not self.rate:
+            return 0
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + count / self.rate
+        return self._free_at - now
 
 
 class Progress:

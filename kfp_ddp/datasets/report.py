@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from kfp_ddp.core.text import cell, code, printable
-from kfp_ddp.datasets.result import Result
-from kfp_ddp.datasets.text import human
+from kfp_ddp.core.text import cell, code, human, printable
+from kfp_ddp.datasets.context import Result
 
 if TYPE_CHECKING:
     from kfp_ddp.datasets.images import Images

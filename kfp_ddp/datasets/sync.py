@@ -3,21 +3,18 @@
 import os
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, mirror, names
-from kfp_ddp.datasets.build import build, changes, stage_of
-from kfp_ddp.datasets.context import Context, Watch
-from kfp_ddp.datasets.dataset import canonical, dataset_name
+from kfp_ddp.datasets.build import build, changes, repair, stage_of
+from kfp_ddp.datasets.context import Context, Result, Watch
 from kfp_ddp.datasets.disk import writing
 from kfp_ddp.datasets.lock import briefly, locked
-from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.repair import repair
-from kfp_ddp.datasets.result import Result
-from kfp_ddp.datasets.retention import collect
-from kfp_ddp.datasets.versions import Store
+from kfp_ddp.datasets.options import Options, canonical, dataset_name
+from kfp_ddp.datasets.versions import Store, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.retry import Retry
@@ -76,49 +73,48 @@ def sync(
             result = _attempt(context, target, dataset)
         except Changed:
             continue
-        result.seconds = time.monotonic() - began
-        return result
+        return replace(result, seconds=time.monotonic() - began)
     raise StorageError(
         f"{source.url} kept changing during two attempts; sync when its writer is done"
     )
 
 
 def _attempt(context: Context, target: Path, dataset: str) -> Result:
-    """One listing and what follows from it."""
+    """List the source once and sync to that listing: plan, check, transfer, publish.
+
+    Raises:
+        Changed: objects of the source changed meanwhile.
+    """
     options = context.options
-    judged = _listed(context, target)
+    listed = _list(context, target)
     if options.mirror:
-        digest = judged.listing.digest()
-        url = context.source.url
-        return mirror.update(context, target, Result(url, dataset, digest, target, judged))
+        digest, url = listed.listing.digest(), context.source.url
+        return mirror.update(context, target, Result(url, dataset, digest, target, listed))
     store = Store(target)
-    result = _wanted(context, store, dataset, judged)
+    result = _plan(context, store, dataset, listed)
     if options.dry_run:
-        return _plan(context, store, result)
-    _check_images(context, result)
-    if options.verify == "list" and _give(context, store, result):  # no other sync has to end
-        result.unchanged = True
-        return result
+        return _dry_run(context, store, result)
+    result = _check_images(context, result)
+    if options.verify == "list" and _publish(context, store, result):  # needs no lock
+        return replace(result, unchanged=True)
     _check_deletion(store, result, options)
     store.prepare()
     lock = locked(target, options.lock_wait, context.source.url, context.watch)
     with lock as waited, writing(target):
-        if waited:  # for hours, perhaps: what was listed then is not to follow what came since
-            result = _wanted(context, store, dataset, _listed(context, target))
-            _check_images(context, result)
+        if waited:  # another sync may have published a newer listing
+            result = _plan(context, store, dataset, _list(context, target))
+            result = _check_images(context, result)
             _check_deletion(store, result, options)
-        if store.complete(result.digest):
-            repair(context, store, result)
-        else:
-            build(context, store, result)
-        if not _give(context, store, result):
+        transfer = repair if store.complete(result.digest) else build
+        result = transfer(context, store, result)
+        if not _publish(context, store, result):
             raise StorageError(f"{result.path} was removed by another program; sync again")
-        collect(store, options, result)
-    return result
+        collected = collect(store, options, result.dataset, result.path)
+    return replace(result, removed_versions=collected.removed, kept_why=collected.kept_why)
 
 
-def _give(context: Context, store: Store, result: Result) -> bool:
-    """Hand the version out and make it the current one; False if it is not there whole."""
+def _publish(context: Context, store: Store, result: Result) -> bool:
+    """Hand the version out and make it the current one; False if it is not complete."""
     with briefly(store.root):
         if not store.complete(result.digest):
             return False
@@ -128,7 +124,7 @@ def _give(context: Context, store: Store, result: Result) -> bool:
     return True
 
 
-def _listed(context: Context, target: Path) -> names.Names:
+def _list(context: Context, target: Path) -> names.Names:
     """What the source holds now, under names that can be files."""
     source, options = context.source, context.options
     context.phase("listing")
@@ -146,30 +142,30 @@ def _listed(context: Context, target: Path) -> names.Names:
     return judged
 
 
-def _wanted(context: Context, store: Store, dataset: str, judged: names.Names) -> Result:
-    """The version that the target is to hold, with nothing done for it yet."""
+def _plan(context: Context, store: Store, dataset: str, listed: names.Names) -> Result:
+    """Return the version that the target should hold; nothing is done for it yet."""
     pack = context.options.pack
     if not context.options.delete:
-        _keep_extras(judged, store.before(dataset), dataset)
-    digest = judged.listing.digest("" if pack == "none" else pack)
-    return Result(context.source.url, dataset, digest, store.version(digest), judged)
+        _keep_extras(listed, store.before(dataset), dataset)
+    digest = listed.listing.digest("" if pack == "none" else pack)
+    return Result(context.source.url, dataset, digest, store.version(digest), listed)
 
 
-def _plan(context: Context, store: Store, result: Result) -> Result:
-    """What a run would do, and whether it would be refused."""
-    result.planned = True
+def _dry_run(context: Context, store: Store, result: Result) -> Result:
+    """Return what a sync would do, and whether it would be refused."""
     listing = result.names.listing
-    result.changes = changes(listing, store.before(result.dataset), result.dataset)
+    differences = changes(listing, store.before(result.dataset), result.dataset)
+    result = replace(result, planned=True, changes=differences)
     stage = stage_of(store, result, context.options.pack)
-    missing = [*result.changes.added, *result.changes.changed]
     try:
-        _check_images(context, result)
+        result = _check_images(context, result)
         if store.complete(result.digest):
             return result
         _check_deletion(store, result, context.options)
+        missing = [*differences.added, *differences.changed]
         checks.check_room_of_plan(store.root, stage, missing)
     except KfpDdpError as error:
-        result.refusal = str(error)
+        return replace(result, refusal=str(error))
     return result
 
 
@@ -186,12 +182,13 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
     judged.listing = listing.sorted()
 
 
-def _check_images(context: Context, result: Result) -> None:
-    """Judge the images that are to come, if that was asked for; see `images.check`."""
-    if context.rule is not None:
-        from kfp_ddp.datasets import images  # a sync without starts 14 ms sooner
+def _check_images(context: Context, result: Result) -> Result:
+    """Check the listed images if a layout is given; see `images.check`."""
+    if context.rule is None:
+        return result
+    from kfp_ddp.datasets import images  # saves 14 ms of a sync without
 
-        images.check(context, context.rule, result)
+    return replace(result, images=images.check(context, context.rule, result.names.listing))
 
 
 def _check_deletion(store: Store, result: Result, options: Options) -> None:

@@ -11,14 +11,18 @@ reader sees half of one. No link below the root is followed.
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from kfp_ddp.core import lease
 from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, unwritable, writing
+from kfp_ddp.datasets.lock import briefly
+from kfp_ddp.datasets.options import Options
 from kfp_ddp.storage import manifest
 
 _DIGEST = 100
@@ -197,3 +201,58 @@ def success(path: Path) -> str:
         return read_below(path.parents[1], name, _DIGEST).decode("ascii").strip()
     except (OSError, ValueError, IndexError):
         return ""
+
+
+class Collected(NamedTuple):
+    """The versions that were removed, or why none could be."""
+
+    removed: tuple[str, ...] = ()
+    kept_why: str = ""
+
+
+def collect(store: Store, options: Options, dataset: str, version: Path) -> Collected:
+    """Remove old versions of a dataset, except the newest `keep_versions`.
+
+    Keeps `version`, the current one, versions with a lease, and versions that were handed out
+    in the last `keep_hours`.
+    """
+    if options.keep_versions <= 0:
+        return Collected()
+    others = [item for item in store.versions_of(dataset) if item[1] != version]
+    latest = time.time_ns() - int(options.keep_hours * 3600e9)
+    old = [(when, path) for when, path in others[options.keep_versions - 1 :] if when < latest]
+    if not old:
+        return Collected()
+    try:
+        alive = _live_runs()
+    except StorageError as error:
+        return Collected(kept_why=str(error))
+    removed = []
+    for when, path in old:
+        with briefly(store.root):
+            if path == store.current() or _used(store, path, when, alive):
+                continue
+            gone = [store.take_away(folder) for folder in (path, store.leases(path.name))]
+        store.clear(gone)
+        removed.append(path.name)
+    return Collected(tuple(removed))
+
+
+def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> bool:
+    """Whether a version was handed out since we looked, or is held."""
+    leases = store.leases(path.name)
+    try:
+        if store.handed_out(path) != when:
+            return True
+        with folder_below(store.root, leases.relative_to(store.root)):
+            return bool(lease.held(leases, alive))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _live_runs() -> Callable[[str], bool]:
+    from kfp_ddp.jobs.live_runs import live_runs  # most syncs remove nothing
+
+    return live_runs()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core import folders
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.each_node import at_hand
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.evaluation.launched import here, on_cluster, specified
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request

@@ -12,8 +12,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.datasets.each_node import at_hand
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import opened

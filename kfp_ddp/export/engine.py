@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.each_node import at_hand
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, part_of

@@ -8,7 +8,7 @@ import pytest
 from kfp_ddp.core import lease
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import using
 from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.evaluation import engine as evaluate
 from kfp_ddp.export import engine as export

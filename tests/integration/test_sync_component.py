@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.datasets import engine
-from kfp_ddp.datasets.meter import Meter
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.progress import Progress
+from kfp_ddp.datasets.progress import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.serving import serving

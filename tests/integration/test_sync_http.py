@@ -13,8 +13,8 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import report
+from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage.http.origin import Origin, Request
 from tests.serving import serving

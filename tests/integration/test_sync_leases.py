@@ -9,9 +9,9 @@ import pytest
 
 from kfp_ddp.core import lease
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.datasets import report, retention
+from kfp_ddp.datasets import report, versions
+from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.result import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import Store, leases_of
 
@@ -46,7 +46,7 @@ def claim(tmp_path: Path) -> Claim:
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, alive: Callable[[str], bool]) -> None:
-    monkeypatch.setattr(retention, "_live_runs", lambda: alive)  # a cluster cannot be had here
+    monkeypatch.setattr(versions, "_live_runs", lambda: alive)  # a cluster cannot be had here
 
 
 def test_version_of_a_run_that_lives_stays_however_old_it_is(
@@ -56,7 +56,7 @@ def test_version_of_a_run_that_lives_stays_however_old_it_is(
     cluster(monkeypatch, live.__contains__)
     first = claim.version(1, "run-1")
     claim.age()
-    assert claim.version(2, "run-2").removed_versions == []
+    assert claim.version(2, "run-2").removed_versions == ()
     claim.age()
     third = claim.version(3, "run-3")
     assert len(third.removed_versions) == 1, "that of run-2, which is over"
@@ -76,7 +76,7 @@ def test_unchanged_data_is_held_for_each_run_that_gets_it(
     first = claim.version(1, "first")
     assert claim.version(1, "second").unchanged
     claim.age()
-    assert claim.version(2).removed_versions == []
+    assert claim.version(2).removed_versions == ()
     assert first.path.is_dir()
 
 
@@ -86,9 +86,9 @@ def test_version_that_a_step_reads_now_stays(claim: Claim) -> None:
     leases = leases_of(first.path)
     assert leases is not None
     with lease.holding(leases, "a step"):
-        assert claim.version(2).removed_versions == []
+        assert claim.version(2).removed_versions == ()
     claim.age()
-    assert claim.version(3).removed_versions != []
+    assert claim.version(3).removed_versions != ()
     assert not first.path.exists()
 
 
@@ -98,7 +98,7 @@ def test_nothing_goes_where_the_cluster_cannot_be_seen(
     def refuse() -> Callable[[str], bool]:
         raise StorageError("which runs live cannot be seen (forbidden); apply deploy/rbac")
 
-    monkeypatch.setattr(retention, "_live_runs", refuse)
+    monkeypatch.setattr(versions, "_live_runs", refuse)
     first = claim.version(1)
     claim.age()
     second = claim.version(2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.datasets import disk, repair
+from kfp_ddp.datasets import build, disk
 from kfp_ddp.datasets.pack import TarStage
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, unpacked
@@ -58,7 +58,7 @@ def test_mended_files_are_on_disk_before_they_stand_in_the_version(
         flush(path)
         flushed.append(victim.read_bytes())
 
-    monkeypatch.setattr(repair, "flush_filesystem", note)
+    monkeypatch.setattr(build, "flush_filesystem", note)
     run(tmp_path, verify="quick")
     assert flushed == [b"damaged", objects["train/c3/0007.png"]]
 

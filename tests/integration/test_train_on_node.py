@@ -14,7 +14,7 @@ import pytest
 
 from kfp_ddp.core import folders
 from kfp_ddp.core.failure import Failure
-from kfp_ddp.datasets.each_node import EachNode, options_on_nodes
+from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.runs.train.engine import node_command

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.components.dataset_volume.component import dataset_volume
-from kfp_ddp.datasets.each_node import EachNode
+from kfp_ddp.datasets.access import EachNode
 from kfp_ddp.datasets.volume.request import Options, Request
 
 INPUTS = {"dataset": "digits", "digest": "5" * 64, "path": "/data/versions/5", "claim": "data"}

@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.datasets.each_node import EachNode, at_hand, options_on_nodes
+from kfp_ddp.datasets.access import EachNode, at_hand, options_on_nodes
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kfp_ddp.datasets.growth import BUSY, Growth
+from kfp_ddp.datasets.transfer import BUSY, Growth
 
 IDLE = BUSY / 2
 

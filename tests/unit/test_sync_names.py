@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
-from kfp_ddp.datasets.dataset import canonical, dataset_name
+from kfp_ddp.datasets.options import canonical, dataset_name
 from kfp_ddp.storage.listing import Filter, Listing
 
 

@@ -16,8 +16,8 @@ from kfp_ddp.checks.preflight.sweep import Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.settings import split
-from kfp_ddp.datasets.dataset import dataset_name
-from kfp_ddp.datasets.each_node import options_on_nodes
+from kfp_ddp.datasets.access import options_on_nodes
+from kfp_ddp.datasets.options import dataset_name
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.volume.request import check_strategy
 from kfp_ddp.evaluation.gate.rules import Rules

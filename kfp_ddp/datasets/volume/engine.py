@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.each_node import EachNode, options_on_nodes
+from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.versions import success
 from kfp_ddp.datasets.volume.cluster import Cluster, Refused, connect
 from kfp_ddp.datasets.volume.publish import collect, publish

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.datasets.dataset import NAME, NAME_IN_WORDS
+from kfp_ddp.datasets.options import NAME, NAME_IN_WORDS
 
 DOMAIN = "kfp-ddp.dev"
 LEASE = f"{DOMAIN}/run-"

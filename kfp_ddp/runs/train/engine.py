@@ -12,8 +12,7 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_job
-from kfp_ddp.datasets.each_node import at_hand
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import Ended, local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require

@@ -18,8 +18,7 @@ from kfp_ddp.core.failure import Failure, report
 from kfp_ddp.core.folders import is_per_node
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.datasets.each_node import at_hand
-from kfp_ddp.datasets.in_use import using
+from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.models import initial_weights
 from kfp_ddp.runs.workspace import carried
 from kfp_ddp.training.config import TrainConfig, parse

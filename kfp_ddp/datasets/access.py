@@ -1,7 +1,4 @@
-"""A dataset that whoever reads it brings to a folder of its own, as no claim holds it.
-
-Its address says what to bring: the source, the version's digest, and the options of the sync.
-"""
+"""Access of a step to its dataset: a local copy per node, and leases on what it reads."""
 
 import contextlib
 import dataclasses
@@ -13,13 +10,15 @@ from typing import Any, Self
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
-from kfp_ddp.core.folders import PER_NODE, is_per_node
+from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
+from kfp_ddp.core.lease import holding
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.progress import Progress
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.storage import manifest
+from kfp_ddp.datasets.versions import leases_of
+from kfp_ddp.storage import leases, manifest
 
 OF_ONE_FOLDER = ("delete", "dry_run", "max_delete", "verify")
 """Options that ask what a folder held before, which each node answers for itself."""
@@ -99,3 +98,23 @@ def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
         with atomic_write(listed) as file:
             file.write((found.path / manifest.NAME).read_bytes())
     yield found.path
+
+
+@contextlib.contextmanager
+def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterator[None]:
+    """Hold the folder of a run's task, and the version of a dataset where it is a version.
+
+    Args:
+        holder: Id of the run, or name of the step where that is not known.
+        run_dir: Folder of the task, or its address.
+        dataset: Folder of the dataset; '' for none.
+    """
+    with contextlib.ExitStack() as held:
+        if is_remote(str(run_dir)):
+            held.enter_context(leases.holding(str(run_dir), holder))
+        else:
+            held.enter_context(holding(RunFolder(run_dir).leases, holder))
+        version = leases_of(Path(dataset)) if dataset and not is_per_node(str(dataset)) else None
+        if version is not None:
+            held.enter_context(holding(version, holder))
+        yield
