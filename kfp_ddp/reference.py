@@ -169,10 +169,11 @@ def command_tables(name: str) -> list[str]:
     """The options of a command, or of each one of a group."""
     import click
 
+    from kfp_ddp.cli import app
     from kfp_ddp.core.config import FIELDS
 
-    module = importlib.import_module(f"kfp_ddp.cli.{name.replace('-', '_')}")
-    group: click.Command = module.command
+    group = app.get_command(click.Context(app), name)
+    assert group is not None
     within = group.commands if isinstance(group, click.Group) else {"": group}
     lines = [] if within == {"": group} else ["", _cell(group.help)]
     for sub, command in within.items():

@@ -1,4 +1,4 @@
-"""The `kfp-ddp` program: each command lives in `kfp_ddp.cli` and is imported when called."""
+"""The `kfp-ddp` program: the modules of `kfp_ddp.cli` are imported when a command is called."""
 
 import gc
 import importlib
@@ -11,83 +11,91 @@ from kfp_ddp import __version__
 
 SECTIONS = {
     "Train": {
-        "run": "Train on a folder or a bucket of photographs, or run any pipeline: here or on KFP.",
-        "predict": "Tell what pictures show, with the model of a bundle.",
-        "trace": "Trace the next steps of one rank of a training that runs.",
-        "serve": "Answer requests with the model of a bundle, over HTTP and gRPC.",
-        "report": "Make the report of a run anew: verdict, figures, curves, mistakes.",
-        "demo": "Run the whole pipeline on this machine: bucket, sync, DDP, evaluation, export.",
+        "run": "Train on a folder or bucket of images, or run any pipeline, here or on KFP.",
+        "predict": "Classify pictures with the model of a bundle.",
+        "trace": "Trace the next steps of one rank of a running training.",
+        "serve": "Serve the model of a bundle over HTTP and gRPC.",
+        "report": "Write the report of a run: verdict, metrics, curves, mistakes.",
+        "demo": "Run the full pipeline locally: bucket, sync, DDP, evaluation, export.",
     },
     "Runs on Kubeflow Pipelines": {
-        "upload": "Upload a pipeline; a new version only where its content changed.",
+        "upload": "Upload a pipeline, if its content has changed.",
         "runs": "List the runs.",
-        "status": "Show the steps of a run, and how far its training is.",
-        "logs": "Print the log of a run's steps.",
-        "describe": "Tell why a run failed, and what to do next.",
-        "cancel": "End a run and its job.",
-        "retry": "Let a failed run go on from its newest checkpoint.",
-        "compare": "Set runs side by side: settings, metrics, curves.",
-        "download": "Bring a run's bundle and reports to a folder.",
-        "tensorboard": "Show the curves of a run in TensorBoard.",
+        "status": "Show the steps of a run and the progress of its training.",
+        "logs": "Print the logs of a run's steps.",
+        "describe": "Show why a run failed, and what to do next.",
+        "cancel": "Cancel a run and delete its job.",
+        "retry": "Resume a failed run from its newest checkpoint.",
+        "compare": "Compare runs: settings, metrics, curves.",
+        "download": "Download the bundle and the reports of a run.",
+        "tensorboard": "Show the curves of runs in TensorBoard.",
     },
     "Schedules and models": {
         "schedule": "Create, list, pause and replace recurring runs.",
         "models": "List the exported models and their champions.",
         "promote": "Make an exported version the champion.",
-        "rollback": "Make the champion before this one the champion again.",
-        "sign": "Put a signature into a published bundle.",
-        "verify": "Hold a bundle against its manifest and its signature.",
+        "rollback": "Restore the previous champion.",
+        "sign": "Sign a published bundle.",
+        "verify": "Verify a bundle and its signature.",
     },
     "Pipelines and cluster": {
-        "compile": "Write the YAML of our pipelines or of your own, or check that it is fresh.",
+        "compile": "Compile pipelines to YAML, or check that the files are up to date.",
         "graph": "Draw a compiled pipeline, as SVG or Mermaid.",
-        "install": "Put claims and rights into a namespace.",
-        "netcheck": "Measure the network between the pods of a job, and name what is slow.",
+        "install": "Create PVCs and permissions in a namespace.",
+        "netcheck": "Measure the network between the pods of a job, and name slow links.",
         "doctor": "Check that a cluster and namespace have what the components need.",
-        "config": "Show the settings of this program, and where each is from.",
-        "sync": "Bring a bucket prefix to a folder: verified, resumable, only what changed.",
-        "manifest": "Print the job that a launch would create, without creating it.",
+        "config": "Show the settings of this program, and the origin of each.",
+        "sync": "Download a bucket prefix to a folder: verified, resumable, incremental.",
+        "manifest": "Print the job of a launch, without creating it.",
     },
 }
 EXIT_CODES = {
-    "0": "done",
-    "1": "what ran failed, or a server or storage does not answer: trying again may help",
-    "2": "what was given cannot be used, or KFP refuses it: nothing was begun",
+    "0": "success",
+    "1": "the run failed, or a server or storage does not answer: a retry may help",
+    "2": "the input is invalid, or KFP refuses it: nothing was started",
     "130": "interrupted",
-    "143": "the run was terminated",
+    "143": "the run was cancelled",
 }
-ELSEWHERE = {"train": "run"}
-"""What other programs call one of these."""
+SYNONYMS = {"train": "run"}
+"""Names of commands in other programs."""
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
+MODULES = {
+    **dict.fromkeys(("status", "cancel", "retry"), "runs"),
+    **dict.fromkeys(("promote", "rollback"), "models"),
+    **dict.fromkeys(("sign", "verify"), "bundles"),
+    **dict.fromkeys(("compile", "graph", "upload"), "pipelines"),
+    "demo": "run",
+    "logs": "describe",
+}
+"""Modules that are not named after their commands."""
 
 
 class LazyGroup(click.Group):
     """A group that lists its commands without importing them: `--help` stays under 100 ms."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands, in the order of the table."""
+        """Return the names of the commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import the command's module.
 
         Raises:
-            UsageError: for a name that is not in the table, with one that is near.
+            UsageError: there is no such command, with a similar name.
         """
         if cmd_name not in COMMANDS:
             from difflib import get_close_matches  # only an error needs it
 
-            hint = f"There are {', '.join(COMMANDS)}."
-            for near in get_close_matches(cmd_name, [*ELSEWHERE, *COMMANDS], n=1):
-                hint = f"Did you mean '{ELSEWHERE.get(near, near)}'?"
+            hint = f"The commands are {', '.join(COMMANDS)}."
+            for near in get_close_matches(cmd_name, [*SYNONYMS, *COMMANDS], n=1):
+                hint = f"Did you mean '{SYNONYMS.get(near, near)}'?"
             raise click.UsageError(f"No such command '{cmd_name}'. {hint}", ctx)
-        module = importlib.import_module(f"kfp_ddp.cli.{cmd_name.replace('-', '_')}")
-        command = module.command
-        assert isinstance(command, click.Command)
-        return command
+        module = importlib.import_module(f"kfp_ddp.cli.{MODULES.get(cmd_name, cmd_name)}")
+        commands = (one for one in vars(module).values() if isinstance(one, click.Command))
+        return next(command for command in commands if command.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table of commands from its own texts, importing nothing."""
+        """Write the table of commands without importing them."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()), col_max=12)
@@ -100,17 +108,18 @@ class LazyGroup(click.Group):
 def app() -> None:
     """Train with PyTorch DDP from Kubeflow Pipelines: bucket to evaluated, exported model.
 
-    A run exports its model as a bundle, a folder of all that is needed to serve it. The champion is
-    the exported version that the next model has to beat. A rank is one process of a training.
+    A run exports its model as a bundle, a folder with everything that is needed to serve it. The
+    champion is the exported version with which the next model is compared. A rank is one process of
+    a training.
 
     \b
-    kfp-ddp demo                     all of it, on this machine
-    kfp-ddp run ./photos --local     your photographs, a folder for each class
+    kfp-ddp demo                     the full pipeline, on this machine
+    kfp-ddp run ./photos --local     your images, a folder for each class
     """
 
 
 def main() -> NoReturn:
-    """Run the program; an error of ours is one line on stderr, and its type is the exit code."""
+    """Run the program; a KfpDdpError is one line on stderr, and its type is the exit code."""
     from kfp_ddp.core.errors import KfpDdpError
 
     try:
@@ -124,5 +133,5 @@ def main() -> NoReturn:
     except click.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
-    gc.freeze()  # or the interpreter's end looks for garbage in all that was imported, for 30 ms
+    gc.freeze()  # saves 30 ms of garbage collection at exit
     sys.exit(code)

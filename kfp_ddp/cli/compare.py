@@ -1,4 +1,4 @@
-"""`kfp-ddp compare`: runs side by side."""
+"""`kfp-ddp compare`: several runs in one table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ import click
 from kfp_ddp.cli.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.inspection.comparison import Comparison
+    from kfp_ddp.client.comparison import Comparison
     from kfp_ddp.core.config import Connection
 
 
@@ -17,41 +17,39 @@ if TYPE_CHECKING:
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page with the tables and the curves of all runs here, too.",
+    help="Also write a page with the tables and the curves of all runs.",
 )
 @AS_JSON
 @connected
 def command(
     runs: tuple[str, ...], html: Path | None, as_json: bool, connection: "Connection"
 ) -> None:
-    """Set RUNs side by side: settings that differ, metrics with their 95 % intervals.
+    """Compare RUNs: settings that differ, metrics with 95 % confidence intervals.
 
-    A RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
-    --local. Each training of a run has a column of its own.
+    A RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Each
+    training of a run has its own column.
 
     kfp-ddp compare last 8fa2b9a1 ./photos-model --html compared.html
     """
     import tempfile
 
-    from kfp_ddp.client.inspection import subjects
-    from kfp_ddp.client.inspection.comparison import compare
-    from kfp_ddp.client.inspection.comparison_page import to_html
-    from kfp_ddp.client.inspection.trainings import trainings
+    from kfp_ddp.client.comparison import compare, to_html
+    from kfp_ddp.client.run_info import run_finder
+    from kfp_ddp.client.trainings import read_trainings
     from kfp_ddp.core.errors import InputError
 
-    with subjects(connection) as known, tempfile.TemporaryDirectory() as scratch:
-        found = [known.find(word) for word in runs]
-        folders = [Path(scratch, str(number)) for number in range(len(found))]
-        read = [
-            (each, trainings(each.files(), folder))
-            for each, folder in zip(found, folders, strict=True)
+    with run_finder(connection) as finder, tempfile.TemporaryDirectory() as scratch:
+        infos = [finder.find(word) for word in runs]
+        rows = [
+            (info, read_trainings(info.files(), Path(scratch, str(number))))
+            for number, info in enumerate(infos)
         ]
-    for subject, each in read:
-        if not each:
+    for info, trainings in rows:
+        if not trainings:
             raise InputError(
-                f"{subject.name} left no training to compare: see kfp-ddp describe {subject.word}"
+                f"{info.name} has no training to compare: see kfp-ddp describe {info.word}"
             )
-    compared = compare(read)
+    compared = compare(rows)
     if html is not None:
         _write(html, to_html(compared))
     if as_json:
@@ -59,7 +57,7 @@ def command(
     else:
         _print(compared)
         if html is not None:
-            click.echo(f"\nwith their curves: {html}")
+            click.echo(f"\ncurves: {html}")
 
 
 def _write(path: Path, text: str) -> None:
@@ -76,7 +74,7 @@ def _print(compared: "Comparison") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kfp_ddp.client.inspection.comparison import shown
+    from kfp_ddp.client.comparison import setting_text
     from kfp_ddp.core.text import printable
 
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
@@ -88,15 +86,18 @@ def _print(compared: "Comparison") -> None:
         ("", []),
         *((metric.name.replace("_", " "), metric.texts()) for metric in compared.metrics),
         ("", []),
-        *((name, [shown(each) for each in row]) for name, row in compared.settings.items()),
+        *(
+            (name, [setting_text(value) for value in row])
+            for name, row in compared.settings.items()
+        ),
     ]
     for name, cells in rows:
-        table.add_row(*(Text(printable(each)) for each in (name, *cells)))
-    # Where nobody looks at a terminal, a line is as long as it is.
+        table.add_row(*(Text(printable(cell)) for cell in (name, *cells)))
+    # Lines are not wrapped in a file or pipe.
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=10_000)
     console.print(table)
     if not compared.settings:
-        click.echo("\nAll were set alike.")
+        click.echo("\nAll settings are equal.")
     for note in compared.notes:
         click.echo(f"\n{note}.")

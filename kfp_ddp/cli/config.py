@@ -1,4 +1,4 @@
-"""`kfp-ddp config`: what is set once, and where each value is from."""
+"""`kfp-ddp config`: settings of this program, and the origin of each value."""
 
 import click
 
@@ -17,32 +17,32 @@ class _Group(click.Group):
 
 @click.group("config", cls=_Group)
 def command() -> None:
-    """Settings that are given once: flag > environment > file > default.
+    """Show the settings of this program: flag > environment > file > default.
 
-    A setting is a flag of the commands that use it (--kfp-namespace, whether or not their help
-    lists it), a variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
-    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow), the first of these that has it.
+    A setting is a flag of the commands that use it (--kfp-namespace; help does not list all of
+    them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
+    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used.
 
-    Of logins the first that is set is used: a token, a cookie, a user of Dex, Identity-Aware Proxy,
-    the token of the pod that this runs in. Secrets are read from files, or from KFP_DDP_TOKEN,
-    KFP_DDP_COOKIE and KFP_DDP_PASSWORD, and never printed.
+    The first configured login is used: a token, a cookie, a Dex user, Identity-Aware Proxy, the
+    token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE
+    and KFP_DDP_PASSWORD, and are never printed.
     """
 
 
 @command.command("show")
-@click.option("--origin", is_flag=True, help="Tell where each value is from.")
+@click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @AS_JSON
 def show(origin: bool, as_json: bool) -> None:
-    """Print the settings that commands run with here."""
-    found = config.resolved()
+    """Print the current settings."""
+    settings = config.resolved()
     if as_json:
-        echo_json({name: each._asdict() for name, each in found.items()})
+        echo_json({name: setting._asdict() for name, setting in settings.items()})
         return
     values = {
-        name: str(each.value).lower() if isinstance(each.value, bool) else str(each.value)
-        for name, each in found.items()
+        name: str(one.value).lower() if isinstance(one.value, bool) else str(one.value)
+        for name, one in settings.items()
     }
-    width, most = max(map(len, found)), max(map(len, values.values()))
+    width, most = max(map(len, settings)), max(map(len, values.values()))
     for name, value in values.items():
-        told = f"{value:{most}}  ({found[name].origin})" if origin else value
-        click.echo(f"{name:{width}}  {told}".rstrip())
+        text = f"{value:{most}}  ({settings[name].origin})" if origin else value
+        click.echo(f"{name:{width}}  {text}".rstrip())

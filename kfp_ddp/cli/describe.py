@@ -1,4 +1,4 @@
-"""`kfp-ddp describe`: why a run failed, or waits, and what to do next."""
+"""`kfp-ddp describe` and `logs`: why a run failed or waits, and what its steps wrote."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,11 +8,11 @@ import click
 from kfp_ddp.cli.options import AS_JSON, connected, echo_json
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.inspection.description import Description
+    from kfp_ddp.client.description import Description
     from kfp_ddp.core.config import Connection
 
 EVENTS = 8
-"""That are shown; --json has all."""
+"""Number of printed events; --json has all."""
 
 
 @click.command("describe")
@@ -20,64 +20,95 @@ EVENTS = 8
 @click.option(
     "--files/--no-files",
     default=True,
-    help="Look at the run's files for its newest checkpoint, through a pod where they lie on a "
-    "claim.",
+    help="Read the run's files for its newest checkpoint; on a PVC this starts a pod.",
 )
 @AS_JSON
 @connected
-def command(run: str, files: bool, as_json: bool, connection: "Connection") -> None:
-    """Tell what RUN came to, why, and what to do next.
+def describe(run: str, files: bool, as_json: bool, connection: "Connection") -> None:
+    """Show how RUN ended, why, and what to do next.
 
-    That is the step that failed and its cause in one line, warnings of its pods, the newest
-    checkpoint of each training, and the next command.
+    The output has the failed step and its cause in one line, warnings of its pods, the newest
+    checkpoint of each training, and the next command. Information that cannot be read, such as
+    pods without a kubeconfig, is left out with a note.
 
-    RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
-    --local. What cannot be looked at, such as pods without a kubeconfig, is said and left out.
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local.
 
     kfp-ddp describe last
     """
-    from kfp_ddp.client.inspection import subjects
-    from kfp_ddp.client.inspection.description import describe
+    from kfp_ddp.client.description import describe
+    from kfp_ddp.client.run_info import run_finder
     from kfp_ddp.core.text import printable
 
-    with subjects(connection) as known:
-        found = describe(known.find(run), known.api, files)
+    with run_finder(connection) as finder:
+        description = describe(finder.find(run), finder.api, files)
     if as_json:
-        echo_json(found.document())
+        echo_json(description.document())
         return
-    for line in told(found):
+    for line in _lines(description):
         click.echo(printable(line))
 
 
-def told(found: "Description") -> Iterator[str]:
-    """The description for people, line by line."""
+@click.command("logs")
+@click.argument("run")
+@click.argument("step", default="")
+@click.option("--follow", "-f", is_flag=True, help="Follow the logs until the steps are over.")
+@connected
+def logs(run: str, step: str, follow: bool, connection: "Connection") -> None:
+    """Print the logs of the steps of RUN, or of STEP.
+
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. STEP is
+    a step's name, such as train, whose log contains those of all its ranks; a group of steps,
+    such as training; or a step of a loop with its number, such as 0/train. With several steps,
+    each line starts with the step's name. The lines of KFP's executor are left out. If a pod was
+    deleted, the log that KFP stores is read, if the pipeline root is gs:// or s3://.
+
+    kfp-ddp logs last train -f
+    """
+    from kfp_ddp.client import logs
+    from kfp_ddp.client.run_info import run_finder
+
+    with run_finder(connection) as finder:
+        info = finder.find(run)
+        prefix = len(logs.select_steps(info, step)) > 1
+        if not follow or info.folder is not None:
+            logs.print_logs(info, step, finder.api)
+            return
+        try:
+            logs.follow(info, step, finder.api(), lambda: finder.find(info.id), prefix)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+def _lines(description: "Description") -> Iterator[str]:
     from kfp_ddp.jobs.progress import clock
 
-    subject = found.subject
-    took = subject.end and subject.start and (subject.end - subject.start).total_seconds()
-    began = f", began {subject.start:%Y-%m-%d %H:%M} UTC" if subject.start else ""
-    yield f"{subject.name}  {subject.state}{f' after {clock(took)}' if took else ''}{began}"
-    if subject.id:
-        yield f"  id          {subject.id}"
-    if subject.page:
-        yield f"  page        {subject.page}"
-    if found.step:
-        yield f"  step        {found.step}"
-    if found.cause:
-        yield f"  cause       {found.cause}"
-    for pod, reason in found.waiting:
-        yield f"  waits       {pod}: {reason}"
-    for each in found.reached:
-        checkpoint = "none" if each.checkpoint is None else f"step {each.checkpoint}"
-        yield f"  checkpoint  {checkpoint} of {each.task}; {each.progress or 'no step yet'}"
-        if each.verdict:
-            yield f"  gate        {each.verdict}"
-        if each.bundle:
-            yield f"  bundle      {each.bundle}{', the champion now' if each.champion else ''}"
-    for event in found.events[-EVENTS:]:
+    run = description.run
+    seconds = run.end and run.start and (run.end - run.start).total_seconds()
+    start = f", started {run.start:%Y-%m-%d %H:%M} UTC" if run.start else ""
+    yield f"{run.name}  {run.state}{f' after {clock(seconds)}' if seconds else ''}{start}"
+    if run.id:
+        yield f"  id          {run.id}"
+    if run.page:
+        yield f"  page        {run.page}"
+    if description.step:
+        yield f"  step        {description.step}"
+    if description.cause:
+        yield f"  cause       {description.cause}"
+    for pod, reason in description.waiting():
+        yield f"  waiting     {pod}: {reason}"
+    for training in (one.document() for one in description.trainings):
+        step = training["checkpoint"]
+        checkpoint = "none" if step is None else f"step {step}"
+        progress = training["progress"] or "no step yet"
+        yield f"  checkpoint  {checkpoint} of {training['task']}; {progress}"
+        if training["verdict"]:
+            yield f"  gate        {training['verdict']}"
+        if training["bundle"]:
+            yield f"  bundle      {training['bundle']}{' (champion)' * training['champion']}"
+    for event in description.events[-EVENTS:]:
         times = f" ({event.times} times)" if event.times > 1 else ""
         yield f"  event       {event.object}: {event.reason}: {event.message}{times}"
-    for note in found.notes:
+    for note in description.notes:
         yield f"  note        {note}"
-    for line, use in found.next:
-        yield f"  next        {line}   # {use}"
+    for line, purpose in description.next():
+        yield f"  next        {line}   # {purpose}"

@@ -1,4 +1,4 @@
-"""`kfp-ddp doctor`: whether this cluster and namespace have what a run needs."""
+"""`kfp-ddp doctor`: check that a cluster and namespace have what a run needs."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any, get_args
 import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.datasets.volume.request import Strategy
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.supervision import Backend
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
@@ -17,66 +19,69 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @click.option(
     "--service-account",
     default="",
-    help="Ask for the rights of this account of the namespace instead of yours.",
+    help="Check the permissions of this account of the namespace instead of yours.",
 )
-@click.option("--host", default="", help="URL of the KFP API server, to see its version.")
+@click.option("--host", default="", help="URL of the KFP API server, to check its version.")
 @click.option(
     "--backend",
     type=click.Choice(get_args(Backend)),
     default="pytorchjob",
     show_default=True,
-    help="What trains.",
+    help="Backend of the training.",
 )
 @click.option(
-    "--nodes", type=click.IntRange(1), default=1, show_default=True, help="Worker pods of the run."
+    "--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of worker pods."
 )
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(-1),
     default=-1,
     show_default=True,
-    help="GPUs of each; -1 for as many as nodes have, 0 to train on CPUs.",
+    help="GPUs per node; -1 for all, 0 to train on CPUs.",
 )
 @click.option(
-    "--gpu-resource", default="nvidia.com/gpu", show_default=True, help="What GPUs are called."
+    "--gpu-resource", default="nvidia.com/gpu", show_default=True, help="Resource name of the GPUs."
 )
 @click.option(
     "--scheduler",
-    type=click.Choice(["", "kueue", "volcano", "coscheduling", "runai"]),
+    type=click.Choice(LaunchSpec.choices("scheduler")),
     default="",
-    help="Who starts the pods of a job together.",
+    help="Gang scheduler of the job.",
 )
-@click.option("--data-claim", default="kfp-ddp-data", show_default=True, help="Claim of datasets.")
 @click.option(
-    "--work-claim", default="kfp-ddp-work", show_default=True, help="Claim of checkpoints."
+    "--data-claim", default="kfp-ddp-data", show_default=True, help="PVC of the datasets."
+)
+@click.option(
+    "--work-claim", default="kfp-ddp-work", show_default=True, help="PVC of the checkpoints."
 )
 @click.option(
     "--publish",
-    type=click.Choice(["auto", "in-place", "clone", "snapshot", "populator", "none"]),
+    type=click.Choice(get_args(Strategy)),
     default="in-place",
     show_default=True,
-    help="How workers get the data.",
+    help="How the dataset is published to workers.",
 )
 @click.option(
     "--bucket-secret",
     default="kfp-ddp-bucket",
     show_default=True,
-    help="Secret with a bucket's credentials.",
+    help="Secret with the bucket's credentials.",
 )
-@click.option("--service", default="", help="InferenceService that a model is rolled out on.")
+@click.option("--service", default="", help="InferenceService to roll models out to.")
 @click.option(
     "--claims-file",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("deploy/storage/claims.yaml"),
     show_default=True,
-    help="The claims to make where they are missing.",
+    help="Manifests of the PVCs to create if missing.",
 )
 @AS_JSON
 def command(as_json: bool, **asked: Any) -> None:
-    """Check what a run with these settings needs, each with what to do about it.
+    """Check the requirements of a run with these settings, with a remedy for each problem.
 
-    Operators, rights, claims, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
-    Exit 1 for anything that would stop the run; a line with ! may, or could not be seen.
+    Operators, permissions, PVCs, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
+    Exit code 1 for a problem that would stop the run. A line with ! is a warning, or could not be
+    checked.
     """
     from kfp_ddp.checks.doctor.examine import examine
     from kfp_ddp.checks.doctor.finding import Asked

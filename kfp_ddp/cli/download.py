@@ -1,4 +1,4 @@
-"""`kfp-ddp download`: what a run made, brought here."""
+"""`kfp-ddp download`: the results of a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,57 +16,57 @@ if TYPE_CHECKING:
 @click.option(
     *("--output", "-o"),
     type=click.Path(path_type=Path, file_okay=False),
-    help="A new folder for it.  [default: the name of the run]",
+    help="A new folder.  [default: the name of the run]",
 )
-@click.option("--checkpoint", is_flag=True, help="Bring the newest checkpoint, too.")
+@click.option("--checkpoint", is_flag=True, help="Also download the newest checkpoint.")
 @AS_JSON
 @connected
 def command(
     run: str, output: Path | None, checkpoint: bool, as_json: bool, connection: "Connection"
 ) -> None:
-    """Bring what RUN made here: bundle, evaluation with its report, curves, settings, metrics.
+    """Download the results of RUN: bundle, evaluation with its report, curves, settings, metrics.
 
-    RUN is its id or the first characters of it, its name, `last`, or the folder of a run with
-    --local. Files on a claim come through a pod that mounts it, which is gone afterwards: you
-    need the rights to create pods and pods/exec in the namespace. Without them, or where they are
-    gone, the bundle alone comes from the run's destination. It is compared with its digests, and
-    nothing is left here of a download that failed.
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Files
+    on a PVC are read through a temporary pod: you need permission to create pods and pods/exec in
+    the namespace. If the files cannot be read, only the bundle is downloaded, from the run's
+    destination. The bundle is verified, and a failed download leaves no files.
 
     kfp-ddp download last --output flowers-model
     """
-    from kfp_ddp.client.inspection import subjects
-    from kfp_ddp.client.inspection.take import check_output, take
-    from kfp_ddp.client.inspection.uploaded import uploaded
+    from dataclasses import asdict
+
+    from kfp_ddp.client.download import check_output, download, find_uploaded
+    from kfp_ddp.client.run_info import run_finder
     from kfp_ddp.core.errors import KfpDdpError
     from kfp_ddp.local.results import shown
 
-    with subjects(connection) as known:
-        subject = known.find(run)
-        where = output or Path(subject.name.replace("/", "-").strip(".") or subject.id)
-        check_output(where)
+    with run_finder(connection) as finder:
+        info = finder.find(run)
+        folder = output or Path(info.name.replace("/", "-").strip(".") or info.id)
+        check_output(folder)
         try:
-            found = take(subject.files(), where, checkpoint=checkpoint)
+            tasks = download(info.files(), folder, checkpoint=checkpoint)
         except KfpDdpError as error:
-            bundle = uploaded(subject.id, subject.parameters)
+            bundle = find_uploaded(info.id, info.parameters)
             if bundle is None:
                 raise
-            click.echo(f"warning: {error}; the bundle comes from {bundle.where}", err=True)
-            found = take(bundle, where)
+            click.echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
+            tasks = download(bundle, folder)
     if as_json:
-        tasks = [
-            {name: str(value) if isinstance(value, Path) else value for name, value in each.items()}
-            for each in map(vars, found)
+        rows = [
+            {name: str(value) if isinstance(value, Path) else value for name, value in row.items()}
+            for row in map(asdict, tasks)
         ]
-        echo_json({"run_id": subject.id, "output": str(where), "tasks": tasks})
+        echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})
         return
-    for each in found:
-        click.echo(f"{each.task}: {each.bytes / 1e6:,.1f} MB")
-        paths = (each.bundle, each.report, each.loss_curve, each.checkpoint)
+    for task in tasks:
+        click.echo(f"{task.task}: {task.bytes / 1e6:,.1f} MB")
+        paths = (task.bundle, task.report, task.loss_curve, task.checkpoint)
         for name, path in zip(("bundle", "report", "curves", "checkpoint"), paths, strict=True):
             if path is not None:
                 click.echo(f"  {name:<12}{shown(path)}")
-        if each.bundle is None:
+        if task.bundle is None:
             click.echo("  no bundle: the run exported none")
-    if any(each.bundle for each in found):
-        path = next(each.bundle for each in found if each.bundle)
-        click.echo(f"try it: kfp-ddp predict {shown(path)} picture.jpg")
+    bundles = [task.bundle for task in tasks if task.bundle]
+    if bundles:
+        click.echo(f"try it: kfp-ddp predict {shown(bundles[0])} picture.jpg")

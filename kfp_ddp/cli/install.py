@@ -1,4 +1,4 @@
-"""`kfp-ddp install`: claims, rights and a budget in the namespace of the runs."""
+"""`kfp-ddp install`: PVCs, permissions and a disruption budget for a namespace."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from kfp_ddp.k8s.api import Api
 
 MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
-WORDS = {"left": "is there already, left as it is"}
+WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
 @click.command("install")
 @configured("namespace", "context")
-@click.option("--storage-class", default="", help="Of the claims; the cluster's default.")
+@click.option(
+    "--storage-class", default="", help="Storage class of the PVCs.  [default: the cluster's]"
+)
 @click.option(
     "--access-mode",
     type=click.Choice(["ReadWriteMany", "ReadWriteOnce"]),
     default="ReadWriteMany",
     show_default=True,
-    help="Of the claims; ReadWriteOnce holds all pods on one node.",
+    help="Access mode of the PVCs; ReadWriteOnce requires all pods on one node.",
 )
-@click.option("--size", default="1Ti", show_default=True, help="Of each claim.")
+@click.option("--size", default="1Ti", show_default=True, help="Size of each PVC.")
 @click.option(
     "--claims",
     "which",
@@ -36,38 +38,45 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     show_default=True,
     help="both for train_resnet, data for train_resnet_bucket, none for train_resnet_claimless.",
 )
-@click.option("--data-claim", default="kfp-ddp-data", show_default=True, help="Claim of datasets.")
 @click.option(
-    "--work-claim", default="kfp-ddp-work", show_default=True, help="Claim of checkpoints."
+    "--data-claim", default="kfp-ddp-data", show_default=True, help="PVC of the datasets."
+)
+@click.option(
+    "--work-claim", default="kfp-ddp-work", show_default=True, help="PVC of the checkpoints."
 )
 @click.option(
     "--chown",
     type=click.Choice(["auto", "root", "group", "no"]),
     default="auto",
     show_default=True,
-    help="Job that gives fresh volumes to uid 1000: auto for claims that are made now, "
-    "as root, or by a group where PodSecurity is restricted; --print has it with root or group.",
+    help="Job that makes uid 1000 the owner of new volumes: auto for PVCs that are created now, as "
+    "root, or by group if PodSecurity is restricted. --print includes it with root or group.",
 )
-@click.option("--image", default="", help="Of that job: any with sh and chown.")
+@click.option("--image", default="", help="Image of that job, with sh and chown.")
 @click.option(
     "--see-nodes/--no-see-nodes",
     default=True,
     show_default=True,
-    help="The right to see how many GPUs nodes have, for gpus_per_node=-1.",
+    help="Permission to read the GPUs of nodes, for gpus_per_node=-1.",
 )
 @click.option(
-    "--copies", is_flag=True, help="The rights for publish=clone, snapshot, populator and auto."
+    "--copies", is_flag=True, help="Permissions for publish=clone, snapshot, populator and auto."
 )
 @click.option(
     "--bucket-secret",
     default="kfp-ddp-bucket",
     show_default=True,
-    help="Secret with a bucket's credentials; whether it is there is told.",
+    help="Secret with the bucket's credentials, which is checked.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Let the server say what it would do; change nothing."
+    "--dry-run", is_flag=True, help="Server-side dry run: print the changes without making them."
 )
-@click.option("--print", "only_print", is_flag=True, help="Print the YAML; ask no cluster.")
+@click.option(
+    "--print",
+    "only_print",
+    is_flag=True,
+    help="Print the manifests without contacting the cluster.",
+)
 @AS_JSON
 def command(
     which: str,
@@ -79,11 +88,11 @@ def command(
     context: str,
     **given: Any,
 ) -> None:
-    """Put what runs need into a namespace: claims, rights, a disruption budget.
+    """Create what runs need in a namespace: PVCs, permissions, a disruption budget.
 
-    Safe to repeat: what is there is compared and changed, but claims stay as they are. The server
-    is asked first whether it takes all of it; if it refuses one thing, nothing is made. A namespace
-    with a quota and no LimitRange also gets one.
+    It can be repeated: existing objects are updated, except PVCs, which do not change. All objects
+    are validated by the server first; if it refuses one, nothing is created. A namespace with a
+    quota and no LimitRange also gets one.
     """
     from kfp_ddp.install.manifests import Wanted, manifests, owner
 
@@ -114,7 +123,7 @@ def command(
         echo_json({**found, "objects": made, "secret": vars(credentials)})
         sys.exit(int(stopped))
     if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
-        click.echo("  → without the right to see nodes, runs need gpus_per_node")
+        click.echo("  → without permission to read nodes, runs need gpus_per_node")
     mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
     click.echo(f"{mark} {credentials.what} {credentials.said}")
     if credentials.remedy:

@@ -1,4 +1,4 @@
-"""`kfp-ddp manifest`: the job that a launch would create, as YAML, without creating it."""
+"""`kfp-ddp manifest`: the job of a launch as YAML, without creating it."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
-def _list_settings(context: click.Context, option: click.Parameter, asked: bool) -> None:
-    """Print every setting with its default and what it means, and exit."""
-    if not asked or context.resilient_parsing:
+def _list_settings(context: click.Context, option: click.Parameter, requested: bool) -> None:
+    """Print every setting with its default and description, and exit."""
+    if not requested or context.resilient_parsing:
         return
     for name, field in LaunchSpec.model_fields.items():
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
-        given = f"{name}={list(default) if isinstance(default, tuple) else default}"
+        example = f"{name}={list(default) if isinstance(default, tuple) else default}"
         choices = ", ".join(choice or "''" for choice in LaunchSpec.choices(name))
-        click.echo(f"{given:32} {field.description}{f' One of {choices}.' if choices else ''}")
+        click.echo(f"{example:32} {field.description}{f' One of {choices}.' if choices else ''}")
     context.exit()
 
 
@@ -34,21 +34,23 @@ def _list_settings(context: click.Context, option: click.Parameter, asked: bool)
 )
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
-@click.option("--namespace", "-n", default="default", show_default=True, help="Its namespace.")
-@click.option("--run-id", default="run", show_default=True, help="Id of the pipeline run.")
+@click.option(
+    "--namespace", "-n", default="default", show_default=True, help="Namespace of the job."
+)
+@click.option("--run-id", default="run", show_default=True, help="Id of the run.")
 @click.option("--task-name", default="train", show_default=True, help="Name of the task.")
 def command(
     kind: str, settings: tuple[str, ...], namespace: str, run_id: str, task_name: str
 ) -> None:
-    """Print the job that some settings make; nothing is created.
+    """Print the job for some settings without creating it.
 
-    Settings are those of the component `job`, and of `job` of a pipeline, with values in YAML:
+    The settings are those of the component `job`, with values in YAML:
 
     kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
     command='[python3, train.py]' claims='{/data: images:ro}'
 
-    With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap that brings
-    them is printed too.
+    With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap with the code
+    is printed too.
     """
     from kfp_ddp.core.settings import check_given
     from kfp_ddp.jobs import payload
@@ -77,11 +79,11 @@ def command(
 
 
 class _Readable(yaml.SafeDumper):
-    """Shows a text of several lines as lines."""
+    """Writes multi-line strings as blocks."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """The text, as a block where YAML can have it as one."""
-        plain = all(each == "\n" or each.isprintable() for each in data)
+        """Return the node of a string, a block if YAML allows it."""
+        plain = all(char == "\n" or char.isprintable() for char in data)
         style = ("|" if "\n" in data else None) if plain else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
@@ -90,7 +92,7 @@ _Readable.add_representer(str, _Readable.represent_str)
 
 
 def setting(text: str) -> tuple[str, object]:
-    """A SETTING=VALUE argument; text stays text, where YAML has numbers and words, as `cpu=4`."""
+    """Parse SETTING=VALUE; values of text settings are not parsed as YAML, such as `cpu=4`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")

@@ -1,4 +1,4 @@
-"""`kfp-ddp models`: what was exported, and which version is the champion."""
+"""`kfp-ddp models`, `promote` and `rollback`: exported models and their champions."""
 
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 @click.argument("name", default="")
 @AS_JSON
 @configured("destination")
-def command(name: str, destination: str, as_json: bool) -> None:
-    """List the models at the destination, or the versions of NAME: which data, run and settings.
+def models(name: str, destination: str, as_json: bool) -> None:
+    """List the models at the destination, or the versions of NAME with their data and runs.
 
     kfp-ddp models flowers --destination gs://bucket/models
     """
@@ -26,46 +26,101 @@ def command(name: str, destination: str, as_json: bool) -> None:
     from kfp_ddp.models.champion import pointed_at
     from kfp_ddp.models.exported import exported
 
-    where = models.opened(destination)
+    where = models.open_models(destination)
     if name:
-        found = models.versions(where, name)
-        moves = [one.model_dump() for one in succession.changes(where, name)]
+        versions = models.versions(where, name)
+        changes = [change.model_dump() for change in succession.changes(where, name)]
         if as_json:
-            shown = [asdict(one) for one in found]
-            echo_json({"name": name, "versions": shown, "champions": moves})
+            rows = [asdict(version) for version in versions]
+            echo_json({"name": name, "versions": rows, "champions": changes})
             return
-        _print_versions(found)
-        for one in moves:
+        for version in versions:
+            click.echo(_line(version))
+        for one in changes:
             by = f" by {one['by']}" if one["by"] else ""
             click.echo(
                 f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}"
             )
         return
     known = exported(where)
-    champions = {each: pointed_at(where, each) for each in known}
+    champions = {model: pointed_at(where, model) for model in known}
     if as_json:
-        told = {each: {"champion": champions[each], "versions": known[each]} for each in known}
-        echo_json(told)
+        echo_json(
+            {model: {"champion": champions[model], "versions": known[model]} for model in known}
+        )
         return
     if not known:
         click.echo(f"no models at {where.uri}", err=True)
-    for each, there in known.items():
-        click.echo(f"{each}: champion {champions[each] or 'none'}, {len(there)} version(s)")
+    for model, names in known.items():
+        click.echo(f"{model}: champion {champions[model] or 'none'}, {len(names)} version(s)")
 
 
-def _print_versions(found: "list[Version]") -> None:
-    for one in found:
-        mark = "champion" if one.champion else ""
-        if one.damaged:
-            click.echo(f"{one.version}  {mark:8}  ! {one.damaged}")
-            continue
-        facts = {
-            "accuracy": f"{one.accuracy:.4f} of {one.samples:,}",
-            "": one.architecture,
-            "data": one.dataset_digest[:12],
-            "run": one.run_id[:8],
-            "compared with": one.compared_with,
-            "exported": one.exported_at[:16].replace("T", " "),
-        }
-        words = (f"{label} {value}".strip() for label, value in facts.items() if value)
-        click.echo(f"{one.version}  {mark:8}  {', '.join(words)}")
+@click.command("promote")
+@click.argument("name")
+@click.argument("version")
+@click.option(
+    "--instead-of", default="", metavar="VERSION", help="Only if this version is the champion."
+)
+@AS_JSON
+@configured("destination", "model_registry")
+def promote(
+    name: str,
+    version: str,
+    instead_of: str,
+    destination: str,
+    model_registry: str,
+    as_json: bool,
+) -> None:
+    """Make VERSION the champion of the model NAME, with which the next model is compared.
+
+    The version is verified first. If another one becomes the champion meanwhile, nothing changes.
+
+    kfp-ddp promote flowers 67c0cb93 --destination gs://bucket/models
+    """
+    from kfp_ddp.client import models
+
+    where, registry = models.open_models(destination), models.registry_at(model_registry)
+    _print_change(name, models.promote(where, name, version, instead_of, registry), as_json)
+
+
+@click.command("rollback")
+@click.argument("name")
+@AS_JSON
+@configured("destination", "model_registry")
+def rollback(name: str, destination: str, model_registry: str, as_json: bool) -> None:
+    """Make the previous champion of the model NAME the champion again.
+
+    The replaced version remains at the destination. A second rollback goes one further back.
+
+    kfp-ddp rollback flowers --destination gs://bucket/models
+    """
+    from kfp_ddp.client import models
+
+    where, registry = models.open_models(destination), models.registry_at(model_registry)
+    _print_change(name, models.roll_back(where, name, registry), as_json)
+
+
+def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:
+    champion, replaced = change
+    if as_json:
+        echo_json({"name": name, "champion": champion, "replaced": replaced})
+    elif champion == replaced:
+        click.echo(f"{champion} is already the champion of {name}")
+    else:
+        click.echo(f"{champion} is the champion of {name}; replaced: {replaced or 'none'}")
+
+
+def _line(version: "Version") -> str:
+    mark = "champion" if version.champion else ""
+    if version.damaged:
+        return f"{version.version}  {mark:8}  ! {version.damaged}"
+    facts = {
+        "accuracy": f"{version.accuracy:.4f} of {version.samples:,}",
+        "": version.architecture,
+        "data": version.dataset_digest[:12],
+        "run": version.run_id[:8],
+        "compared with": version.compared_with,
+        "exported": version.exported_at[:16].replace("T", " "),
+    }
+    texts = (f"{label} {value}".strip() for label, value in facts.items() if value)
+    return f"{version.version}  {mark:8}  {', '.join(texts)}"

@@ -1,4 +1,4 @@
-"""`kfp-ddp netcheck`: what the network between the pods of a job gives, or between ranks here."""
+"""`kfp-ddp netcheck`: measure the network between the pods of a job, or local ranks."""
 
 import sys
 import uuid
@@ -23,21 +23,23 @@ def _help(name: str) -> str:
 
 @click.command("netcheck")
 @configured("namespace", "context")
-@click.option("--nodes", default=2, show_default=True, help="Pods, or processes of local.")
-@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs of each, by NCCL.")
+@click.option(
+    "--nodes", default=2, show_default=True, help="Number of pods, or of local processes."
+)
+@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs per pod; uses NCCL.")
 @click.option(
     *("--backend", "--kind", "kind"),
     type=click.Choice(get_args(Backend)),
     default="pytorchjob",
     show_default=True,
-    help="What makes the pods; local: processes of this machine.",
+    help="Kind of the job; local: processes of this machine.",
 )
 @click.option("--image", default="", help="Image of the pods.  [default: the trainer's]")
 @click.option(
     *("--job", "settings"),
     multiple=True,
     metavar="SETTING=VALUE",
-    help="A setting of the job, as of train. May be repeated.",
+    help="A setting of the job. May be repeated.",
 )
 @click.option("--gradient-mb", type=float, help=_help("gradient_mb"))
 @click.option("--step-ms", type=float, help=_help("step_ms"))
@@ -53,38 +55,38 @@ def command(
     image: str,
     settings: tuple[str, ...],
     as_json: bool,
-    **asked: float | None,
+    **limits: float | None,
 ) -> None:
-    """Measure the network between the pods of a job, and name what is slow in it.
+    """Measure the network between the pods of a job, and name slow links.
 
-    All-reduce over sizes, latency, each pair of nodes both ways, interface, MTU, InfiniBand, DNS;
-    and what that makes of a training's step. The job is made like that of a training, and is
-    deleted at the end. The exit code is 1 where something is wrong.
+    All-reduce by size, latency, each pair of nodes in both directions, interface, MTU, InfiniBand,
+    DNS, and the estimated time of a training step. The job is like that of a training, and is
+    deleted at the end. The exit code is 1 if there is a problem.
     """
     import contextlib
 
     from kfp_ddp.training.netcheck.record import problems, table
 
-    check = NetworkCheck.create(**{n: value for n, value in asked.items() if value is not None})
+    check = NetworkCheck.create(**{n: value for n, value in limits.items() if value is not None})
     if not as_json:
         where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
         click.echo(f"measuring the network between {nodes} {where}", err=True)
     with contextlib.redirect_stdout(sys.stderr):
         size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
-        found = _measured(check, kind, namespace, context, {**_job(settings), **size})
-    wrong = problems(found, check)
+        network = _measure(check, kind, namespace, context, {**_job(settings), **size})
+    wrong = problems(network, check)
     if as_json:
-        echo_json({"problems": wrong, **found.model_dump()})
+        echo_json({"problems": wrong, **network.model_dump()})
     else:
-        click.echo("\n".join(table(found, check)))
+        click.echo("\n".join(table(network, check)))
     if wrong:
         sys.exit(1)
 
 
-def _measured(
+def _measure(
     check: NetworkCheck, kind: str, namespace: str, context: str, fields: dict[str, Any]
 ) -> "Network":
-    """What was found; of a job on the cluster nothing is left."""
+    """Return the measurements; a job on the cluster is deleted."""
     from kfp_ddp.jobs.netcheck import here, on_cluster
 
     if kind == "local":

@@ -1,4 +1,4 @@
-"""Options of several commands: their text and default are of `kfp_ddp.core.config`."""
+"""Options that several commands share; texts and defaults come from `kfp_ddp.core.config`."""
 
 import functools
 from collections.abc import Callable
@@ -12,39 +12,39 @@ from kfp_ddp.core.config import Connection
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
 SHOWN = ("host", "namespace")
-OF_A_CONNECTION = tuple(Connection.__dataclass_fields__)
+CONNECTION_OPTIONS = tuple(Connection.__dataclass_fields__)
 AS_JSON = click.option(
-    "--json", "as_json", is_flag=True, help="Print one line of JSON; all else goes to stderr."
+    "--json", "as_json", is_flag=True, help="Print one line of JSON; other output goes to stderr."
 )
 
 
 def configured(*names: str) -> Callable[[Command], Command]:
-    """Options --experiment and such; what nobody gives is as it was set once, or its default."""
+    """Add options such as --experiment, whose defaults are the configured settings."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            command = _option(name, default=functools.partial(_set_once, name))(command)
+            command = _option(name, default=functools.partial(_configured, name))(command)
         return command
 
     return decorate
 
 
 def connected(command: Command) -> Command:
-    """Options --host, --namespace and such; the command gets them as `connection: Connection`."""
+    """Add options such as --host; the command gets them as `connection: Connection`."""
 
     @functools.wraps(command)
-    def called(**given: Any) -> Any:
-        flags = {name: given.pop(name) for name in OF_A_CONNECTION}
+    def wrapper(**options: Any) -> Any:
+        flags = {name: options.pop(name) for name in CONNECTION_OPTIONS}
         values = config.resolved(flags)
-        connection = Connection(**{name: values[name].value for name in OF_A_CONNECTION})
-        return command(connection=connection, **given)
+        connection = Connection(**{name: values[name].value for name in CONNECTION_OPTIONS})
+        return command(connection=connection, **options)
 
-    for name in reversed(OF_A_CONNECTION):
-        called = _option(name, default=None, hidden=name not in SHOWN)(called)
-    return called  # type: ignore[return-value]
+    for name in reversed(CONNECTION_OPTIONS):
+        wrapper = _option(name, default=None, hidden=name not in SHOWN)(wrapper)
+    return wrapper  # type: ignore[return-value]
 
 
-def _set_once(name: str) -> Any:
+def _configured(name: str) -> Any:
     return config.resolved()[name].value
 
 
@@ -61,14 +61,14 @@ def _option(name: str, **more: Any) -> Callable[[Any], Any]:
     )
 
 
-def typed(name: str) -> bool:
-    """Whether an option stands on the command line, which goes before every file."""
+def on_command_line(name: str) -> bool:
+    """Return whether an option is on the command line, which overrides every file."""
     source = click.get_current_context().get_parameter_source(name)
     return source == click.core.ParameterSource.COMMANDLINE
 
 
 def echo_json(document: Any) -> None:
-    """Print what --json asks for: one line."""
+    """Print one line of JSON."""
     import json  # most calls print text
 
     click.echo(json.dumps(document))

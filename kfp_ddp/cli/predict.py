@@ -1,4 +1,4 @@
-"""`kfp-ddp predict`: what pictures show, as a bundle's model has it."""
+"""`kfp-ddp predict`: classify pictures with the model of a bundle."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,22 +9,25 @@ import click
 
 from kfp_ddp.cli.options import AS_JSON, echo_json
 
-TOGETHER = 8
-"""Pictures in one call of the model."""
+BATCH = 8
 
 
 @click.command("predict")
 @click.argument("bundle")
 @click.argument("pictures", nargs=-1, required=True, metavar="PICTURE...")
 @click.option(
-    "--top", type=click.IntRange(1), default=3, show_default=True, help="Classes to tell."
+    "--top",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Number of classes to print.",
 )
 @AS_JSON
 def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> None:
-    """Tell what each PICTURE shows, a file or a folder of them, and how probable that is.
+    """Classify each PICTURE, a file or a folder of files, with probabilities.
 
-    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
-    folder of a model's exports, of which it is the champion's.
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion.
 
     kfp-ddp predict run-output/bundle picture.jpg ./more-pictures
     """
@@ -35,36 +38,36 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
     from kfp_ddp.predict import load
 
     model = load(bundle)
-    paths = [path for given in pictures for path in _pictures(Path(given))]
+    paths = [path for word in pictures for path in _pictures(Path(word))]
     width = _width(paths)
-    told: list[dict[str, Any]] = []
-    for start in range(0, len(paths), TOGETHER):
-        told += _answers(model, paths[start : start + TOGETHER], top)
-        for answer in () if as_json else told[start:]:
+    answers: list[dict[str, Any]] = []
+    for start in range(0, len(paths), BATCH):
+        answers += _answers(model, paths[start : start + BATCH], top)
+        for answer in () if as_json else answers[start:]:
             _print(answer, width)
     if as_json:
-        echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": told})
-    failed = sum("error" in answer for answer in told)
+        echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
+    failed = sum("error" in answer for answer in answers)
     if failed:
-        raise InputError(f"{failed} of {len(told)} pictures cannot be read")
+        raise InputError(f"{failed} of {len(answers)} pictures cannot be read")
 
 
-def _pictures(given: Path) -> Iterator[Path]:
-    """The file itself, or the images below a folder."""
+def _pictures(path: Path) -> Iterator[Path]:
+    """Yield the file itself, or the images below a folder."""
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.training.sides import is_image
 
-    if not given.is_dir():
-        yield given
+    if not path.is_dir():
+        yield path
         return
-    found = sorted(path for path in given.rglob("*") if is_image(path.name) and path.is_file())
-    if not found:
-        raise InputError(f"folder {given} holds no pictures (.jpg, .png, .webp); name another")
-    yield from found
+    files = sorted(file for file in path.rglob("*") if is_image(file.name) and file.is_file())
+    if not files:
+        raise InputError(f"folder {path} contains no pictures (.jpg, .png, .webp); name another")
+    yield from files
 
 
 def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
-    """What the model says of pictures that are given to it together; those it cannot read apart."""
+    """Classify a batch of pictures; if one cannot be read, each on its own."""
     from kfp_ddp.core.errors import InputError
 
     try:
@@ -86,7 +89,7 @@ def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
 
 
 def _width(paths: list[Path]) -> int:
-    """Columns for the pictures' names: half of the terminal at most."""
+    """Return the columns for names: at most half of the terminal."""
     return min(max(len(str(path)) for path in paths), shutil.get_terminal_size().columns // 2)
 
 
@@ -98,5 +101,5 @@ def _print(answer: dict[str, Any], width: int) -> None:
         return
     name = printable(answer["picture"])
     name = name if len(name) <= width else f"…{name[1 - width :]}"
-    told = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
-    click.echo(f"{name:<{width}}  {printable(told)}")
+    text = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
+    click.echo(f"{name:<{width}}  {printable(text)}")

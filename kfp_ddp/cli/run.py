@@ -1,20 +1,20 @@
-"""`kfp-ddp run`: the pipeline on photographs of one's own, here or on KFP."""
+"""`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, connected, typed
+from kfp_ddp.cli.options import AS_JSON, configured, connected, on_command_line
 from kfp_ddp.core.config import Connection
 
 if TYPE_CHECKING:
     from kfp_ddp.pipelines.document import Document
 
-OF_THE_RUN = ("experiment", "pipeline_root", "service_account")
-OF_THE_IMAGES = ("registry", "launcher_image", "trainer_image")
-HERE = ("output", "ranks")
-ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
+RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
+IMAGES = ("registry", "launcher_image", "trainer_image")
+LOCAL_ONLY = ("output", "ranks")
+KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 
 
 @click.command("run")
@@ -23,8 +23,8 @@ ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
 @click.option(
     "--pipeline",
     default="",
-    help="Pipeline to run: one of ours, such as retrain or sweep, or one that was uploaded, as "
-    "NAME for its newest version or NAME@VERSION.  [default: train_resnet]",
+    help="Pipeline to run: a built-in one, such as retrain or sweep, or an uploaded one, as NAME "
+    "for its newest version or NAME@VERSION.  [default: train_resnet]",
 )
 @click.option(
     *("--set", "words"),
@@ -36,40 +36,40 @@ ON_KFP = ("gpus", "name", "follow", "wait", "dry_run")
 @click.option(
     *("--file", "-f"),
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file of such settings, under those of --set.",
+    help="YAML file of such settings, which --set overrides.",
 )
-@click.option(
-    *("--gpus", "--gpus-per-node", "gpus"), type=click.IntRange(0), help="GPUs of each node."
-)
-@click.option("--name", default="", help="Name of the run.  [default: by model and time]")
+@click.option(*("--gpus", "--gpus-per-node", "gpus"), type=click.IntRange(0), help="GPUs per node.")
+@click.option("--name", default="", help="Name of the run.  [default: from model and time]")
 @click.option(
     "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed."
 )
 @click.option(
-    "--wait", is_flag=True, help="Wait in silence until it ends; exit code 1 if it failed."
+    "--wait", is_flag=True, help="Wait without output until it ends; exit code 1 if it failed."
 )
-@click.option("--dry-run", is_flag=True, help="Check all and print what would be sent.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the input and print the request, without sending it."
+)
 @click.option(
     *("--output", "-o"),
     type=click.Path(path_type=Path, file_okay=False),
-    help="With --local, folder for the copied data and the results: a new one, or that of an "
+    help="With --local, a folder for the copied data and the results: a new one, or that of an "
     "earlier run.  [default: run-output]",
 )
 @click.option(
     "--ranks",
     type=click.IntRange(1),
-    help="With --local, processes that train.  [default: by cores]",
+    help="With --local, number of training processes.  [default: by cores]",
 )
 @AS_JSON
-@configured(*OF_THE_RUN, "destination", *OF_THE_IMAGES)
+@configured(*RUN_SETTINGS, "destination", *IMAGES)
 @connected
-def command(connection: Connection, source: str, local: bool, **options: Any) -> None:
+def run(connection: Connection, source: str, local: bool, **options: Any) -> None:
     """Train on SOURCE: gs://, s3://, az:// or hf://, with a folder for each class, or run FILE.
 
-    With --local SOURCE may be a folder of photographs, and what nobody sets is chosen by what is
-    there: images, cores, memory and GPU. FILE is the YAML of any compiled pipeline, whose
-    parameters all are given by --set and -f. All are checked before anything is sent; the run goes
-    on when this command is interrupted.
+    With --local, SOURCE may be a local folder, and the defaults of settings depend on images,
+    cores, memory and GPU. FILE is the YAML of any compiled pipeline, whose parameters are set by
+    --set and -f. The input is checked before it is sent. The run continues when this command is
+    interrupted.
 
     \b
     kfp-ddp run ./photos --local --set epochs=20 --set model=resnet18
@@ -79,20 +79,54 @@ def command(connection: Connection, source: str, local: bool, **options: Any) ->
     """
     if not source and not options["pipeline"]:
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
-    others = ON_KFP if local else HERE
-    if given := [name for name in others if options[name]]:
+    excluded = KFP_ONLY if local else LOCAL_ONLY
+    if invalid := [name for name in excluded if options[name]]:
         from kfp_ddp.core.errors import InputError
 
-        flag = f"--{given[0].replace('_', '-')}"
-        where = "of a run on KFP: leave it out with --local" if local else "of a run with --local"
+        flag = f"--{invalid[0].replace('_', '-')}"
+        where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
         raise InputError(f"{flag} is {where}")
     if local:
-        _here(source, options)
+        _run_locally(source, options)
     else:
-        _on_kfp(connection, source, options)
+        _run_on_kfp(connection, source, options)
 
 
-def _here(word: str, options: dict[str, Any]) -> None:
+@click.command("demo")
+@click.option(
+    *("--output", "-o"),
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for the bucket, the synced data and the results.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Number of training processes.",
+)
+@click.option("--epochs", type=click.IntRange(1), help="Number of epochs.")
+@AS_JSON
+def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
+    """Run bucket, sync, DDP training, evaluation, gate and export locally, without a cluster."""
+    from kfp_ddp.local.installed import require
+
+    require("demo")
+    from kfp_ddp.local.demo.run import run
+    from kfp_ddp.local.session import conduct
+
+    def begin() -> dict[str, Any]:
+        click.echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine\n")
+        return run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
+
+    conduct(begin, output, as_json)
+    if not as_json:
+        click.echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
+
+
+def _run_locally(word: str, options: dict[str, Any]) -> None:
     from kfp_ddp.local.installed import require
 
     require("local")
@@ -100,21 +134,21 @@ def _here(word: str, options: dict[str, Any]) -> None:
     from kfp_ddp.local.session import conduct
 
     folder, compiled = options["output"] or Path("run-output"), _compiled(word, options)
-    given = options["words"], options["file"]
+    settings = options["words"], options["file"]
 
     def begin() -> dict[str, Any]:
         if compiled is None:
-            return photographs.train(word, folder.resolve(), *given, options["ranks"] or 0)
-        return own.run(compiled, "" if word == str(compiled) else word, folder.resolve(), *given)
+            return photographs.train(word, folder.resolve(), *settings, options["ranks"] or 0)
+        return own.run(compiled, "" if word == str(compiled) else word, folder.resolve(), *settings)
 
     conduct(begin, folder, options["as_json"])
 
 
 def _compiled(word: str, options: dict[str, Any]) -> Path | None:
-    """The pipeline to run here; None for train_resnet, with what fits the photographs.
+    """Return the file of a pipeline to run locally; None for train_resnet.
 
     Raises:
-        InputError: it is not here, or two are given.
+        InputError: the pipeline is not built in, or two are given.
     """
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines import NAMES
@@ -125,98 +159,99 @@ def _compiled(word: str, options: dict[str, Any]) -> Path | None:
     if is_file(word) and name:
         raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
     if name and name not in NAMES:
-        raise InputError(f"--pipeline is one of ours with --local: {', '.join(NAMES)}")
+        raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
     if name in ("", "train_resnet") and not is_file(word):
         return None
     if options["ranks"]:
-        raise InputError("--ranks is of train_resnet: leave it out")
+        raise InputError("--ranks is for train_resnet: leave it out")
     return Path(word) if is_file(word) else COMPILED / f"{name}.yaml"
 
 
-def _on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
+def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
     import contextlib
 
     from kfp_ddp.client import submission
     from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import check_success, until_over
 
-    as_json, staying = options["as_json"], options["follow"] or options["wait"]
+    as_json, waits = options["as_json"], options["follow"] or options["wait"]
     with contextlib.ExitStack() as stack:
-        pipeline, version = _of_this_machine(word, options), None
+        pipeline, version = _local_pipeline(word, options), None
         if pipeline is None:
             client = stack.enter_context(open_client(connection))
-            pipeline, version = submission.of_server(client, options["pipeline"])
+            pipeline, version = submission.uploaded(client, options["pipeline"])
         words, boxes = _boxes(word, pipeline, options)
         words += options["words"]
-        given = submission.arguments(pipeline, options["file"], words, boxes)
-        name = options["name"] or submission.name_of_a_run(pipeline, given)
-        once = {each: options[each] for each in OF_THE_RUN}
-        made = submission.Submission(pipeline, version, name, arguments=given, **once)
+        arguments = submission.arguments(pipeline, options["file"], words, boxes)
+        name = options["name"] or submission.default_name(pipeline, arguments)
+        settings = {setting: options[setting] for setting in RUN_SETTINGS}
+        request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)
         if options["dry_run"]:
-            _print(made.document(), as_json)
+            _print(request.document(), as_json)
             return
         if version is None:
             client = stack.enter_context(open_client(connection))
-        run = made.send(client)
+        run = request.send(client)
         page = connection.run_page(run.run_id)
-        click.echo(f"{name} begins: {page or run.run_id}", err=as_json)
-        if staying:
+        click.echo(f"started {name}: {page or run.run_id}", err=as_json)
+        if waits:
             run = until_over(client, connection, run.run_id, options["wait"], as_json)
         elif not as_json:
-            click.echo(f"see how it goes: kfp-ddp status {run.run_id[:8]} --follow")
+            click.echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
         if as_json:
-            told = {"run_id": run.run_id, "state": run.state, "page": page, **made.document()}
-            _print(told, as_json)
-        if staying:
+            state = {"run_id": run.run_id, "state": run.state, "page": page}
+            _print({**state, **request.document()}, as_json)
+        if waits:
             check_success(run)
 
 
-def _of_this_machine(word: str, options: dict[str, Any]) -> "Document | None":
-    """The pipeline of a file, or one of ours; None where the server has to be asked.
+def _local_pipeline(word: str, options: dict[str, Any]) -> "Document | None":
+    """Return the pipeline of a file, or a built-in one; None for one of the server.
 
     Raises:
-        InputError: the file is none, or is given beside another.
+        InputError: the file is invalid, or two pipelines are given.
     """
     from kfp_ddp.client import submission
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines.compiled import Images
-    from kfp_ddp.pipelines.document import is_file
+    from kfp_ddp.pipelines.document import is_file, read
 
     if not is_file(word):
-        images = Images(*(options[each] for each in OF_THE_IMAGES))
-        return submission.ours(options["pipeline"] or "train_resnet", images)
+        images = Images(*(options[name] for name in IMAGES))
+        return submission.built_in(options["pipeline"] or "train_resnet", images)
     if options["pipeline"]:
         raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
-    return submission.of_file(word)
+    return read(Path(word))
 
 
 def _boxes(
     word: str, pipeline: "Document", options: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """What arguments and options put into the form: as words over the file, and what is under it.
+    """Return what the options set: words that override the file, and defaults below it.
 
     Raises:
-        InputError: the form lacks a box for one, or it is given by --set, too.
+        InputError: the pipeline lacks such a parameter, or it is also set by --set.
     """
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines.document import is_file
 
-    asked = {
+    sources = {
         "source": ("SOURCE", "" if is_file(word) else word),
         "gpus_per_node": ("--gpus", options["gpus"]),
         "destination": ("--destination", options["destination"]),
     }
-    keys = [each.partition("=")[0] for each in options["words"]]
+    keys = [word.partition("=")[0] for word in options["words"]]
     words, boxes = [], {}
-    for name, (what, value) in asked.items():
+    for name, (what, value) in sources.items():
         if value in (None, ""):
             continue
-        over, takes = what != "--destination" or typed(name), name in pipeline.parameters
-        if over and not takes:
+        takes = name in pipeline.parameters
+        overrides = what != "--destination" or on_command_line(name)
+        if overrides and not takes:
             raise InputError(f"{what} cannot be used: {pipeline.name} has no parameter {name}")
-        if over and name in keys and what != "--destination":
-            raise InputError(f"{name} cannot be set: it is the argument {what}")
-        if over:
+        if overrides and name in keys and what != "--destination":
+            raise InputError(f"{name} cannot be set by --set: it is the argument {what}")
+        if overrides:
             words.append(f"{name}={value}")
         elif takes:
             boxes[name] = value

@@ -1,4 +1,4 @@
-"""`kfp-ddp runs`: the runs of a server."""
+"""`kfp-ddp runs`, `status`, `cancel` and `retry`: runs on a KFP server."""
 
 import click
 
@@ -7,42 +7,153 @@ from kfp_ddp.core.config import Connection
 
 
 @click.command("runs")
-@click.option("--experiment", default="", help="Only those of this experiment.")
-@click.option("--state", default="", help="Only those in this state, such as failed or running.")
-@click.option("--most", type=click.IntRange(1), default=20, show_default=True, help="Runs to list.")
+@click.option("--experiment", default="", help="Only runs of this experiment.")
+@click.option("--state", default="", help="Only runs in this state, such as failed or running.")
+@click.option(
+    "--most", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of runs."
+)
 @AS_JSON
 @connected
-def command(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:
-    """List the runs, the newest first: the first characters of an id name one.
+def runs(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:
+    """List the runs, the newest first. Other commands accept the start of an id.
 
     kfp-ddp runs --state failed
     """
-    from kfp_ddp.client import runs
     from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.runs import document, ended, list_runs, started
 
     with open_client(connection) as client:
-        found = runs.listed(client, most, experiment, state)
+        rows = list_runs(client, most, experiment, state)
     if as_json:
-        echo_json([runs.document(run, connection) for run in found])
+        echo_json([document(run, connection) for run in rows])
         return
-    if not found:
+    if not rows:
         click.echo("no runs", err=True)
         return
     from rich.console import Console
     from rich.table import Table
 
-    from kfp_ddp.client.follow import MARKS, lasted
+    from kfp_ddp.client.follow import MARKS, duration
 
-    table = Table("", "id", "name", "state", "began", "took", box=None, pad_edge=False)
-    for run in found:
+    table = Table("", "id", "name", "state", "started", "duration", box=None, pad_edge=False)
+    for run in rows:
         mark, colour = MARKS.get(run.state or "PENDING", MARKS["RUNNING"])
-        began, over = runs.started(run), runs.ended(run)
+        start = started(run)
         table.add_row(
             f"[{colour}]{mark}[/]",
             run.run_id[:8],
             run.display_name,
             (run.state or "PENDING").lower(),
-            f"{began.astimezone():%Y-%m-%d %H:%M}" if began else "",
-            lasted(began, over),
+            f"{start.astimezone():%Y-%m-%d %H:%M}" if start else "",
+            duration(start, ended(run)),
         )
     Console().print(table)
+
+
+@click.command("status")
+@click.argument("run")
+@click.option(
+    *("--follow", "--watch", "watch"),
+    is_flag=True,
+    help="Show its steps until it ends; exit code 1 if it failed.",
+)
+@AS_JSON
+@connected
+def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None:
+    """Show the steps of RUN and the progress of its training.
+
+    RUN is an id or the start of one, a name, or last.
+
+    kfp-ddp status last --follow
+    """
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.follow import Progress, check_success, tree, until_over
+    from kfp_ddp.client.runs import document, find_run, spec_of
+    from kfp_ddp.client.steps import documents, steps_of
+
+    with open_client(connection) as client:
+        current = find_run(client, run)
+        if watch:
+            current = until_over(client, connection, current.run_id, to_stderr=as_json)
+        steps = steps_of(current, spec_of(client, current))
+    progress = Progress(connection, current.run_id)
+    if as_json:
+        echo_json({**document(current, connection), "steps": documents(steps, progress)})
+    elif not watch:
+        from rich.console import Console
+
+        Console().print(tree(current, steps, progress))
+        click.echo(connection.run_page(current.run_id) or current.run_id)
+    if watch:
+        check_success(current)
+
+
+@click.command("cancel")
+@click.argument("run")
+@click.option("--wait", is_flag=True, help="Wait until it is over.")
+@AS_JSON
+@connected
+def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
+    """Cancel RUN: its job is deleted, its checkpoints remain, and `retry` resumes from them.
+
+    RUN is an id or the start of one, a name, or last.
+    """
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.follow import until_over
+    from kfp_ddp.client.runs import document, find_run
+    from kfp_ddp.client.steps import OVER
+    from kfp_ddp.core.errors import InputError
+
+    with open_client(connection) as client:
+        current = find_run(client, run)
+        if current.state in OVER:
+            raise InputError(f"{current.display_name} is already over ({current.state})")
+        client.terminate_run(current.run_id)
+        click.echo(f"cancelling {current.display_name}", err=as_json)
+        if wait:
+            current = until_over(client, connection, current.run_id, silent=True)
+            click.echo("it is over", err=as_json)
+        elif as_json:
+            current = client.get_run(current.run_id)
+    if as_json:
+        echo_json(document(current, connection))
+
+
+@click.command("retry")
+@click.argument("run")
+@click.option(
+    "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed again."
+)
+@AS_JSON
+@connected
+def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None:
+    """Resume RUN, which failed or was cancelled, without repeating completed steps.
+
+    A training resumes from its newest checkpoint. KFP does not repeat an exit handler, so the
+    teardown of the next run cleans up after this one.
+
+    RUN is an id or the start of one, a name, or last.
+    """
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.client.runs import RETRYABLE, document, find_run
+    from kfp_ddp.core.errors import InputError
+
+    with open_client(connection) as client:
+        current = find_run(client, run)
+        if current.state not in RETRYABLE:
+            raise InputError(
+                f"{current.display_name} is {current.state}: only a run that failed or was "
+                "cancelled can be retried"
+            )
+        client.run_service.run_service_retry_run(current.run_id)
+        page = connection.run_page(current.run_id) or current.run_id
+        click.echo(f"{current.display_name} resumes: {page}", err=as_json)
+        if follow:
+            current = until_over(client, connection, current.run_id, to_stderr=as_json)
+        elif as_json:
+            current = client.get_run(current.run_id)
+    if as_json:
+        echo_json(document(current, connection))
+    if follow:
+        check_success(current)

@@ -1,4 +1,4 @@
-"""`kfp-ddp serve`: a bundle's model behind the v2 inference protocol."""
+"""`kfp-ddp serve`: serve the model of a bundle by the v2 inference protocol."""
 
 import socket
 from contextlib import closing
@@ -12,50 +12,50 @@ from kfp_ddp.models.serving.inference_service import RUNTIMES
 
 @click.command("serve")
 @click.argument("bundle")
-@click.option("--variant", default="", help="A further form of the model, such as int8.")
+@click.option("--variant", default="", help="Variant of the model, such as int8.")
 @click.option(
     "--runtime",
     type=click.Choice(["onnxruntime", "openvino"]),
-    help="What computes it.  [default: what is installed]",
+    help="Runtime of the model.  [default: the installed one]",
 )
-@click.option("--name", help="Name of the model in requests.  [default: that of the bundle]")
+@click.option("--name", help="Name of the model in requests.  [default: the bundle's]")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port of HTTP."
+    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="HTTP port."
 )
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
     default=8081,
     show_default=True,
-    help="Port of gRPC; 0 for none.",
+    help="gRPC port; 0 for none.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Threads of one call; 0 for as many as the runtime thinks fit.",
+    help="Threads per call; 0 for the runtime's default.",
 )
 @click.option(
     "--max-batch",
     type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="Images of waiting requests that are computed together, at most.",
+    help="Maximum batch of images from waiting requests.",
 )
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="Images that may wait; whoever asks for more is told to come again (503).",
+    help="Maximum number of waiting images; further requests are refused (503).",
 )
 @click.option(
     "--manifest",
     type=click.Choice(RUNTIMES),
-    help="Print KServe's InferenceService for the bundle's address instead, on this runtime.",
+    help="Print KServe's InferenceService for the bundle's URI and this runtime instead.",
 )
-@click.option("--image", default="", help="Image for --manifest kfp-ddp, with the extra serve.")
+@click.option("--image", default="", help="Image for --manifest kfp-ddp, with the extra `serve`.")
 def command(
     bundle: str,
     variant: str,
@@ -71,11 +71,11 @@ def command(
 ) -> None:
     """Serve the model of BUNDLE on KServe's Python server, on all interfaces.
 
-    BUNDLE is a folder or an address (gs://, s3://, az://): a bundle, the output of a run, or the
-    folder of a model's exports, of which it is the champion's. What is loaded is what the bundle's
-    manifest lists, and has to answer the bundle's own sample first. It speaks v2 over HTTP and
-    gRPC; /v2/health/ready says when it answers, /metrics is for Prometheus. SIGTERM lets it answer
-    what it was asked, for 30 seconds at most.
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion. Only files of the bundle's manifest are loaded, and the
+    model is tested on the bundle's sample first. The server has the v2 protocol over HTTP and gRPC,
+    /v2/health/ready, and /metrics for Prometheus. On SIGTERM it completes the current requests, for
+    at most 30 seconds.
 
     \b
     kfp-ddp serve run-output/bundle --name flowers
@@ -95,29 +95,29 @@ def command(
     model = ready(bundle, variant, runtime or "", threads)
     name = name or model.name
     click.echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
-    click.echo(f"answers at http://localhost:{port}/v2/models/{name}/infer", err=True)
+    click.echo(f"serving at http://localhost:{port}/v2/models/{name}/infer", err=True)
     from kfp_ddp.serve.kserve_server import serve
 
     serve(model, name, port=port, grpc_port=grpc_port, largest=max_batch, waiting=max_waiting)
 
 
 def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
-    """The InferenceService for a bundle that lies where KServe reads it."""
+    """Return the InferenceService of a bundle that KServe can read."""
     from kfp_ddp.models.open_bundle import model_name, open_bundle
     from kfp_ddp.models.serving.inference_service import manifest
 
     sealed = open_bundle(bundle)
     model = model_name(sealed)
-    made = manifest(name or model.lower(), sealed.uri, model, runtime, image=image)
-    return yaml.safe_dump(made, sort_keys=False)
+    service = manifest(name or model.lower(), sealed.uri, model, runtime, image=image)
+    return yaml.safe_dump(service, sort_keys=False)
 
 
 def _check_free(port: int) -> None:
-    """Refuse a port that cannot be listened on, before anything is loaded."""
+    """Refuse a port that is not free, before the model is loaded."""
     try:
         with closing(socket.create_server(("", port))):
             return
     except OSError as error:
         raise InputError(
-            f"port {port} cannot be listened on ({error.strerror}): give another one"
+            f"port {port} is not available ({error.strerror}): give another one"
         ) from None

@@ -1,4 +1,4 @@
-"""`kfp-ddp sync`: a bucket prefix to a folder, without Kubeflow."""
+"""`kfp-ddp sync`: download a bucket prefix to a folder, without Kubeflow."""
 
 import dataclasses
 import math
@@ -12,12 +12,12 @@ import click
 from kfp_ddp.datasets.options import Options
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
-OF_A_FOLDER: dict[str, Any] = {"verify": "quick", "delete": False}
-"""Other defaults for a plain folder, which people and other programs write to as well."""
+FOLDER_DEFAULTS: dict[str, Any] = {"verify": "quick", "delete": False}
+"""Defaults for a plain folder, which users and other programs may also write to."""
 
 
 class _Number(click.FloatRange):
-    """Neither NaN, which is in every range of click's, nor infinite."""
+    """Refuses infinity, and NaN, which click accepts in every range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -29,23 +29,23 @@ class _Number(click.FloatRange):
 
 
 def _option(field: "dataclasses.Field[Any]") -> click.Option:
-    """The option of the command line for a field of `Options`."""
+    """Return the command line option of a field of `Options`."""
     flag = f"--{field.name.replace('_', '-')}"
-    told = field.metadata
-    more: dict[str, Any] = {"help": told["description"], "default": field.default}
-    if field.name in OF_A_FOLDER:
-        shown = f"{OF_A_FOLDER[field.name]}, with --versions {field.default}".lower()
+    metadata = field.metadata
+    more: dict[str, Any] = {"help": metadata["description"], "default": field.default}
+    if field.name in FOLDER_DEFAULTS:
+        shown = f"{FOLDER_DEFAULTS[field.name]}, with --versions {field.default}".lower()
         more |= {"default": None, "show_default": shown}
     if field.type is bool:
         flag += f"/--no-{flag[2:]}" if field.default else ""
         more["is_flag"] = True
     elif isinstance(field.default, tuple):
-        more |= {"multiple": True, "help": f"{told['description']} May be repeated."}
+        more |= {"multiple": True, "help": f"{metadata['description']} May be repeated."}
     elif field.type in (int, float):
         kind = click.IntRange if field.type is int else _Number
-        more["type"] = kind(told.get("ge"), told.get("le"))
-    elif known := typing.get_args(field.type):
-        more["type"] = click.Choice(known)
+        more["type"] = kind(metadata.get("ge"), metadata.get("le"))
+    elif choices := typing.get_args(field.type):
+        more["type"] = click.Choice(choices)
     return click.Option([flag, *SHORT.get(field.name, ())], **more)
 
 
@@ -55,13 +55,13 @@ OPTIONS = [_option(field) for field in dataclasses.fields(Options) if field.name
 @click.command("sync", context_settings={"show_default": True})
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--versions", is_flag=True, help="Keep versions by digest, and a link `current`.")
+@click.option("--versions", is_flag=True, help="Store versions by digest, and a link `current`.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(source: str, target: Path, versions: bool, quiet: bool, **options: Any) -> None:
-    """Bring SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.
+    """Download SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.
 
-    Without --versions the files themselves lie in TARGET; what is there already is compared by
-    size and time, and extras stay unless --delete is given.
+    Without --versions the files are directly in TARGET; existing files are compared by size and
+    time, and other files are not deleted unless --delete is given.
     """
     from kfp_ddp.datasets import report
     from kfp_ddp.datasets.progress import Progress
@@ -69,9 +69,9 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     from kfp_ddp.storage.addresses import check_place
 
     check_place("source", source)
-    given = {name: value for name, value in options.items() if value is not None}
-    defaults = {} if versions else OF_A_FOLDER
-    checked = Options(mirror=not versions, **(defaults | given))
+    changes = {name: value for name, value in options.items() if value is not None}
+    defaults = {} if versions else FOLDER_DEFAULTS
+    checked = Options(mirror=not versions, **(defaults | changes))
     with Progress(sys.stderr, quiet=quiet) as progress:
         result = sync(source, target, checked, progress.watch)
     if checked.dry_run:

@@ -1,4 +1,4 @@
-"""`kfp-ddp tensorboard`: the curves of runs in TensorBoard, here."""
+"""`kfp-ddp tensorboard`: the curves of runs in a local TensorBoard."""
 
 import re
 from pathlib import Path
@@ -16,51 +16,49 @@ PORT = 6006
 
 @click.command("tensorboard")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|FOLDER...")
-@click.option("--port", type=click.IntRange(1, 65535), help=f"Of this machine. [{PORT}, or free]")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help=f"Local port.  [default: {PORT}, or a free one]"
+)
 @connected
 def command(runs: tuple[str, ...], port: int | None, connection: "Connection") -> None:
-    """Show the curves of RUNs in TensorBoard, until Ctrl-C; several stand side by side.
+    """Show the curves of RUNs in TensorBoard, until Ctrl-C.
 
-    A RUN is its id or the first characters of it, its name, or `last`; a FOLDER that of a run
-    with --local, or what a training wrote. It need not have set `tensorboard`: the curves are
-    made of the metrics that each training keeps, and grow while it goes on. TensorBoard runs on
-    this machine, and nothing stays on the cluster.
+    A RUN is an id or the start of one, a name, or `last`; a FOLDER is that of a run with --local,
+    or of a training. The setting `tensorboard` is not required: the curves come from the metrics
+    of each training, and are updated while it runs. TensorBoard runs on this machine.
 
     kfp-ddp tensorboard last ./photos-model
     """
-    import contextlib
     import tempfile
 
     from kfp_ddp.client import tensorboard
-    from kfp_ddp.client.curves import Shown, bring
-    from kfp_ddp.client.inspection import subjects
+    from kfp_ddp.client.run_info import run_finder
 
-    tensorboard.check()
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
-        shown = Shown(Path(scratch, "shown"))
-        known = stack.enter_context(subjects(connection))
-        here = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
-        found = [known.find(word) for word in runs if not Path(word).is_dir()]
-        there = {_plain(f"{each.name} {each.id[:8]}"): each.files() for each in found}
+    tensorboard.check_installed()
+    with tempfile.TemporaryDirectory() as scratch, run_finder(connection) as finder:
+        log_dir = tensorboard.LogDir(Path(scratch, "shown"))
+        folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
+        infos = [finder.find(word) for word in runs if not Path(word).is_dir()]
+        remote = {_file_name(f"{info.name} {info.id[:8]}"): info.files() for info in infos}
 
         def update() -> None:
-            for title, files in there.items():
-                here[title] = Path(scratch, title)
-                bring(files, here[title])
-            for title, folder in here.items():
-                shown.add(title, folder)
+            for title, files in remote.items():
+                folders[title] = Path(scratch, title)
+                tensorboard.fetch_metrics(files, folders[title])
+            for title, folder in folders.items():
+                log_dir.update(title, folder)
 
         update()
-        tensorboard.serve(shown.folder, port, update, PORT)
+        tensorboard.serve(log_dir.folder, port, update, PORT)
 
 
 def _title(folder: str, others: tuple[str, ...]) -> str:
-    """A folder's name, or its whole path where another one has that name."""
+    """Return a folder's name, or its full path if another one has the same name."""
     name = Path(folder).resolve().name
-    same = {Path(each).resolve() for each in others if Path(each).resolve().name == name}
+    same = {Path(one).resolve() for one in others if Path(one).resolve().name == name}
     return name if len(same) == 1 else str(Path(folder).resolve()).strip("/").replace("/", "-")
 
 
-def _plain(name: str) -> str:
-    """A name that anybody may have given, as one of a folder."""
+def _file_name(name: str) -> str:
+    """Replace characters that a file name should not contain."""
     return re.sub(r"[^\w. -]", "-", name)

@@ -1,1 +1,1 @@
-"""What talks with a KFP server, through `kfp.Client`."""
+"""The client of a KFP server, its runs, schedules and models."""

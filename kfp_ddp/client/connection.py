@@ -1,52 +1,61 @@
-"""A connection to the KFP API server, and what it needs of this machine."""
+"""Connections to a KFP API server."""
 
 import contextlib
-import os
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
-    import kfp
+    from kfp_ddp.client.compat import Client
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @contextlib.contextmanager
-def open_client(connection: Connection) -> "Iterator[kfp.Client]":
-    """A client that has reached the server; `client.multi_user` says whether it knows users.
+def open_client(connection: Connection) -> "Iterator[Client]":
+    """Yield a client of a server that answers; `client.multi_user` is true if it has profiles.
 
-    Inside, each request has a time-out, and each failure is a RefusedError (with its `status`) or
-    a ServerError of one line.
+    Each request has a timeout. Each failure is a RefusedError (with its `status`) or a
+    ServerError of one line.
 
     Raises:
-        InputError: no server is set, or the login cannot be used.
+        InputError: no server is configured, or the login is invalid.
         RefusedError: the server refuses this login.
-        ServerError: there is no answer.
+        ServerError: no answer.
     """
-    from kfp_ddp.client import login, port_forward, transport
+    from kfp_ddp.client import compat, login, port_forward, transport
 
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host
         if host:
-            host = place = transport.checked_host(host)
+            host = server = transport.checked_host(host)
         elif OWN_NAMESPACE.exists() and not connection.port_forward:
-            host = place = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
+            host = server = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
         else:
-            place = f"ml-pipeline of namespace {connection.kfp_namespace} (by a forwarded port)"
+            server = f"ml-pipeline of namespace {connection.kfp_namespace} (by a forwarded port)"
             host = stack.enter_context(
                 port_forward.service(
                     "ml-pipeline", connection.kfp_namespace, 8888, connection.context
                 )
             )
-        who = login.find(connection, host)
-        yield transport.Client(connection, host, place, who)
+        rest_client = functools.partial(
+            transport.Transport,
+            server=server,
+            seconds=connection.timeout,
+            login=login.choose(connection, host),
+        )
+        client = compat.Client(host, transport.checked_ca_file(connection.ca_file), rest_client)
+        if client.multi_user:
+            client.set_user_namespace(_profile(connection, server))
+        yield client
 
 
 def own_namespace(context: str = "") -> str:
-    """Namespace of the pod that this runs in, or of the kubeconfig's context; '' without either."""
+    """Return the namespace of this pod, or of the kubeconfig's context; '' without either."""
     if OWN_NAMESPACE.exists():
         return OWN_NAMESPACE.read_text().strip()
     from kubernetes import config
@@ -55,27 +64,16 @@ def own_namespace(context: str = "") -> str:
 
     with contextlib.suppress(*config_faults()):
         contexts, current = config.list_kube_config_contexts()
-        named = {each["name"]: each for each in contexts}
-        found: dict[str, Any] = named.get(context) or current
-        return str(found["context"].get("namespace", ""))
+        by_name = {one["name"]: one for one in contexts}
+        chosen: dict[str, Any] = by_name.get(context) or current
+        return str(chosen["context"].get("namespace", ""))
     return ""
 
 
-def secret_of(variable: str, path: str) -> str:
-    """What an environment variable or a file holds; '' where neither is set.
-
-    Raises:
-        InputError: the file cannot be read, or is empty.
-    """
-    from kfp_ddp.core.errors import InputError
-
-    if not path:
-        return os.environ.get(variable, "")
-    try:
-        found = Path(path).expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(f"cannot read {path}: {reason}") from None
-    if not found:
-        raise InputError(f"{path} is empty: it should hold what {variable} would")
-    return found
+def _profile(connection: Connection, server: str) -> str:
+    namespace = connection.namespace or own_namespace(connection.context)
+    if not namespace:
+        raise InputError(
+            f"KFP at {server} has several users: give --namespace, the one of your profile"
+        )
+    return namespace

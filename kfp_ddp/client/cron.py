@@ -1,4 +1,4 @@
-"""Cron as people write it, five fields, and as KFP takes it: six, with the seconds first.
+"""Cron schedules: five fields for users, six for KFP, whose first field is the second.
 
 KFP accepts five fields and reads the first as seconds, so `0 3 * * *` runs each hour, at minute 3.
 """
@@ -32,43 +32,45 @@ _PART = r"(?:[*?]|(?P<low>\w+)(?:-(?P<high>\w+))?)(?P<step>/[1-9]\d?)?"
 
 
 def six_fields(text: str) -> str:
-    """The six fields of a schedule of five, of six, or of a name such as @daily.
+    """Return a schedule of five or six fields, or a name such as @daily, as six fields.
 
     Raises:
-        InputError: it is no cron, runs more than once a minute, or names a time zone.
+        InputError: the schedule is invalid, runs more than once a minute, or names a time zone.
     """
     words = text.split()
     if words and words[0].upper().startswith(("TZ=", "CRON_TZ=")):
         raise InputError(
             f"{text!r} names a time zone, which KFP refuses: its server has one for all schedules "
-            f"(CRON_SCHEDULE_TIMEZONE, else UTC); write {' '.join(words[1:])!r} in that one"
+            f"(CRON_SCHEDULE_TIMEZONE, else UTC); write {' '.join(words[1:])!r} in that zone"
         )
     if text.strip() in MACROS:
         return MACROS[text.strip()]
     if text.startswith("@"):
-        raise InputError(f"{text!r} is no schedule{hint(text, list(MACROS))}; or write five fields")
+        raise InputError(
+            f"{text!r} is not a schedule{hint(text, list(MACROS))}; or write five fields"
+        )
     if len(words) not in (5, 6):
         raise InputError(
             f"{text!r} has {len(words)} fields: a cron has five, minute hour day month weekday, "
             "such as '0 3 * * *' for each day at 03:00"
         )
-    given = words if len(words) == 6 else ["0", *words]
-    if not given[0].isdigit():
+    fields = words if len(words) == 6 else ["0", *words]
+    if not fields[0].isdigit():
         raise InputError(
-            f"{text!r} has six fields, so the first is the second, and {given[0]} of it runs more "
-            f"than once a minute: write {' '.join(['0', *given[1:]])!r}"
+            f"{text!r} has six fields, so the first is the second, and {fields[0]} runs more than "
+            f"once a minute: write {' '.join(['0', *fields[1:]])!r}"
         )
-    return " ".join(_field(word, *limits) for word, limits in zip(given, _FIELDS, strict=True))
+    return " ".join(_field(word, *limits) for word, limits in zip(fields, _FIELDS, strict=True))
 
 
 def as_read(text: str) -> str:
-    """The six fields that KFP reads in what a schedule there holds; '' if nothing of ours does."""
+    """Return the six fields that KFP reads in a schedule of the server; '' if it is not a cron."""
     fields = (MACROS.get(text.strip()) or text).split()
     return " ".join({5: [*fields, "*"], 6: fields}.get(len(fields), []))
 
 
-def words(six: str) -> str:
-    """Six fields as a person says them: At 03:00, every day."""
+def describe(six: str) -> str:
+    """Return six fields as text, such as "At 03:00, every day"."""
     from cron_descriptor import Options, get_description
 
     options = Options()
@@ -77,10 +79,10 @@ def words(six: str) -> str:
 
 
 def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[datetime]:
-    """When it runs next, in the zone of the server.
+    """Return the next times of a schedule, in the zone of the server.
 
     Raises:
-        InputError: never, as on the 31st of February.
+        InputError: there are none, as on the 31st of February.
     """
     from croniter import CroniterBadDateError, croniter
 
@@ -91,17 +93,17 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
     try:
         return [times.get_next() for _ in range(count)]
     except CroniterBadDateError:
-        raise InputError(f"{six!r} never comes ({words(six)}): correct day and month") from None
+        raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month") from None
 
 
 def zone(name: str) -> tzinfo:
-    """The time zone of that name.
+    """Return the time zone of a name.
 
     Raises:
-        InputError: there is none.
+        InputError: it does not exist.
     """
     if name == "UTC":
-        return UTC  # also where no database of zones is installed
+        return UTC  # needs no database of zones
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError):
@@ -118,11 +120,11 @@ def _field(word: str, name: str, lowest: int, highest: int) -> str:
 
 
 def _part(part: str, name: str, lowest: int, highest: int) -> str:
-    """One of a field's parts, in numbers; Sunday is 0, also where it was 7."""
-    found = re.fullmatch(_PART, part, re.ASCII)
-    if found is None:
-        raise InputError(f"{part!r} is no {name} of a cron: write *, 5, 1-5, */15 or 1,15")
-    low, high, step = found["low"], found["high"], found["step"] or ""
+    """Return one part of a field in numbers; Sunday is 0 and never 7."""
+    match = re.fullmatch(_PART, part, re.ASCII)
+    if match is None:
+        raise InputError(f"{part!r} is an invalid {name} of a cron: write *, 5, 1-5, */15 or 1,15")
+    low, high, step = match["low"], match["high"], match["step"] or ""
     if low is None:
         return f"*{step}"
     first = _number(low, name, lowest, highest)
@@ -146,6 +148,6 @@ def _number(word: str, name: str, lowest: int, highest: int) -> int:
         return names.index(word.lower()) + lowest
     most = 7 if name == "weekday" else highest
     if not word.isdigit() or not lowest <= int(word) <= most:
-        known = f", or {names[0]} to {names[-1]}" if names else ""
-        raise InputError(f"{word!r} is no {name}: it is {lowest} to {highest}{known}")
+        also = f", or {names[0]} to {names[-1]}" if names else ""
+        raise InputError(f"{word!r} is an invalid {name}: it is {lowest} to {highest}{also}")
     return int(word)

@@ -1,5 +1,6 @@
-"""A run that is followed until its end: its steps as a tree, and how far its training is."""
+"""Follow a run until its end: its steps as a tree, and the progress of its training."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -7,21 +8,24 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from kfp_ddp.client.progress import Progress
+from kfp_ddp.client import pods
 from kfp_ddp.client.runs import ended, spec_of, started
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import JobError, ServerError
+from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
+from kfp_ddp.jobs.live_runs import KFP_RUN
 from kfp_ddp.jobs.progress import clock
+from kfp_ddp.k8s.api import Api, ApiError, core
 
 if TYPE_CHECKING:
-    import kfp
     from kfp_server_api import V2beta1Run
     from rich.tree import Tree
 
+    from kfp_ddp.client.compat import Client
+
 POLL_SECONDS = 2.0
 SILENCE_SECONDS = 300.0
-"""How long the server may not answer while a run is followed."""
+"""How long the server may fail to answer while a run is followed."""
 MARKS = {
     "SUCCEEDED": ("✓", "green"),
     "CACHED": ("✓", "green"),
@@ -33,38 +37,79 @@ MARKS = {
     "OMITTED": ("–", "dim"),
 }
 """A mark and a colour for each state."""
-WORDS = {
-    "PENDING": "waits",
-    "RUNNING": "runs",
+LABELS = {
+    "PENDING": "pending",
+    "RUNNING": "running",
     "SUCCEEDED": "",
-    "CACHED": "from the cache",
+    "CACHED": "cached",
     "FAILED": "failed",
     "CANCELED": "cancelled",
-    "SKIPPED": "its condition did not hold",
+    "SKIPPED": "skipped (condition is false)",
     "OMITTED": "not run",
 }
+ACTIVE = ("RUNNING", "PENDING")
+PROGRESS_LINE = re.compile(r"step \d+(/\d+)? · .*")
+PROGRESS_LINES = 40
+PROGRESS_SECONDS = 5.0
+RETRY_SECONDS = 300.0
+"""Pause after the cluster refused a request."""
 
-GOING = ("RUNNING", "PENDING")
+
+class Progress:
+    """Progress of a run's steps, from the logs of its pods, if the cluster can be reached."""
+
+    def __init__(self, connection: Connection, run_id: str) -> None:
+        self._connection, self._run_id = connection, run_id
+        self._api: Api | None = None
+        self._not_before = 0.0
+        self._lines: dict[str, tuple[float, str]] = {}
+        """By pod: the time of the last look, and its line."""
+
+    def __call__(self, step: Step) -> str:
+        """Return the newest line of progress, or why the pod waits; '' for neither."""
+        pod = step.pods[-1] if step.pods else ""
+        looked, line = self._lines.get(pod, (-PROGRESS_SECONDS, ""))
+        now = time.monotonic()
+        if not pod or now - looked < PROGRESS_SECONDS or now < self._not_before:
+            return line
+        try:
+            line = self._look(step)
+        except (ApiError, StorageError, InputError):
+            self._not_before = now + RETRY_SECONDS
+        self._lines[pod] = (now, line)
+        return line
+
+    def _look(self, step: Step) -> str:
+        api = self._api = self._api or pods.api_of(self._connection)
+        query = {"labelSelector": f"{KFP_RUN}={self._run_id}"}
+        items = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
+        pod = pods.find_pod(items, step)  # without retries, since a user watches
+        if pod is None:
+            return ""
+        if reason := pods.waiting_reason(pod):
+            return f"pending: {reason}"
+        lines = (PROGRESS_LINE.search(line) for line in pods.log(api, pod, tail=PROGRESS_LINES))
+        return ([""] + [match[0].strip() for match in lines if match])[-1]
 
 
-class Teller(Protocol):
-    """What shows a run to a person each time that it is looked at."""
+class View(Protocol):
+    """Shows a run each time that it is polled."""
 
-    def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
+    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
         """Show what is new."""
 
 
 def wait(seconds: float) -> None:
-    """Let time pass between two looks."""
+    """Sleep between two polls."""
     time.sleep(seconds)
 
 
-def follow(client: "kfp.Client", run_id: str, teller: Teller) -> "V2beta1Run":
+def follow(client: "Client", run_id: str, view: View) -> "V2beta1Run":
     """Show a run until it is over, and return it.
 
     Raises:
-        ServerError: the server has not answered for minutes; the run may go on.
-        RefusedError: the server refuses to tell of it.
+        ServerError: the server has not answered for minutes; the run may still go on.
+        RefusedError: the server refuses to describe it.
     """
     spec, silent_since = None, 0.0
     while True:
@@ -78,79 +123,75 @@ def follow(client: "kfp.Client", run_id: str, teller: Teller) -> "V2beta1Run":
                 raise
             wait(POLL_SECONDS)
             continue
-        teller.tell(run, steps_of(run, spec))
+        view.show(run, steps_of(run, spec))
         if run.state in OVER:
             return run
         wait(POLL_SECONDS)
 
 
 def until_over(
-    client: "kfp.Client",
+    client: "Client",
     connection: Connection,
     run_id: str,
     silent: bool = False,
-    aside: bool = False,
+    to_stderr: bool = False,
 ) -> "V2beta1Run":
-    """Show a run until it is over: a tree on a terminal, lines elsewhere.
+    """Show a run until it is over: as a tree on a terminal, else as lines.
 
     Args:
         client: Of the server.
-        connection: How its cluster is reached, for the progress of a training.
+        connection: To its cluster, for the progress of a training.
         run_id: The run.
         silent: Show nothing.
-        aside: Show it on stderr, since stdout is for a program.
+        to_stderr: Write to stderr, since stdout is for a program.
 
     Raises:
         SystemExit: 130 after an interrupt, with a line.
         KfpDdpError: as `follow`.
     """
     progress = Progress(connection, run_id)
-    stream = sys.stderr if aside else sys.stdout
+    stream = sys.stderr if to_stderr else sys.stdout
     try:
         if silent:
-            return follow(client, run_id, LineTeller(lambda _: None, lambda _: ""))
+            return follow(client, run_id, LineView(lambda _: None, lambda _: ""))
         if stream.isatty():
-            with TreeTeller(progress, stream) as teller:
-                return follow(client, run_id, teller)
-        lines = LineTeller(lambda line: print(line, file=stream, flush=True), progress)
+            with TreeView(progress, stream) as view:
+                return follow(client, run_id, view)
+        lines = LineView(lambda line: print(line, file=stream, flush=True), progress)
         return follow(client, run_id, lines)
     except KeyboardInterrupt:
-        print(f"the run goes on: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
+        print(f"the run continues: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 def check_success(run: "V2beta1Run") -> None:
-    """Refuse a run that is over without success.
-
-    Raises:
-        JobError: naming what tells why.
-    """
+    """Raise JobError for a run that ended without success."""
     if run.state != "SUCCEEDED":
         raise JobError(
-            f"{run.display_name} ended {run.state}: kfp-ddp describe {run.run_id[:8]} tells why"
+            f"{run.display_name} ended {run.state}: see kfp-ddp describe {run.run_id[:8]}"
         )
 
 
-class LineTeller:
-    """A line for each step that changes, for a log."""
+class LineView:
+    """Writes a line for each step that changes, for a log."""
 
-    def __init__(self, say: Callable[[str], None], progress: Callable[[Step], str]) -> None:
-        self._say, self._progress = say, progress
-        self._told: dict[str, str] = {}
+    def __init__(self, write: Callable[[str], None], progress: Callable[[Step], str]) -> None:
+        self._write, self._progress = write, progress
+        self._written: dict[str, str] = {}
 
-    def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        """Print what is new."""
+    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
+        """Write what is new."""
         for leaf in leaves(steps):
-            step, place = leaf.step, leaf.title
-            text = (self._progress(step) if step.state in GOING else "") or _in_words(step)
-            if self._told.get(place, WORDS["PENDING"]) != text:
-                self._told[place] = text
+            step, title = leaf.step, leaf.title
+            text = (self._progress(step) if step.state in ACTIVE else "") or _describe(step)
+            if self._written.get(title, LABELS["PENDING"]) != text:
+                self._written[title] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
-                self._say(f"{datetime.now():%H:%M:%S}  {mark} {place:<15} {text}".rstrip())
+                self._write(f"{datetime.now():%H:%M:%S}  {mark} {title:<15} {text}".rstrip())
 
 
-class TreeTeller(AbstractContextManager["TreeTeller"]):
-    """A tree that is drawn anew in its place on a terminal."""
+class TreeView(AbstractContextManager["TreeView"]):
+    """A tree that is redrawn in place on a terminal."""
 
     def __init__(self, progress: Callable[[Step], str], stream: TextIO) -> None:
         from rich.console import Console
@@ -159,22 +200,22 @@ class TreeTeller(AbstractContextManager["TreeTeller"]):
         self._progress = progress
         self._live = Live(console=Console(file=stream), auto_refresh=False)
 
-    def __enter__(self) -> "TreeTeller":
+    def __enter__(self) -> "TreeView":
         self._live.__enter__()
         return self
 
-    def __exit__(self, *about: Any) -> None:
-        self._live.__exit__(*about)
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
 
-    def tell(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        """Draw it."""
+    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
+        """Draw the tree."""
         self._live.update(tree(run, steps, self._progress), refresh=True)
 
 
 def tree(
     run: "V2beta1Run", steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
 ) -> "Tree":
-    """The steps of a run, to be printed."""
+    """Return the steps of a run, to be printed."""
     from rich.text import Text
     from rich.tree import Tree
 
@@ -182,36 +223,36 @@ def tree(
     head = Text.assemble(
         (f"{mark} ", colour),
         (run.display_name, "bold"),
-        f"  {run.run_id[:8]}  {run.state or 'PENDING'}  {lasted(started(run), ended(run))}",
+        f"  {run.run_id[:8]}  {run.state or 'PENDING'}  {duration(started(run), ended(run))}",
     )
     root = Tree(head, guide_style="dim")
-    _grow(root, steps, progress)
+    _add_branches(root, steps, progress)
     return root
 
 
-def _grow(branch: "Tree", steps: Sequence[Step], progress: Callable[[Step], str]) -> None:
+def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Step], str]) -> None:
     from rich.text import Text
 
     for step in steps:
         mark, colour = MARKS.get(step.state, MARKS["PENDING"])
-        said = progress(step) if step.state in GOING and not step.steps else ""
-        line = Text.assemble(
-            (f"{mark} ", colour), f"{step.title}  ", (said or _in_words(step), "dim")
+        line = progress(step) if step.state in ACTIVE and not step.steps else ""
+        text = Text.assemble(
+            (f"{mark} ", colour), f"{step.title}  ", (line or _describe(step), "dim")
         )
-        _grow(branch.add(line), step.steps, progress)
+        _add_branches(branch.add(text), step.steps, progress)
 
 
-def lasted(start: datetime | None, end: datetime | None) -> str:
-    """How long something took, or takes until now; '' for what has not begun."""
+def duration(start: datetime | None, end: datetime | None) -> str:
+    """Return the time from a start to an end, or until now; '' without a start."""
     return clock(((end or datetime.now(UTC)) - start).total_seconds()) if start else ""
 
 
-def _in_words(step: Step) -> str:
-    said = WORDS.get(step.state, step.state.lower())
-    if step.by_driver and step.state in GOING:
-        said = "is prepared"
+def _describe(step: Step) -> str:
+    text = LABELS.get(step.state, step.state.lower())
+    if step.by_driver and step.state in ACTIVE:
+        text = "starting"
     if step.by_driver and step.state == "FAILED":
-        said = "could not be prepared"
+        text = "failed to start"
     if step.start and step.end and step.state not in ("SKIPPED", "OMITTED"):
-        said = f"{said} {lasted(step.start, step.end)}".strip()
-    return said
+        text = f"{text} {duration(step.start, step.end)}".strip()
+    return text

@@ -1,81 +1,193 @@
-"""Who asks: a token, the cookie of a session, a user of Dex, or a client of IAP."""
+"""Logins: a token, a session cookie, a Dex user, or Google's Identity-Aware Proxy."""
 
 import os
+import re
+import warnings
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
 
-from kfp_ddp.client.connection import secret_of
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, RefusedError, ServerError
+from kfp_ddp.core.text import one_line
+
+if TYPE_CHECKING:
+    import requests
 
 IN_CLUSTER_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
+IAP_SETUP = "https://cloud.google.com/iap/docs/authentication-howto"
+FORM = re.compile(r"<form[^>]*?\baction=[\"']([^\"']*)[\"']", re.IGNORECASE)
+PASSWORD_FIELD = re.compile(r"<input[^>]*\btype=[\"']password[\"']", re.IGNORECASE)
+LINK = re.compile(r"href=[\"']([^\"']*/auth/local[^\"']*)[\"']", re.IGNORECASE)
+HIDDEN = re.compile(
+    r"<input[^>]*\btype=[\"']hidden[\"'][^>]*\bname=[\"']([^\"']+)[\"'][^>]*\bvalue=[\"']([^\"']*)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
 class Login:
-    """What goes with each request."""
+    """Credentials that are sent with each request."""
 
     name: str
-    """How a person would call it, in messages."""
+    """For messages."""
     token: str = ""
     token_file: str = ""
-    """Read for each request: who mounts it renews it."""
+    """Read for each request, since a mounted token is renewed."""
     cookie: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.token or self.token_file or self.cookie)
 
     def headers(self) -> dict[str, str]:
-        """What goes with the next request.
+        """Return the headers of the next request.
 
         Raises:
-            InputError: the file cannot be read, or no header can hold what is in it.
+            InputError: the file cannot be read, or the secret does not fit into a header.
         """
         if self.cookie:
             return {"Cookie": self._checked(self.cookie)}
-        token = self.token or (secret_of("", self.token_file) if self.token_file else "")
+        token = self.token or (_secret("", self.token_file) if self.token_file else "")
         return {"Authorization": f"Bearer {self._checked(token)}"} if token else {}
 
     def _checked(self, secret: str) -> str:
-        """The same, if it fits into a header: http's own error would show it."""
+        """Refuse what no header can contain; the error of http would show the secret."""
         if not (secret.isascii() and secret.isprintable()):
             raise InputError(
-                f"{self.name} holds line ends or other than ASCII: give it in one line, as it was "
-                "issued"
+                f"{self.name} contains line breaks or non-ASCII characters: give it in one line, "
+                "as it was issued"
             )
         return secret
 
 
-def find(connection: Connection, host: str) -> Login:
-    """The login to use: what was set, else the token of the pod that this runs in, else none.
+def choose(connection: Connection, host: str) -> Login:
+    """Return the configured login, or that of this pod's service account, or an empty one.
 
     Raises:
-        InputError: what was set cannot be used.
+        InputError: the configured login is invalid.
     """
     if connection.token_file:
-        secret_of("KFP_DDP_TOKEN", connection.token_file)
+        _secret("KFP_DDP_TOKEN", connection.token_file)
         return Login(f"the token in {connection.token_file}", token_file=connection.token_file)
     if token := os.environ.get("KFP_DDP_TOKEN", "").strip():
         return Login("the token of KFP_DDP_TOKEN", token=token)
-    if cookie := secret_of("KFP_DDP_COOKIE", connection.cookie_file).strip():
+    if cookie := _secret("KFP_DDP_COOKIE", connection.cookie_file).strip():
         source = connection.cookie_file or "KFP_DDP_COOKIE"
         return Login(f"the cookie of {source}", cookie=cookie)
     if connection.username:
-        from kfp_ddp.client import dex
-
-        password = secret_of("KFP_DDP_PASSWORD", connection.password_file)
+        password = _secret("KFP_DDP_PASSWORD", connection.password_file)
         if not password:
             raise InputError(
                 f"there is no password for {connection.username}: set KFP_DDP_PASSWORD or "
                 "--password-file"
             )
-        cookie = dex.session(host, connection, password)
+        cookie = _dex_session(host, connection, password)
         return Login(f"Dex, as {connection.username}", cookie=cookie)
     if connection.iap_client_id:
-        from kfp_ddp.client import iap
-
-        return Login("Identity-Aware Proxy", token=iap.token(connection.iap_client_id))
+        return Login("Identity-Aware Proxy", token=_iap_token(connection.iap_client_id))
     mounted = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH") or IN_CLUSTER_TOKEN
     if Path(mounted).exists():
         return Login("the token of this pod's service account", token_file=mounted)
     return Login("no login")
+
+
+def _secret(variable: str, path: str) -> str:
+    """Return the content of a file, or of an environment variable; '' if neither is set.
+
+    Raises:
+        InputError: the file cannot be read, or is empty.
+    """
+    if not path:
+        return os.environ.get(variable, "")
+    try:
+        secret = Path(path).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InputError(f"cannot read {path}: {reason}") from None
+    if not secret:
+        raise InputError(f"{path} is empty: write into it what {variable} would hold")
+    return secret
+
+
+def _dex_session(host: str, connection: Connection, password: str) -> str:
+    """Fill in the form of a Kubeflow platform's Dex, and return the cookie of the session.
+
+    Raises:
+        InputError: the host has no login form.
+        RefusedError: the user or the password is wrong.
+        ServerError: no answer.
+    """
+    import requests
+
+    with requests.Session() as browser:
+        browser.verify = connection.ca_file or True
+        try:
+            form = _login_page(browser, host, connection.timeout)
+            return _log_in(browser, form, connection, password)
+        except requests.RequestException as error:
+            why = type(error).__name__
+            raise ServerError(f"the login at {host} does not answer: {why}; try again") from None
+
+
+def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requests.Response":
+    page = browser.get(f"{host}/", timeout=seconds)
+    if page.status_code in (401, 403):  # a proxy that redirects only its own page to the login
+        page = browser.get(urljoin(host, "/oauth2/start?rd=/"), timeout=seconds)
+    if not PASSWORD_FIELD.search(page.text) and (link := LINK.search(page.text)):
+        page = browser.get(urljoin(page.url, unescape(link[1])), timeout=seconds)
+    if not PASSWORD_FIELD.search(page.text):
+        raise InputError(
+            f"{host} has no form for a user and a password: leave out username, or give a token "
+            "or a cookie"
+        )
+    if urlsplit(host).scheme == "https" and urlsplit(page.url).scheme != "https":
+        raise InputError(f"{page.url.partition('?')[0]} asks for the password without https")
+    return page
+
+
+def _log_in(
+    browser: "requests.Session", page: "requests.Response", connection: Connection, password: str
+) -> str:
+    action = FORM.search(page.text)
+    target = urljoin(page.url, unescape(action[1]) if action else "")
+    fields = {"login": connection.username, "password": password}
+    answer = browser.post(target, data=fields, timeout=connection.timeout)
+    if PASSWORD_FIELD.search(answer.text) or answer.status_code in (401, 403):
+        raise RefusedError(
+            f"Dex refuses {connection.username}: the user or the password is wrong", 401
+        )
+    if urlsplit(answer.url).path.endswith("/approval"):
+        approval = dict(HIDDEN.findall(answer.text)) | {"approval": "approve"}
+        answer = browser.post(answer.url, data=approval, timeout=connection.timeout)
+    if answer.status_code >= 500 or not browser.cookies:
+        raise ServerError(f"the login of {connection.username} ended with {answer.status_code}")
+    return "; ".join(f"{cookie.name}={cookie.value}" for cookie in browser.cookies)
+
+
+def _iap_token(client_id: str) -> str:
+    """Return an ID token of the configured Google account for this client.
+
+    Raises:
+        InputError: no account is configured.
+    """
+    from google.auth import exceptions
+    from kfp.client import auth
+
+    other = os.environ.get("KF_PIPELINES_APP_OAUTH2_CLIENT_ID")
+    secret = os.environ.get("KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            token, _ = auth.get_auth_token(client_id, other, secret)
+    except exceptions.GoogleAuthError as error:
+        message = one_line(error.args[0] if error.args else error)
+        raise InputError(f"no token for Identity-Aware Proxy: {message}") from None
+    if not token:
+        raise InputError(
+            "no token for Identity-Aware Proxy: a user's own credentials are not enough; set "
+            "GOOGLE_APPLICATION_CREDENTIALS to a service account's key, or both of "
+            f"KF_PIPELINES_APP_OAUTH2_CLIENT_ID and _SECRET ({IAP_SETUP})"
+        )
+    return str(token)

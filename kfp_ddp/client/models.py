@@ -1,4 +1,4 @@
-"""Models at a destination of exports: their versions, where each is from, and which is to beat."""
+"""Exported models at a destination: their versions, lineage and champions."""
 
 import os
 from dataclasses import dataclass, field
@@ -16,19 +16,19 @@ from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.destination import Destination, Folder, open_destination
 
 REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
-"""The variable with a bearer token for the registry."""
+"""Environment variable with a bearer token for the registry."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """A bundle that was exported; what it does not say is ''."""
+    """An exported bundle; unknown values are ''."""
 
     version: str
     uri: str
     champion: bool
-    """Whether CHAMPION names it."""
+    """True if CHAMPION names it."""
     damaged: str = ""
-    """Why nobody may believe it; '' where it is whole."""
+    """Why it is invalid; '' if it is complete."""
     accuracy: float | None = None
     samples: int = 0
     architecture: str = ""
@@ -36,60 +36,61 @@ class Version:
     exported_at: str = ""
     dataset_digest: str = ""
     compared_with: str = ""
-    """The champion's version when it was judged."""
+    """The champion's version at the time of its gate."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of the training."""
+    """Settings of the training."""
 
 
-def opened(destination: str) -> Destination:
-    """The destination, which has to be there.
+def open_models(destination: str) -> Destination:
+    """Return the destination.
 
     Raises:
-        InputError: it is not, or none is named.
+        InputError: it does not exist, or is not set.
     """
     if not destination:
         raise InputError(
-            "there is no destination: give --destination gs://bucket/models, or set it once by "
+            "no destination is set: give --destination gs://bucket/models, or set it by "
             "KFP_DDP_DESTINATION or in kfp-ddp.yaml"
         )
     where = open_destination(destination)
     if isinstance(where, Folder) and not where.root.is_dir():
-        raise InputError(f"there is no folder {where.root}: correct --destination")
+        raise InputError(f"folder {where.root} not found: correct --destination")
     return where
 
 
 def versions(where: Destination, name: str) -> list[Version]:
-    """All versions of a model, the newest first.
+    """Return all versions of a model, the newest first.
 
     Raises:
         InputError: there is no such model.
     """
-    now = pointed_at(where, name)
-    found = [described(where, name, each, now) for each in _versions_of(where, name)]
-    return sorted(found, key=lambda one: one.exported_at, reverse=True)
+    champion = pointed_at(where, name)
+    rows = [describe(where, name, version, champion) for version in _versions_of(where, name)]
+    return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
 
-def described(where: Destination, name: str, version: str, now: str) -> Version:
-    """What a version is, from its own files.
+def describe(where: Destination, name: str, version: str, champion_version: str) -> Version:
+    """Read what a version is from its files.
 
     Args:
         where: The destination.
         name: Of the model.
         version: To describe.
-        now: What CHAMPION names.
+        champion_version: The version that CHAMPION names.
     """
-    uri, champion = f"{where.uri}/{name}/{version}", version == now
+    uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
     try:
-        held = find(uri)
-        if held is None or held.version != version:
-            return Version(version, uri, champion, damaged="its files are not those of this name")
-        config = mapping_in(held.sealed.read("config.json", LARGEST_CONFIG))
-        lineage = mapping_in(held.sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage", {})
+        bundle = find(uri)
+        if bundle is None or bundle.version != version:
+            return Version(version, uri, champion, damaged="its files belong to another version")
+        config = mapping_in(bundle.sealed.read("config.json", LARGEST_CONFIG))
+        lineage = mapping_in(bundle.sealed.read(LINEAGE, LARGEST_CONFIG))
+        lineage = lineage or config.get("lineage", {})
     except (InputError, StorageError) as error:
         if error.retryable:
             raise
         return Version(version, uri, champion, damaged=str(error))
-    evaluation = held.evaluation
+    evaluation = bundle.evaluation
     return Version(
         version,
         uri,
@@ -106,10 +107,10 @@ def described(where: Destination, name: str, version: str, now: str) -> Version:
 
 
 def registry_at(address: str) -> Registry | None:
-    """The registry that is told of moves, '' for none; its token is in `REGISTRY_TOKEN`.
+    """Return the registry to update, None for ''; its token is in `REGISTRY_TOKEN`.
 
     Raises:
-        InputError: it is no address, or there is no client.
+        InputError: the address is invalid, or the client is not installed.
     """
     token = REGISTRY_TOKEN if os.environ.get(REGISTRY_TOKEN) else ""
     return registry_of(Registering.create(registry=address, registry_token=token))
@@ -122,18 +123,17 @@ def promote(
     instead_of: str = "",
     registry: Registry | None = None,
 ) -> tuple[str, str]:
-    """Make a version the champion, if it is whole and nobody else makes another one meanwhile.
+    """Make a version the champion, if it is complete and the champion does not change meanwhile.
 
     Args:
         where: The destination.
         name: Of the model.
-        word: The version, or its first characters.
-        instead_of: The version that has to be the champion now, or its first characters; '' for
-            whichever is.
-        registry: Is told of it; None for none.
+        word: The version, or the start of it.
+        instead_of: The version that must be the champion now, or the start of it; '' for any.
+        registry: To update; None for none.
 
     Returns:
-        The version, and the one that it replaces: the same where it was the champion already.
+        The version, and the replaced one: the same if it was already the champion.
 
     Raises:
         InputError: there is no such version, or another one is the champion.
@@ -145,49 +145,48 @@ def promote(
         raise InputError(
             f"the champion of {name} is {now or 'none'}, not {instead_of}: nothing was changed"
         )
-    return _moved(where, name, version, now, "promote", registry)
+    return _set_champion(where, name, version, now, "promote", registry)
 
 
 def roll_back(where: Destination, name: str, registry: Registry | None = None) -> tuple[str, str]:
-    """Make the champion before this one the champion again; the same two as of `promote`.
+    """Make the previous champion the champion again, and return what `promote` does.
 
     Raises:
-        InputError: there was none before, or it is gone.
+        InputError: there is no previous champion, or it was deleted.
     """
     known, now = _versions_of(where, name), pointed_at(where, name)
     if not now:
-        raise InputError(f"{name} has no champion to go back from: kfp-ddp promote makes one")
+        raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")
     before = succession.replaced_by(succession.changes(where, name), now)
     if before is None and now in known:
-        before = described(where, name, now, now).compared_with
-    there = ", ".join(each for each in known if each != now) or "no others"
+        before = describe(where, name, now, now).compared_with
+    others = ", ".join(one for one in known if one != now) or "no others"
     if not before:
         raise InputError(
-            f"{now} is the first champion of {name} that is known: promote one of its versions "
-            f"({there})"
+            f"{now} is the first known champion of {name}: promote one of its versions ({others})"
         )
     if before not in known:
         raise InputError(
-            f"{before}, the champion of {name} before {now}, is not at {where.uri} any more: "
-            f"promote another version ({there})"
+            f"{before}, the champion of {name} before {now}, was deleted from {where.uri}: "
+            f"promote another version ({others})"
         )
-    return _moved(where, name, before, now, succession.BACK, registry)
+    return _set_champion(where, name, before, now, succession.BACK, registry)
 
 
-def _moved(
+def _set_champion(
     where: Destination, name: str, version: str, now: str, by: str, registry: Registry | None
 ) -> tuple[str, str]:
     if version != now:
-        whole = described(where, name, version, now)
-        if whole.damaged:
-            raise InputError(f"{name} {version} cannot be the champion: {whole.damaged}")
+        described = describe(where, name, version, now)
+        if described.damaged:
+            raise InputError(f"{name} {version} cannot be the champion: {described.damaged}")
         if registry is not None:
             registry.check()
-        found = move(where, name, version, now, by)
-        if found != version:
+        current = move(where, name, version, now, by)
+        if current != version:
             raise StorageError(
-                f"CHAMPION of {name} was moved to {found or 'none'} meanwhile, and stays: look at "
-                f"kfp-ddp models {name}, then try again"
+                f"CHAMPION of {name} was set to {current or 'none'} meanwhile and was not changed: "
+                f"see kfp-ddp models {name}, then try again"
             )
     if registry is not None:
         agree(registry, where, name)
@@ -203,8 +202,8 @@ def _versions_of(where: Destination, name: str) -> list[str]:
 
 
 def _one(name: str, word: str, known: list[str]) -> str:
-    found = [each for each in known if word and each.startswith(word)]
-    if len(found) != 1:
-        many = f"{len(found)} versions" if found else "no version"
-        raise InputError(f"{word!r} is {many} of {name}: there are {', '.join(known)}")
-    return found[0]
+    matches = [one for one in known if word and one.startswith(word)]
+    if len(matches) != 1:
+        many = f"{len(matches)} versions" if matches else "no version"
+        raise InputError(f"{word!r} matches {many} of {name}: there are {', '.join(known)}")
+    return matches[0]

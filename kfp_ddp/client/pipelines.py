@@ -1,29 +1,47 @@
-"""Pipelines that a KFP server has, and their versions."""
+"""Pipelines and their versions on a KFP server: find, read, upload.
 
+An uploaded version is named by its content, so that the same pipeline is not stored twice.
+"""
+
+import contextlib
+import hashlib
+import itertools
 import json
+import tempfile
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError
 
 if TYPE_CHECKING:
-    import kfp
     from kfp_server_api import V2beta1Pipeline, V2beta1PipelineVersion
 
+    from kfp_ddp.client.compat import Client
+    from kfp_ddp.pipelines.document import Document
+
 NEWEST = "created_at desc"
+LONGEST = 32 * 1024**2
+"""Largest pipeline that the server accepts, in bytes."""
 
 
-def named(name: str) -> str:
-    """What the API is asked for to find this name."""
-    predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
-    return json.dumps({"predicates": [predicate]})
+class Uploaded(NamedTuple):
+    """A version on the server."""
+
+    pipeline: str
+    version: str
+    pipeline_id: str
+    version_id: str
+    new: bool
+    """False if the server already had it."""
 
 
-def find_pipeline(client: "kfp.Client", name: str) -> "V2beta1Pipeline | None":
-    """The pipeline of a name: of the own namespace, where there are several users, else shared."""
+def find_pipeline(client: "Client", name: str) -> "V2beta1Pipeline | None":
+    """Return the pipeline of a name: that of the user's namespace before a shared one."""
     for namespace in dict.fromkeys((client.get_user_namespace() or "", "")):
-        answer = client._pipelines_api.pipeline_service_list_pipelines(
-            namespace=namespace, filter=named(name)
+        answer = client.pipeline_service.pipeline_service_list_pipelines(
+            namespace=namespace, filter=_name_filter(name)
         )
         if answer.pipelines:
             return answer.pipelines[0]
@@ -31,37 +49,127 @@ def find_pipeline(client: "kfp.Client", name: str) -> "V2beta1Pipeline | None":
 
 
 def find_version(
-    client: "kfp.Client", pipeline: "V2beta1Pipeline", name: str = ""
+    client: "Client", pipeline: "V2beta1Pipeline", name: str = ""
 ) -> "V2beta1PipelineVersion":
-    """A pipeline's version of that name, or its newest.
+    """Return a pipeline's version of this name, or its newest one.
 
     Raises:
-        InputError: there is none.
+        InputError: it does not exist.
     """
-    found = version_or_none(client, pipeline, name)
-    if found is None:
+    version = version_or_none(client, pipeline, name)
+    if version is None:
         which = f"version {name!r}" if name else "version"
         raise InputError(f"pipeline {pipeline.display_name!r} has no {which} on the server")
-    return found
+    return version
 
 
 def version_or_none(
-    client: "kfp.Client", pipeline: "V2beta1Pipeline", name: str = ""
+    client: "Client", pipeline: "V2beta1Pipeline", name: str = ""
 ) -> "V2beta1PipelineVersion | None":
-    """The same, None where there is none."""
+    """Like `find_version`, but return None if it does not exist."""
     answer = client.list_pipeline_versions(
-        pipeline.pipeline_id, page_size=1, sort_by=NEWEST, filter=named(name) if name else None
+        pipeline.pipeline_id,
+        page_size=1,
+        sort_by=NEWEST,
+        filter=_name_filter(name) if name else None,
     )
     return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
 
-def spec_of(client: "kfp.Client", pipeline_id: str, version_id: str) -> Mapping[str, Any]:
-    """What a version holds, as it was uploaded."""
+def spec_of(client: "Client", pipeline_id: str, version_id: str) -> Mapping[str, Any]:
+    """Return the spec of a version, as it was uploaded."""
     version = client.get_pipeline_version(pipeline_id, version_id)
     return version.pipeline_spec if isinstance(version.pipeline_spec, Mapping) else {}
 
 
 def graph_of(spec: object) -> Mapping[str, Any]:
-    """The pipeline's spec alone, without that of its platform; empty where it is not known."""
-    found = spec.get("pipeline_spec", spec) if isinstance(spec, Mapping) else {}
-    return found if isinstance(found, Mapping) else {}
+    """Return the pipeline's spec without the platform's; empty if there is none."""
+    graph = spec.get("pipeline_spec", spec) if isinstance(spec, Mapping) else {}
+    return graph if isinstance(graph, Mapping) else {}
+
+
+def content_name(document: "Document", name: str) -> str:
+    """Return a version's name: the pipeline's name and a digest of the content."""
+    text = json.dumps(document.body(), sort_keys=True)
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def upload(
+    client: "Client", document: "Document", name: str = "", description: str = ""
+) -> Uploaded:
+    """Upload a pipeline as the newest version, unless the newest one has the same content.
+
+    Args:
+        client: Of the server.
+        document: The pipeline.
+        name: Of the pipeline; '' for its own.
+        description: Of the version.
+
+    Raises:
+        InputError: the pipeline is too large, or another client uploads the same right now.
+    """
+    import yaml
+
+    name = name or document.name
+    version = content_name(document, name)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{name}.yaml".replace("/", "-"))
+        documents = [document.spec, document.platforms] if document.platforms else [document.spec]
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, allow_unicode=True)
+        file.write_text(text, encoding="utf-8")
+        if file.stat().st_size > LONGEST:
+            raise InputError(f"{name} is larger than 32 MB, the limit of a KFP server")
+        return _upload(client, file, name, version, description)
+
+
+def _upload(client: "Client", file: Path, name: str, version: str, description: str) -> Uploaded:
+    pipeline = find_pipeline(client, name)
+    if pipeline and (newest := version_or_none(client, pipeline)):
+        current = newest.display_name
+        if current == version or current.startswith(f"{version}-"):
+            ids = newest.pipeline_id, newest.pipeline_version_id
+            return Uploaded(name, current, *ids, new=False)
+    created, pipeline = pipeline is None, pipeline or _create(client, name)
+    unique = version
+    for number in itertools.count(2):
+        if created or not version_or_none(client, pipeline, unique):
+            break
+        unique = f"{version}-{number}"  # an older version has this content
+    try:
+        answer = client.upload_service.upload_pipeline_version(
+            str(file),
+            name=unique,
+            pipelineid=pipeline.pipeline_id,
+            **({"description": description} if description else {}),
+        )
+    except KfpDdpError as error:
+        with contextlib.suppress(KfpDdpError):  # report why the upload failed
+            if existing := version_or_none(client, pipeline, unique):  # only the answer was lost
+                ids = existing.pipeline_id, existing.pipeline_version_id
+                return Uploaded(name, unique, *ids, new=True)
+            if created:
+                client.delete_pipeline(pipeline.pipeline_id)
+        if getattr(error, "status", 0) == HTTPStatus.CONFLICT:
+            raise InputError(f"another client is uploading {unique} right now") from None
+        raise
+    return Uploaded(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
+
+
+def _create(client: "Client", name: str) -> "V2beta1Pipeline":
+    import kfp_server_api
+
+    body = kfp_server_api.V2beta1Pipeline(name=name, display_name=name)
+    if client.multi_user:
+        body.namespace = client.get_user_namespace()
+    try:
+        return client.pipeline_service.pipeline_service_create_pipeline(body)
+    except RefusedError as error:
+        if error.status == HTTPStatus.CONFLICT:
+            raise InputError(f"another client is creating pipeline {name} right now") from None
+        raise
+
+
+def _name_filter(name: str) -> str:
+    predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+    return json.dumps({"predicates": [predicate]})

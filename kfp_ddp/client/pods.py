@@ -1,27 +1,30 @@
-"""The pods of a run as the cluster has them: those of its steps and those of its jobs."""
+"""The pods of a run on the cluster: of its steps and of its jobs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.steps import Step
-from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.jobs.live_runs import KFP_RUN
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation
-from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started, waiting_reason
+from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
+from kfp_ddp.k8s.pods import waiting_reason as pod_waiting_reason
 
 MAIN = "main"
-"""The container of a step's pod that runs its program."""
+"""The container of a step's pod that runs the program."""
 LOG_SECONDS = 60.0
 NODE = "workflows.argoproj.io/node-id"
 
 
 @dataclass(frozen=True)
 class Event:
-    """What the cluster says of an object, and how often."""
+    """A warning about an object of the cluster."""
 
     object: str
     reason: str
@@ -30,55 +33,70 @@ class Event:
     last: datetime | None
 
 
-def of_steps(api: Api, run_id: str) -> list[Object]:
-    """The pods of a run's steps and of their drivers, oldest first.
+def api_of(connection: Connection) -> Api:
+    """Return the cluster's API in the namespace of the runs.
+
+    Raises:
+        InputError: no cluster is configured.
+    """
+    namespace = connection.namespace or own_namespace(connection.context)
+    try:
+        return Api.connect(namespace or connection.kfp_namespace, connection.context)
+    except InputError:
+        raise InputError(
+            "no cluster is configured to read pods and claims: set KUBECONFIG, or --context"
+        ) from None
+
+
+def list_step_pods(api: Api, run_id: str) -> list[Object]:
+    """Return the pods of a run's steps and of their drivers, oldest first.
 
     Raises:
         StorageError: they cannot be listed.
     """
-    return _listed(api, f"{KFP_RUN}={run_id}")
+    return _list(api, f"{KFP_RUN}={run_id}")
 
 
-def of_jobs(api: Api, run_id: str) -> list[Object]:
-    """The pods of the jobs that a run's steps launched; raises as `of_steps` does."""
-    return _listed(api, f"{RUN}={run_id}")
+def list_job_pods(api: Api, run_id: str) -> list[Object]:
+    """Return the pods of the jobs of a run; raise as `list_step_pods` does."""
+    return _list(api, f"{RUN}={run_id}")
 
 
-def of_step(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
-    """The newest pod that ran a step, or its driver; None where it is gone, or not there yet."""
-    wanted = [step.driver] if driver else list(reversed(step.pods))
-    for node in wanted:
+def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
+    """Return the newest pod of a step, or of its driver; None if it does not exist."""
+    nodes = [step.driver] if driver else list(reversed(step.pods))
+    for node in nodes:
         for pod in pods:
-            told = annotation(pod, NODE)
-            if node and (told == node if told else _number(pod["metadata"]["name"], node)):
+            own = annotation(pod, NODE)
+            if node and (own == node if own else _is_named_after(pod["metadata"]["name"], node)):
                 return pod
     return None
 
 
-def events(api: Api, pods: Sequence[Object]) -> list[Event]:
-    """Warnings of these pods, oldest first, each kind once; raises as `of_steps` does."""
+def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
+    """Return the warnings of these pods, oldest first, each kind once; raise as above."""
     names = {pod["metadata"]["name"] for pod in pods}
     path, query = core(api.namespace, "events"), {"fieldSelector": "type=Warning"}
-    found: dict[tuple[str, str, str], Event] = {}
-    for item in _asked(api, path, query)["items"]:
+    events: dict[tuple[str, str, str], Event] = {}
+    for item in _get(api, path, query)["items"]:
         name = item["involvedObject"].get("name", "")
         if name in names:
             event = _event(name, item)
-            before = found.get((name, event.reason, event.message))
-            times = event.times + (before.times if before else 0)
             key = (name, event.reason, event.message)
-            found[key] = Event(name, event.reason, event.message, times, event.last)
-    return sorted(found.values(), key=lambda each: each.last.timestamp() if each.last else 0)
+            before = events.get(key)
+            times = event.times + (before.times if before else 0)
+            events[key] = Event(*key, times, event.last)
+    return sorted(events.values(), key=lambda one: one.last.timestamp() if one.last else 0)
 
 
 def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator[str]:
-    """Lines of a container's log; none where it has not begun.
+    """Yield the lines of a container's log; none before it has started.
 
     Args:
         api: The pod's namespace.
         pod: The pod.
-        container: Of it.
-        tail: The last so many; 0 for all.
+        container: Name of the container.
+        tail: Number of last lines; 0 for all.
 
     Raises:
         StorageError: it cannot be read.
@@ -96,14 +114,14 @@ def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator
         ) from None
 
 
-def waits_for(pod: Object) -> str:
-    """Return why a pod does not run yet, in one line; '' for a pod that has started."""
-    reason = waiting_reason(pod)
+def waiting_reason(pod: Object) -> str:
+    """Return why a pod does not run yet, in one line; '' if it has started."""
+    reason = pod_waiting_reason(pod)
     return reason.text if reason else ""
 
 
-def ended_by(pod: Object) -> str:
-    """Return why Kubernetes ended a step's pod; '' if its program ended without its doing."""
+def kill_reason(pod: Object) -> str:
+    """Return why Kubernetes ended a step's pod; '' if its program ended."""
     reason = failure_reason(pod)
     if reason is None:
         return ""
@@ -111,12 +129,12 @@ def ended_by(pod: Object) -> str:
     return f"{reason.text}{hint}"
 
 
-def _listed(api: Api, selector: str) -> list[Object]:
-    found = _asked(api, core(api.namespace, "pods"), {"labelSelector": selector})["items"]
-    return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+def _list(api: Api, selector: str) -> list[Object]:
+    pods = _get(api, core(api.namespace, "pods"), {"labelSelector": selector})["items"]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
-def _asked(api: Api, path: str, query: dict[str, str]) -> Object:
+def _get(api: Api, path: str, query: dict[str, str]) -> Object:
     try:
         return api.call("GET", path, query=query, retry=True, retry_seconds=30)
     except ApiError as error:
@@ -126,8 +144,8 @@ def _asked(api: Api, path: str, query: dict[str, str]) -> Object:
         ) from None
 
 
-def _number(pod: str, node: str) -> bool:
-    """Whether a pod is named after a node: workflow, template, and the number that ends both."""
+def _is_named_after(pod: str, node: str) -> bool:
+    """Return whether a pod's name starts with the node's workflow and ends with its number."""
     workflow, _, number = node.rpartition("-")
     return pod.startswith(f"{workflow}-") and pod.rpartition("-")[2] == number
 

@@ -1,52 +1,75 @@
-"""Schedules of a KFP server, which it calls recurring runs: to find one, and what it does."""
+"""Schedules on a KFP server, which it calls recurring runs: find, read and describe them."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import cron
-from kfp_ddp.client.pages import pages
-from kfp_ddp.client.runs import NOT_YET, UUID, known_time, newest_runs
+from kfp_ddp.client.runs import NEVER, UUID, known_time, newest_runs, pages
 from kfp_ddp.client.steps import OVER
 from kfp_ddp.core.errors import InputError, RefusedError
 from kfp_ddp.core.settings import hint
 
 if TYPE_CHECKING:
-    import kfp
     from kfp_server_api import V2beta1RecurringRun, V2beta1Run
+
+    from kfp_ddp.client.compat import Client
 
 PAGE = 100
 ALL = 1_000_000
 ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
 
 
-def all_of(client: "kfp.Client") -> "list[V2beta1RecurringRun]":
-    """Every schedule of the namespace, the newest first."""
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a schedule."""
 
-    def ask(token: str) -> "tuple[Sequence[V2beta1RecurringRun], str]":
+    name: str
+    cron: str
+    """Six fields."""
+    pipeline_id: str
+    version_id: str
+    """'' for the newest version at each time."""
+    experiment_id: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    start: datetime | None = None
+    end: datetime | None = None
+    catchup: bool = False
+    max_concurrency: int = 1
+    enabled: bool = True
+    pipeline_root: str = ""
+    service_account: str = ""
+
+
+def list_all(client: "Client") -> "list[V2beta1RecurringRun]":
+    """Return all schedules of the namespace, the newest first."""
+
+    def read(token: str) -> "tuple[Sequence[V2beta1RecurringRun], str]":
         answer = client.list_recurring_runs(
             page_token=token,
             page_size=PAGE,
             sort_by="created_at desc",
-            namespace=client.get_user_namespace() or None,  # unlike of runs, it does not ask itself
+            namespace=client.get_user_namespace() or None,  # here kfp has no default
         )
         return answer.recurring_runs, answer.next_page_token
 
-    return [each for page in pages(ask) for each in page]
+    return [schedule for page in pages(read) for schedule in page]
 
 
-def find(client: "kfp.Client", word: str) -> "V2beta1RecurringRun":
-    """The one schedule that a person means.
+def find(client: "Client", word: str) -> "V2beta1RecurringRun":
+    """Return the schedule that a word names.
 
-    Of several of one name it is the one that is enabled: others are what `replace` left.
+    Of several with this name it is the enabled one: the others were left by `replace`.
 
     Args:
         client: Of the server.
-        word: The schedule's name, its id, or the first characters of that.
+        word: The schedule's name, its id, or the start of the id.
 
     Raises:
-        InputError: there is none, or more than one.
+        InputError: it names no schedule, or several.
     """
     if UUID.fullmatch(word):
         try:
@@ -55,98 +78,214 @@ def find(client: "kfp.Client", word: str) -> "V2beta1RecurringRun":
             if error.status != 404:
                 raise
             raise InputError(
-                f"there is no schedule {word}: it was deleted, or is another server's; "
+                f"there is no schedule {word}: it was deleted, or is on another server; "
                 "kfp-ddp schedule list shows them"
             ) from None
-    known = all_of(client)
-    found = named(known, word) or [
+    known = list_all(client)
+    matches = named(known, word) or [
         one for one in known if word and one.recurring_run_id.startswith(word)
     ]
-    if not found:
+    if not matches:
         near = hint(word, [one.display_name for one in known])
         raise InputError(
             f"there is no schedule {word!r}{near or '; kfp-ddp schedule list shows them'}"
         )
-    enabled = [one for one in found if state(one) == ENABLED]
-    same = len({one.display_name for one in found}) == 1
-    if len(enabled) > 1 or (not same and len(found) > 1):
-        several = ", ".join(one.recurring_run_id[:8] for one in found)
-        raise InputError(f"{word!r} is {len(found)} schedules: {several}; give one's id")
-    return (enabled or found)[0]
+    enabled = [one for one in matches if state(one) == ENABLED]
+    same = len({one.display_name for one in matches}) == 1
+    if len(enabled) > 1 or (not same and len(matches) > 1):
+        several = ", ".join(one.recurring_run_id[:8] for one in matches)
+        raise InputError(f"{word!r} matches {len(matches)} schedules: {several}; give one's id")
+    return (enabled or matches)[0]
 
 
-def named(known: "list[V2beta1RecurringRun]", name: str) -> "list[V2beta1RecurringRun]":
-    """Those of that very name."""
-    return [one for one in known if one.display_name == name]
+def named(schedules: "list[V2beta1RecurringRun]", name: str) -> "list[V2beta1RecurringRun]":
+    """Return those of exactly this name."""
+    return [one for one in schedules if one.display_name == name]
 
 
-def runs_of(client: "kfp.Client", schedule: "V2beta1RecurringRun") -> "Iterator[V2beta1Run]":
-    """The runs that it has started, the newest first."""
+def runs_of(client: "Client", schedule: "V2beta1RecurringRun") -> "Iterator[V2beta1Run]":
+    """Yield the runs that a schedule started, the newest first."""
     newest = newest_runs(client, ALL, schedule.experiment_id)
-    since = schedule.created_at or NOT_YET
+    since = schedule.created_at or NEVER
     for run in takewhile(lambda one: (one.created_at or since) >= since, newest):
         if run.recurring_run_id == schedule.recurring_run_id:
             yield run
 
 
-def going(client: "kfp.Client", schedule: "V2beta1RecurringRun") -> "list[V2beta1Run]":
-    """Those of its runs that are not over."""
+def active_runs(client: "Client", schedule: "V2beta1RecurringRun") -> "list[V2beta1Run]":
+    """Return its runs that are not over."""
     return [run for run in runs_of(client, schedule) if run.state not in OVER]
 
 
 def state(schedule: "V2beta1RecurringRun", now: datetime | None = None) -> str:
-    """Whether it starts runs."""
+    """Return enabled, paused or ended."""
     end = limits(schedule)[1]
     if end is not None and end <= (now or datetime.now(UTC)):
         return ENDED
     return ENABLED if schedule.status == "ENABLED" else PAUSED
 
 
-def written(schedule: "V2beta1RecurringRun") -> str:
-    """Its cron, as the server keeps it; '' where it has none."""
+def cron_of(schedule: "V2beta1RecurringRun") -> str:
+    """Return the cron as the server stores it; '' if there is none."""
     return str(_trigger(schedule).get("cron") or "")
 
 
-def when(schedule: "V2beta1RecurringRun") -> str:
-    """What its server does, in words."""
-    found = _trigger(schedule)
-    if seconds := found.get("interval_second"):
-        return f"Every {int(seconds):,} seconds"
-    six = cron.as_read(written(schedule))
-    return cron.words(six) if six else written(schedule) or "never"
-
-
-def misread(schedule: "V2beta1RecurringRun") -> str:
-    """What is wrong with a cron that the server does not read as its author does; '' if nothing."""
-    given = written(schedule)
-    if len(given.split()) != 5:
-        return ""
-    return (
-        f"its cron has five fields ({given}), of which KFP reads the first as seconds; "
-        f"kfp-ddp schedule replace {schedule.display_name} --cron '{given}' sets it right"
-    )
-
-
 def limits(schedule: "V2beta1RecurringRun") -> tuple[datetime | None, datetime | None]:
-    """When it begins and ends; None where it is open."""
-    found = _trigger(schedule)
-    return known_time(found.get("start_time")), known_time(found.get("end_time"))
+    """Return the start and the end of a schedule; None if unlimited."""
+    trigger = _trigger(schedule)
+    return known_time(trigger.get("start_time")), known_time(trigger.get("end_time"))
 
 
-def next_of(
+def next_times(
     schedule: "V2beta1RecurringRun", zone: tzinfo, now: datetime, count: int = 3
 ) -> list[datetime]:
-    """When it starts its next runs, were it enabled; none where nobody here can tell."""
-    six = cron.as_read(written(schedule))
+    """Return the next times of a schedule as if it were enabled; empty if they are not known."""
+    six = cron.as_read(cron_of(schedule))
     start, end = limits(schedule)
     try:
         times = cron.next_times(six, zone, max(now, start or now), count) if six else []
     except InputError:
         return []
-    return [each for each in times if end is None or each <= end]
+    return [time for time in times if end is None or time <= end]
+
+
+def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> Plan:
+    """Return the settings of a schedule, to create it again.
+
+    The cron is '' if the server reads another one than its author wrote. A start in the past is
+    dropped, so that missed runs are not repeated.
+    """
+    reference, runtime = schedule.pipeline_version_reference, schedule.runtime_config
+    start, end = limits(schedule)
+    text = cron_of(schedule)
+    return Plan(
+        name=schedule.display_name,
+        cron="" if len(text.split()) == 5 else cron.as_read(text),
+        pipeline_id=(reference and reference.pipeline_id) or "",
+        version_id=(reference and reference.pipeline_version_id) or "",
+        experiment_id=schedule.experiment_id,
+        arguments=dict((runtime and runtime.parameters) or {}),
+        start=start if start and start > now else None,
+        end=end,
+        catchup=not schedule.no_catchup,
+        max_concurrency=int(schedule.max_concurrency or 1),
+        enabled=schedule.status == "ENABLED",
+        pipeline_root=(runtime and runtime.pipeline_root) or "",
+        service_account=schedule.service_account or "",
+    )
+
+
+def version_of(client: "Client", plan: Plan) -> str:
+    """Return the pipeline as NAME@VERSION, or as NAME if it is always the newest version.
+
+    Raises:
+        InputError: the pipeline was deleted, or was never uploaded.
+    """
+    if not plan.pipeline_id:
+        raise InputError(f"{plan.name} has a pipeline without a name: give --pipeline")
+    pipeline = client.get_pipeline(plan.pipeline_id).display_name
+    if not plan.version_id:
+        return str(pipeline)
+    version = client.get_pipeline_version(plan.pipeline_id, plan.version_id)
+    return f"{pipeline}@{version.display_name}"
+
+
+def document(
+    client: "Client",
+    schedule: "V2beta1RecurringRun",
+    time_zone: str,
+    pipelines: dict[tuple[str, str], str] | None = None,
+) -> dict[str, Any]:
+    """Return what `--json` prints of a schedule.
+
+    Args:
+        client: Of the server.
+        schedule: The schedule.
+        time_zone: Of the server's schedules.
+        pipelines: Cache of the names of pipelines and versions.
+    """
+    now, zone = datetime.now(UTC), cron.zone(time_zone)
+    plan = plan_of(schedule, now)
+    start, end = limits(schedule)
+    cache = {} if pipelines is None else pipelines
+    key = (plan.pipeline_id, plan.version_id)
+    if key not in cache:
+        cache[key] = _pipeline(client, plan)
+    return {
+        "id": schedule.recurring_run_id,
+        "name": schedule.display_name,
+        "state": state(schedule, now),
+        "cron": cron_of(schedule),
+        "when": _describe(schedule),
+        "time_zone": time_zone,
+        "next": [time.isoformat() for time in next_times(schedule, zone, now)],
+        "start": start and start.isoformat(),
+        "end": end and end.isoformat(),
+        "pipeline": cache[key],
+        "catchup": plan.catchup,
+        "max_concurrency": plan.max_concurrency,
+        "parameters": plan.arguments,
+        "warning": _warning(schedule),
+    }
+
+
+def rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a document, each with a label."""
+    when, text = document["when"], document["cron"]
+    yield "when", f"{when} ({text})" if text else when
+    yield "next", ", ".join(map(minute, document["next"])) or "never"
+    yield "time zone", f"{document['time_zone']}, that of the server (CRON_SCHEDULE_TIMEZONE)"
+    for label, name in (("from", "start"), ("until", "end")):
+        if document[name]:
+            yield label, minute(document[name])
+    yield "pipeline", document["pipeline"]
+    yield "concurrency", f"at most {document['max_concurrency']}; further runs wait"
+    yield (
+        "catch-up",
+        "enabled (one run for each missed time)"
+        if document["catchup"]
+        else "disabled (one run for all missed times)",
+    )
+    for name, value in document["parameters"].items():
+        yield "parameter", f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+    for run in document.get("runs", []):
+        yield "run", f"{run['run_id'][:8]} {run['state'].lower()}, {minute(run['began'] or '')}"
+
+
+def minute(moment: str) -> str:
+    """Return an ISO time as text, without seconds."""
+    return moment[:16].replace("T", " ")
+
+
+def _describe(schedule: "V2beta1RecurringRun") -> str:
+    if seconds := _trigger(schedule).get("interval_second"):
+        return f"Every {int(seconds):,} seconds"
+    six = cron.as_read(cron_of(schedule))
+    return cron.describe(six) if six else cron_of(schedule) or "never"
+
+
+def _warning(schedule: "V2beta1RecurringRun") -> str:
+    """Return what is wrong with a cron that the server reads differently; '' if nothing."""
+    text = cron_of(schedule)
+    if len(text.split()) != 5:
+        return ""
+    return (
+        f"its cron has five fields ({text}), of which KFP reads the first as seconds; "
+        f"kfp-ddp schedule replace {schedule.display_name} --cron '{text}' corrects it"
+    )
+
+
+def _pipeline(client: "Client", plan: Plan) -> str:
+    if not plan.pipeline_id:
+        return "a pipeline that was not uploaded"
+    try:
+        name = version_of(client, plan)
+    except InputError:
+        return "a deleted pipeline"
+    return name if plan.version_id else f"{name}, always the newest version"
 
 
 def _trigger(schedule: "V2beta1RecurringRun") -> dict[str, Any]:
     trigger = schedule.trigger
-    found = trigger and (trigger.cron_schedule or trigger.periodic_schedule)
-    return found.to_dict() if found else {}
+    timing = trigger and (trigger.cron_schedule or trigger.periodic_schedule)
+    return timing.to_dict() if timing else {}

@@ -1,9 +1,9 @@
-"""The steps of a run as a person means them, out of the many nodes that a KFP server tells of.
+"""The steps of a run: tasks, groups and iterations, from the nodes that a KFP server lists.
 
-A server lists every node of the Argo workflow: for each task a driver, a wrapper, an executor, and
-each of them twice, once for its attempts. A node names its children by their ids alone, and an id
-is a hash of the node's whole name: so the names are tried from the root on, and what is found
-is folded into a tree of tasks, groups and iterations.
+A server lists every node of the Argo workflow: for each task a driver, a wrapper and an executor,
+and for each of these its attempts. A node names its children by their ids only, and an id is a
+hash of the node's full name. So names are tried from the root down until the ids match. The
+Workflow itself has the tree, but many users may read only the KFP API.
 """
 
 import re
@@ -22,7 +22,7 @@ OVER = frozenset({"SUCCEEDED", "CACHED", "SKIPPED", "FAILED", "CANCELED", "OMITT
 ATTEMPT = re.compile(r"\((\d+)\)$")
 ITERATION = re.compile(r"^iteration-iterations\((\d+):.*\)$")
 OF_A_LOOP = ("iteration-driver", "iteration-iterations")
-"""Nodes of a loop that are none of its iterations."""
+"""Nodes of a loop that are not iterations."""
 HOOK = ".onExit"
 MOST_ATTEMPTS = 20
 
@@ -32,25 +32,25 @@ class Step:
     """A task of a pipeline, a group of tasks, or an iteration of a loop."""
 
     name: str
-    """As the pipeline has it, such as train or exit-handler-1."""
+    """In the pipeline, such as train or exit-handler-1."""
     title: str
-    """As people read it: the display name where the pipeline's spec is known, else the name."""
+    """The display name if the pipeline's spec is known, else the name."""
     state: str
     """PENDING, RUNNING, SUCCEEDED, CACHED, FAILED, SKIPPED by a condition, CANCELED, or OMITTED
-    where it never began because of another."""
+    if it never started because another step failed."""
     start: datetime | None = None
     end: datetime | None = None
     pods: tuple[str, ...] = ()
-    """Argo's ids of its pods, newest last: the last number of an id ends the pod's name too."""
+    """Argo's ids of its pods, newest last; an id and the pod's name end with the same number."""
     driver: str = ""
-    """Argo's id of the pod that prepares it."""
+    """Argo's id of its driver's pod."""
     by_driver: bool = False
-    """Whether it is its driver that failed, or that still runs."""
+    """True if the state is that of its driver."""
     steps: tuple["Step", ...] = ()
-    """What a group or a loop holds."""
+    """The content of a group or a loop."""
 
     def walk(self) -> Iterator["Step"]:
-        """Itself and all in it, from the top on."""
+        """Yield the step and all steps below it, from the top down."""
         yield self
         for step in self.steps:
             yield from step.walk()
@@ -58,50 +58,50 @@ class Step:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A step that runs a program, told from its like in the other iterations of a loop."""
+    """A step that runs a program, with names that are unique also in loops."""
 
     step: Step
     label: str
-    """As people type it, such as 0/train."""
+    """For input, such as 0/train."""
     title: str
-    """As they read it, such as trials/0/train."""
+    """For output, such as trials/0/train."""
 
 
 @dataclass
 class _Node:
-    """A node of the workflow, with its attempts taken together."""
+    """A node of the workflow with its attempts."""
 
     name: str
     display: str
     attempts: dict[int, "V2beta1PipelineTaskDetail"] = field(default_factory=dict)
-    """By number; its own is -1, and tells of all of them."""
+    """By number; -1 is the node itself."""
     children: dict[str, "_Node"] = field(default_factory=dict)
 
 
 def steps_of(run: "V2beta1Run", spec: Mapping[str, Any] | None = None) -> tuple[Step, ...]:
-    """The steps of a run, in the order in which they run.
+    """Return the steps of a run, in the order in which they run.
 
     Args:
-        run: As the server tells it, with its details.
-        spec: The pipeline's spec, for display names and steps that have not begun; the run's own
-            where it has one.
+        run: With its details.
+        spec: The pipeline's spec, for display names and steps that have not started; by default
+            the run's own.
     """
     details = (run.run_details and run.run_details.task_details) or []
     root = _root(details)
-    found = _folded(root.children["root"], _workflow(details)) if root else []
+    steps = _steps_in(root.children["root"], _workflow(details)) if root else []
     over = (run.state or "") in OVER
-    found = [_settled(step) for step in found] if over else found
-    known = graph_of(spec or run.pipeline_spec)
-    return tuple(_with_spec(found, known, "root", over)) if "root" in known else tuple(found)
+    steps = [_final(step) for step in steps] if over else steps
+    graph = graph_of(spec or run.pipeline_spec)
+    return tuple(_with_spec(steps, graph, "root", over)) if "root" in graph else tuple(steps)
 
 
 def every_step(steps: Sequence[Step]) -> list[Step]:
-    """All steps of a tree, from the top on."""
-    return [each for step in steps for each in step.walk()]
+    """Return all steps of a tree, from the top down."""
+    return [one for step in steps for one in step.walk()]
 
 
 def leaves(steps: Sequence[Step], label: str = "", title: str = "") -> Iterator[Leaf]:
-    """The steps of a tree that are no groups, named below what is given."""
+    """Yield the steps that are not groups, with the prefixes `label` and `title`."""
     for step in steps:
         if not step.steps:
             yield Leaf(step, f"{label}{step.name}", f"{title}{step.title}")
@@ -118,7 +118,7 @@ def leaves(steps: Sequence[Step], label: str = "", title: str = "") -> Iterator[
 def documents(
     steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
 ) -> list[dict[str, Any]]:
-    """The tree as JSON has it."""
+    """Return the tree as JSON."""
     return [
         {
             "name": step.name,
@@ -126,7 +126,7 @@ def documents(
             "state": step.state,
             "start": step.start and step.start.isoformat(),
             "end": step.end and step.end.isoformat(),
-            **({"progress": said} if (said := progress(step)) else {}),
+            **({"progress": line} if (line := progress(step)) else {}),
             **({"steps": documents(step.steps, progress)} if step.steps else {}),
         }
         for step in steps
@@ -134,7 +134,7 @@ def documents(
 
 
 def node_id(workflow: str, name: str) -> str:
-    """The id that Argo gives to a node."""
+    """Return the id of an Argo node."""
     return f"{workflow}-{_hash(name)}"
 
 
@@ -151,21 +151,21 @@ def _ids(detail: "V2beta1PipelineTaskDetail") -> list[str]:
 
 
 def _workflow(details: Sequence["V2beta1PipelineTaskDetail"]) -> str:
-    return next((one.rpartition("-")[0] for each in details for one in _ids(each)), "")
+    return next((one.rpartition("-")[0] for detail in details for one in _ids(detail)), "")
 
 
 def _root(details: Sequence["V2beta1PipelineTaskDetail"]) -> _Node | None:
-    """The tree of the workflow's nodes, or None before the root of the pipeline has begun."""
+    """Return the tree of the workflow's nodes, or None before the pipeline's root has started."""
     workflow = _workflow(details)
-    listed = {one for each in details for one in _ids(each)}
-    tried = {each.display_name: ATTEMPT.search(each.display_name) for each in details}
-    suffixes = {found[0] for found in tried.values() if found}
-    displays = sorted({ATTEMPT.sub("", display) for display in tried} - {workflow})
+    listed = {one for detail in details for one in _ids(detail)}
+    names = {detail.display_name for detail in details}
+    suffixes = {attempt[0] for name in names if (attempt := ATTEMPT.search(name))}
+    displays = sorted({ATTEMPT.sub("", name) for name in names} - {workflow})
     root = _Node(workflow, workflow)
     nodes, frontier = {workflow: root}, [root]
     while frontier:
         parent = frontier.pop()
-        for form in (*sorted(suffixes, reverse=True), ""):  # of a node that was repeated, the last
+        for form in (*sorted(suffixes, reverse=True), ""):  # the last attempt first
             for display in displays:
                 name = f"{parent.name}{form}.{display}"
                 ids = {node_id(workflow, name + suffix) for suffix in ("", *suffixes)}
@@ -182,31 +182,31 @@ def _attribute(
     workflow: str,
     suffixes: set[str],
 ) -> None:
-    """Give each detail to its node: by its children, or else by what began when it did."""
+    """Assign each detail to its node: by its children, else by its start time."""
     names = {node_id(workflow, name + s): name for name in nodes for s in ("", *suffixes)}
     by_display: dict[str, list[_Node]] = {}
     for node in nodes.values():
         by_display.setdefault(node.display, []).append(node)
-    for detail in sorted(details, key=lambda each: (not each.child_tasks, each.display_name)):
+    for detail in sorted(details, key=lambda one: (not one.child_tasks, one.display_name)):
         candidates = by_display.get(ATTEMPT.sub("", detail.display_name), [])
         children = [names[one] for one in _ids(detail) if one in names]
         number = _attempt(detail)
         if children:
             own = [node for node in candidates if any(_leads(node, child) for child in children)]
         else:
-            own = [node for node in candidates if _began_with(node, detail)]
+            own = [node for node in candidates if _is_attempt(node, detail)]
             own = own or [node for node in candidates if not node.attempts and number < 0]
         if own:
             own[0].attempts[number] = detail
 
 
 def _leads(node: _Node, child: str) -> bool:
-    """Whether a node of that name is in this one, or comes after it."""
+    """Return whether the child is in this node, or follows it."""
     return child.startswith(node.name) or child.rpartition(".")[0] == node.name.rpartition(".")[0]
 
 
-def _began_with(node: _Node, detail: "V2beta1PipelineTaskDetail") -> bool:
-    """Whether this is an attempt of the node, as far as their starts tell."""
+def _is_attempt(node: _Node, detail: "V2beta1PipelineTaskDetail") -> bool:
+    """Return whether this is an attempt of the node, by their start times."""
     own, number = node.attempts.get(-1), _attempt(detail)
     if own is None or number < 0 or number in node.attempts:
         return False
@@ -216,18 +216,18 @@ def _began_with(node: _Node, detail: "V2beta1PipelineTaskDetail") -> bool:
     return before is not None and before.end_time <= detail.start_time
 
 
-def _folded(group: _Node, workflow: str) -> list[Step]:
-    """The steps in a group, by their start."""
+def _steps_in(group: _Node, workflow: str) -> list[Step]:
+    """Return the steps in a group, by their start."""
     steps: list[Step] = []
     for display, node in group.children.items():
         if display in OF_A_LOOP:
             continue
         if display.endswith(HOOK):
-            steps += _folded(node, workflow)
+            steps += _steps_in(node, workflow)
         elif iteration := ITERATION.match(display):
             steps += [
                 replace(step, name=iteration[1], title=iteration[1])
-                for step in _folded(node, workflow)
+                for step in _steps_in(node, workflow)
             ]
         elif display.endswith("-driver"):
             name = display.removesuffix("-driver")
@@ -239,9 +239,9 @@ def _folded(group: _Node, workflow: str) -> list[Step]:
 
 
 def _step(name: str, node: _Node | None, driver: _Node | None, workflow: str) -> Step:
-    """One task, of its own node, which comes after its driver's."""
-    driven = _state(driver) if driver else ""
-    by_driver = bool(driver) and (node is None or driven in ("FAILED", "RUNNING", "PENDING"))
+    """Return the step of a task from its node and its driver's."""
+    driver_state = _state(driver) if driver else ""
+    by_driver = bool(driver) and (node is None or driver_state in ("FAILED", "RUNNING", "PENDING"))
     chosen = driver if by_driver else node
     assert chosen is not None
     executor = node.children.get("executor") if node else None
@@ -262,18 +262,18 @@ def _step(name: str, node: _Node | None, driver: _Node | None, workflow: str) ->
         pods=_pods(executor, workflow) if executor else (),
         driver=next(iter(_pods(driver, workflow)), "") if driver else "",
         by_driver=by_driver and state != "OMITTED",
-        steps=() if executor or not node else tuple(_folded(node, workflow)),
+        steps=() if executor or not node else tuple(_steps_in(node, workflow)),
     )
 
 
-def _settled(step: Step) -> Step:
-    """A step of a run that is over: what had not begun will not."""
-    inner = tuple(_settled(one) for one in step.steps)
+def _final(step: Step) -> Step:
+    """Return a step of a run that is over: steps that have not started are omitted."""
+    inner = tuple(_final(one) for one in step.steps)
     return replace(step, state=step.state if step.state in OVER else "OMITTED", steps=inner)
 
 
 def _state(node: _Node) -> str:
-    """What a node came to; while it goes on, its last attempt tells more."""
+    """Return the state of a node; while it runs, that of its last attempt."""
     if not node.attempts:
         return "PENDING"
     chosen = node.attempts[min(node.attempts)]
@@ -283,8 +283,8 @@ def _state(node: _Node) -> str:
 
 
 def _attempt(detail: "V2beta1PipelineTaskDetail") -> int:
-    found = ATTEMPT.search(detail.display_name)
-    return int(found[1]) if found else -1
+    attempt = ATTEMPT.search(detail.display_name)
+    return int(attempt[1]) if attempt else -1
 
 
 def _times(node: _Node) -> tuple[datetime | None, datetime | None]:
@@ -295,7 +295,7 @@ def _times(node: _Node) -> tuple[datetime | None, datetime | None]:
 
 
 def _pods(node: _Node, workflow: str) -> tuple[str, ...]:
-    """The ids of a node's attempts, or its own where it is not one that is tried again."""
+    """Return the ids of a node's attempts, or its own id if it has no attempts."""
     own = node.attempts.get(-1)
     tried = {node_id(workflow, f"{node.name}({number})") for number in range(MOST_ATTEMPTS)}
     listed = [one for one in _ids(own) if one in tried] if own else []
@@ -303,32 +303,32 @@ def _pods(node: _Node, workflow: str) -> tuple[str, ...]:
 
 
 def _with_spec(
-    found: Sequence[Step], spec: Mapping[str, Any], component: str, over: bool
+    steps: Sequence[Step], spec: Mapping[str, Any], component: str, over: bool
 ) -> Iterator[Step]:
-    """The tasks of a component: those found, with their titles, and those yet to begin."""
+    """Yield the tasks of a component: known steps with their titles, and those not started."""
     root = spec["root"] if component == "root" else spec["components"].get(component, {})
     tasks = root.get("dag", {}).get("tasks", {})
-    have = {step.name: step for step in found}
+    known = {step.name: step for step in steps}
     waiting = "OMITTED" if over else "PENDING"
     for name in _in_order(tasks):
-        step = have.pop(name, None) or Step(name, name, waiting)
+        step = known.pop(name, None) or Step(name, name, waiting)
         title = tasks[name].get("taskInfo", {}).get("name") or name
-        title = name if title.startswith(f"{name}: ") else title  # the UI has room for the rest
+        title = name if title.startswith(f"{name}: ") else title  # "name: details" is for the UI
         inner = tasks[name].get("componentRef", {}).get("name", "")
         if "parameterIterator" in tasks[name] or "artifactIterator" in tasks[name]:
-            steps = tuple(
+            inside = tuple(
                 replace(one, steps=tuple(_with_spec(one.steps, spec, inner, one.state in OVER)))
                 for one in step.steps
             )
         else:
             ended = over or step.state in OVER
-            steps = tuple(_with_spec(step.steps, spec, inner, ended))
-        yield replace(step, title=title, steps=steps)
-    yield from have.values()
+            inside = tuple(_with_spec(step.steps, spec, inner, ended))
+        yield replace(step, title=title, steps=inside)
+    yield from known.values()
 
 
 def _in_order(tasks: Mapping[str, Any]) -> list[str]:
-    """Names of tasks, each after those that it waits for."""
+    """Return the names of tasks in topological order."""
     ordered: list[str] = []
 
     def add(name: str) -> None:

@@ -1,4 +1,4 @@
-"""A run as it will be asked for: checked here first, since the server takes 1.5 for an int."""
+"""Runs to submit: checked here first, since the server accepts 1.5 for an integer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,31 +11,32 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.compiled import Images
-from kfp_ddp.pipelines.document import Document, of_api, parsed, read
+from kfp_ddp.pipelines.document import Document, of_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
 if TYPE_CHECKING:
-    import kfp
     from kfp_server_api import V2beta1Run
+
+    from kfp_ddp.client.compat import Client
 
 
 @dataclass(frozen=True)
 class Version:
-    """A pipeline that the server has."""
+    """A pipeline version on the server."""
 
     pipeline_id: str
     version_id: str
     name: str
-    """The pipeline's and the version's."""
+    """As PIPELINE@VERSION."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What will be sent, and the pipeline that it is of."""
+    """A run to submit."""
 
     pipeline: Document
     version: Version | None
-    """Where the server has the pipeline; else it is sent whole."""
+    """None to send the pipeline itself."""
     name: str
     experiment: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Submission:
     service_account: str = ""
 
     def document(self) -> dict[str, Any]:
-        """As people read it."""
+        """Return the run as a document."""
         return {
             "name": self.name,
             "experiment": self.experiment,
@@ -56,12 +57,12 @@ class Submission:
             },
         }
 
-    def send(self, client: "kfp.Client") -> "V2beta1Run":
-        """Start the run.
+    def send(self, client: "Client") -> "V2beta1Run":
+        """Submit the run.
 
         Raises:
             RefusedError: the server refuses it.
-            ServerError: there is no answer.
+            ServerError: no answer.
         """
         from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run, V2beta1RuntimeConfig
 
@@ -79,11 +80,11 @@ class Submission:
             ),
             service_account=self.service_account or None,
         )
-        return client._run_api.run_service_create_run(run=run)
+        return client.run_service.run_service_create_run(run=run)
 
 
-def ours(name: str, images: Images = Images()) -> Document | None:  # noqa: B008  a tuple
-    """A pipeline of ours by its name, written with - or _; None for another."""
+def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: B008  a tuple
+    """Return a built-in pipeline by its name, written with - or _; None for another."""
     file = COMPILED / f"{name.replace('-', '_')}.yaml"
     if file.stem not in NAMES:
         return None
@@ -91,91 +92,79 @@ def ours(name: str, images: Images = Images()) -> Document | None:  # noqa: B008
     return parsed(images.put_into(file.read_text(encoding="utf-8")), str(file))
 
 
-def of_file(file: str) -> Document:
-    """The pipeline of a file.
-
-    Raises:
-        InputError: it is none.
-    """
-    return read(Path(file))
-
-
-def of_server(client: "kfp.Client", name: str) -> tuple[Document, Version]:
-    """The newest version of a pipeline that the server has, or the one named after an @.
+def uploaded(client: "Client", name: str) -> tuple[Document, Version]:
+    """Return a pipeline of the server: its newest version, or the one named after an @.
 
     Raises:
         InputError: there is no such pipeline or version.
     """
-    called, _, wanted = name.partition("@")
-    found, own = find_pipeline(client, called), ours(called)
-    if found is None and own:
-        called = own.name  # that of train_resnet is train-resnet
-        found = find_pipeline(client, called)
-        if found is None:
+    pipeline_name, _, version_name = name.partition("@")
+    pipeline, own = find_pipeline(client, pipeline_name), built_in(pipeline_name)
+    if pipeline is None and own:
+        pipeline_name = own.name  # that of train_resnet is train-resnet
+        pipeline = find_pipeline(client, pipeline_name)
+        if pipeline is None:
             raise InputError(
-                f"the server has no pipeline {called!r} yet: kfp-ddp upload {called} brings it"
+                f"the server has no pipeline {pipeline_name!r} yet: upload it by "
+                f"kfp-ddp upload {pipeline_name}"
             )
-    if found is None:
-        near = hint(called, NAMES) or f", which are {', '.join(NAMES)}"
+    if pipeline is None:
+        near = hint(pipeline_name, NAMES) or f", which are {', '.join(NAMES)}"
         raise InputError(
-            f"the server has no pipeline {called!r}, and it is none of ours{near}; "
-            "kfp-ddp upload brings a file there"
+            f"the server has no pipeline {pipeline_name!r}, and it is not built in{near}; "
+            "kfp-ddp upload uploads a file"
         )
-    version = find_version(client, found, wanted)
-    title = f"{called}@{version.display_name}"
-    spec = spec_of(client, found.pipeline_id, version.pipeline_version_id)
-    ids = Version(found.pipeline_id, version.pipeline_version_id, title)
+    version = find_version(client, pipeline, version_name)
+    title = f"{pipeline_name}@{version.display_name}"
+    spec = spec_of(client, pipeline.pipeline_id, version.pipeline_version_id)
+    ids = Version(pipeline.pipeline_id, version.pipeline_version_id, title)
     return of_api(spec, title), ids
 
 
 def arguments(
     pipeline: Document, file: Path | None, words: Sequence[str], boxes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the run is given, as preflight will find it good.
+    """Return the checked arguments of a run.
 
     Args:
-        pipeline: Whose form it fills.
+        pipeline: The pipeline.
         file: A YAML file of settings; None for none.
-        words: Settings as key=value, over those of the file.
-        boxes: Parameters by name that the file and the words leave open, with options of their own.
+        words: Settings as key=value, which override those of the file.
+        boxes: Parameters from options, which the file and the words override.
 
     Raises:
-        InputError: what cannot be used, in one line.
+        InputError: an argument is invalid.
     """
     form = Form(pipeline)
-    given = form.read(file, words)
-    left = {name: value for name, value in boxes.items() if name not in given}
-    given = form.completed({**form.check(left.items()), **given})
-    check(pipeline, given)
-    return given
+    settings = form.read(file, words)
+    defaults = {name: value for name, value in boxes.items() if name not in settings}
+    settings = form.completed({**form.check(defaults.items()), **settings})
+    check(pipeline, settings)
+    return settings
 
 
-def check(pipeline: Document, given: Mapping[str, Any]) -> None:
-    """Check arguments as the run will, and that its pods can read the source.
-
-    Raises:
-        InputError: what preflight would refuse.
-    """
-    if inputs := check_arguments(pipeline, given):
-        _check_reach(inputs["source"])
-
-
-def _check_reach(source: str) -> None:
-    """Refuse a folder of this machine, which no pod can read.
+def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
+    """Check arguments as the run's preflight will, and that its pods can read the source.
 
     Raises:
-        InputError: naming what to do.
+        InputError: an argument is invalid.
     """
-    place = source.removeprefix("file://")
-    if "://" not in place and (Path(place).exists() or not place.startswith("/")):
+    if inputs := check_arguments(pipeline, settings):
+        _check_source(inputs["source"])
+
+
+def _check_source(source: str) -> None:
+    """Refuse a local folder, which no pod can read."""
+    path = source.removeprefix("file://")
+    if "://" not in path and (Path(path).exists() or not path.startswith("/")):
         raise InputError(
             f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
             "to a bucket, or train here with --local"
         )
 
 
-def name_of_a_run(pipeline: Document, given: Mapping[str, Any]) -> str:
-    """The name of a run that is given none: its model, source or pipeline, and the time."""
-    source = str(given.get("source", ""))
-    subject = str(given.get("model_name") or (source and named_after(source)) or pipeline.name)
-    return f"{subject[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
+def default_name(pipeline: Document, settings: Mapping[str, Any]) -> str:
+    """Return the name of a run without one: its model, source or pipeline, and the time."""
+    source = str(settings.get("source", ""))
+    subject = settings.get("model_name") or (source and named_after(source)) or pipeline.name
+    return f"{str(subject)[:40]}-{datetime.now():%Y%m%d-%H%M%S}"

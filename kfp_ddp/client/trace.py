@@ -1,4 +1,4 @@
-"""A trace of one rank of a training that runs: asked for in its folder, and waited for."""
+"""Request a trace from one rank of a running training, and wait for it."""
 
 import os
 import tempfile
@@ -15,87 +15,87 @@ from kfp_ddp.runs.workspace.files import fetch
 from kfp_ddp.storage.destination import Destination, open_destination
 
 _METRICS = RunFolder.METRICS
-_WHERE = (_METRICS, f"work/*/*/{_METRICS}")
-"""Where a run's folder is: itself, or below the output of a run on this machine."""
+_PATTERNS = (_METRICS, f"work/*/*/{_METRICS}")
+"""Where a run's folder is: itself, or below the output of a local run."""
 _LARGEST = 1 << 40
-_LAST = 1 << 20
-"""Bytes at the end of the metrics, in which the last event is."""
-_LOOK_SECONDS = 1.0
+_TAIL = 1 << 20
+"""Bytes at the end of the metrics that contain the last event."""
+_POLL_SECONDS = 1.0
 
 
 def trace(
-    place: str, rank: int, steps: int, into: Path, minutes: float, say: Callable[[str], None]
+    place: str, rank: int, steps: int, into: Path, minutes: float, log: Callable[[str], None]
 ) -> Path:
-    """Let a rank trace its next steps; the file with the trace.
+    """Trace the next steps of a rank, and return the file.
 
     Args:
-        place: The run's folder, or its address, or the output of a run on this machine.
-        rank: Who traces.
-        steps: How many steps.
-        into: Folder that the trace is brought to where the run lies at an address.
-        minutes: How long it is waited for.
-        say: Told what is waited for.
+        place: The run's folder, its URI, or the output of a local run.
+        rank: The rank to trace.
+        steps: Number of steps.
+        into: Folder to download the trace to, if the run is at a URI.
+        minutes: Timeout.
+        log: Gets a line when the trace is requested.
 
     Raises:
-        InputError: no such run, or rank, or one that has ended.
-        JobError: the rank wrote none in time.
+        InputError: there is no such run or rank, or the training has ended.
+        JobError: the rank wrote no trace in time.
     """
-    place = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
-    where = open_destination(place)
-    _check(where, place, rank)
-    asked = TraceRequest.new(rank, steps)
+    uri = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
+    where = open_destination(uri)
+    _check(where, uri, rank)
+    request = TraceRequest.new(rank, steps)
     with tempfile.NamedTemporaryFile() as file:
-        file.write(asked.to_json())
+        file.write(request.to_json())
         file.flush()
         where.put(Path(file.name), RunFolder.TRACE_REQUEST)
-    say(f"asked rank {rank} for a trace of {steps} steps; it looks each 10 seconds")
+    log(f"requested a trace of {steps} steps from rank {rank}, which polls every 10 seconds")
     deadline = time.monotonic() + minutes * 60
-    while not (name := _made(where, asked)):
+    while not (name := _trace_of(where, request)):
         if time.monotonic() > deadline:
             raise JobError(
-                f"rank {rank} of {place} wrote no trace within {minutes:g} minutes: see its log, "
-                "and whether its steps go on; give more --minutes where they take long"
+                f"rank {rank} of {uri} wrote no trace within {minutes:g} minutes: check in its log "
+                "that it still trains; for long steps give more --minutes"
             )
-        time.sleep(_LOOK_SECONDS)
-    if not is_remote(place):
-        return Path(place, name)
+        time.sleep(_POLL_SECONDS)
+    if not is_remote(uri):
+        return Path(uri, name)
     fetch(where, [name], into)
     return into / name
 
 
 def _run_folder(path: Path) -> Path:
-    """The folder of the run that wrote metrics last."""
-    found = [file for pattern in _WHERE for file in path.glob(pattern)]
-    if not found:
+    """Return the folder of the run that wrote metrics last."""
+    files = [file for pattern in _PATTERNS for file in path.glob(pattern)]
+    if not files:
         raise InputError(
-            f"{path} holds no training: name the folder with its metrics.jsonl, an address of it "
-            "such as gs://bucket/runs/RUN/train, or the output of run --local"
+            f"{path} contains no training: name the folder with its metrics.jsonl, its URI such as "
+            "gs://bucket/runs/RUN/train, or the output of run --local"
         )
-    return max(found, key=lambda file: file.stat().st_mtime).parent
+    return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
-def _check(where: Destination, place: str, rank: int) -> None:
-    """Refuse what nobody would answer."""
+def _check(where: Destination, uri: str, rank: int) -> None:
+    """Refuse a request that no rank would answer."""
     ranks = {name for name, _ in where.list(f"{RunFolder.RANKS}/")}
     last = _last_event(where)
     if not ranks:
-        raise InputError(f"no rank of {place} has begun: name the folder of a training that runs")
+        raise InputError(f"no rank of {uri} has started: name the folder of a running training")
     if last.get("event") == "end":
-        raise InputError(f"the training in {place} has ended: nothing is left to trace")
+        raise InputError(f"the training in {uri} has ended: there is nothing to trace")
     if f"{RunFolder.RANKS}/{rank}.json" not in ranks:
-        raise InputError(f"{place} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
+        raise InputError(f"{uri} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
 
 
 def _last_event(where: Destination) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as file:  # of a long training, more than memory should hold
+    with tempfile.TemporaryFile() as file:  # may be larger than the memory
         where.fetch(_METRICS, file, _LARGEST)
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         metrics = file.read()
-    whole = metrics[: metrics.rfind(b"\n") + 1].splitlines()
-    return mapping_in(whole[-1]) if whole else {}
+    lines = metrics[: metrics.rfind(b"\n") + 1].splitlines()
+    return mapping_in(lines[-1]) if lines else {}
 
 
-def _made(where: Destination, asked: TraceRequest) -> str:
-    """The name of the trace; '' while it is not there."""
+def _trace_of(where: Destination, request: TraceRequest) -> str:
+    """Return the name of the requested trace; '' while it does not exist."""
     names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
-    return next(filter(asked.matches, names), "")
+    return next(filter(request.matches, names), "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.client.run_files import on_a_claim
+from kfp_ddp.client.claim_files import open_claim
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
@@ -70,10 +70,10 @@ def readers(grounds: Grounds) -> list[str]:
 
 
 def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_path: Path) -> None:
-    with on_a_claim(Api.connect(grounds.namespace), WORK, IMAGE) as read:
+    with open_claim(Api.connect(grounds.namespace), WORK, IMAGE) as read:
         files = read(RUN)
         assert files.sizes() == {"train/metrics.jsonl": 3, "train/bundle/model": SIZE}
-        files.bring(["train/bundle/model"], tmp_path)
+        files.fetch(["train/bundle/model"], tmp_path)
         assert len(readers(grounds)) == 1
     assert (tmp_path / "train/bundle/model").stat().st_size == SIZE
     assert readers(grounds) == []
@@ -81,9 +81,9 @@ def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_pat
 
 def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
     program = (
-        "import time; from kfp_ddp.client.run_files import on_a_claim\n"
+        "import time; from kfp_ddp.client.claim_files import open_claim\n"
         "from kfp_ddp.k8s.api import Api\n"
-        f"with on_a_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {IMAGE!r}):\n"
+        f"with open_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {IMAGE!r}):\n"
         "    print('reads', flush=True); time.sleep(600)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -99,7 +99,7 @@ def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
     began = time.monotonic()
     with (
         pytest.raises(KfpDdpError, match='"nowhere" not found'),
-        on_a_claim(Api.connect(grounds.namespace), "nowhere", IMAGE),
+        open_claim(Api.connect(grounds.namespace), "nowhere", IMAGE),
     ):
         pass
     assert time.monotonic() - began < 60
@@ -109,7 +109,7 @@ def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
 def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Grounds) -> None:
     with (
         pytest.raises(KfpDdpError, match="does not start: cannot pull No/Such:1"),
-        on_a_claim(Api.connect(grounds.namespace), WORK, "No/Such:1"),
+        open_claim(Api.connect(grounds.namespace), WORK, "No/Such:1"),
     ):
         pass
     assert readers(grounds) == []
@@ -127,7 +127,7 @@ def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds
     program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"
     start(grounds, "trains", "one-node", program)
     until(lambda: phase(grounds, "trains") == "Running", "the one that trains")
-    with on_a_claim(Api.connect(grounds.namespace), "one-node", IMAGE) as read:
+    with open_claim(Api.connect(grounds.namespace), "one-node", IMAGE) as read:
         until(lambda: "train/metrics.jsonl" in read(RUN).sizes(), "the file")
         (name,) = readers(grounds)
         reader = grounds.core.read_namespaced_pod(name, grounds.namespace)
@@ -148,7 +148,7 @@ def test_who_may_not_start_pods_is_told_so_in_one_line(grounds: Grounds) -> None
     theirs.ssl_ca_cert, theirs.retries = ours.ssl_ca_cert, False
     theirs.api_key = {"authorization": f"Bearer {made.status.token}"}
     api = Api(client.ApiClient(theirs), grounds.namespace)
-    with pytest.raises(KfpDdpError) as caught, on_a_claim(api, WORK, IMAGE):
+    with pytest.raises(KfpDdpError) as caught, open_claim(api, WORK, IMAGE):
         pass
     assert "cannot be read in namespace" in str(caught.value)
     assert "is forbidden" in str(caught.value)

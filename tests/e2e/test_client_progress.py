@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from kubernetes import client
 
-from kfp_ddp.client import progress
+from kfp_ddp.client import follow
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
@@ -51,8 +51,8 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 def _becomes(
     grounds: Grounds, monkeypatch: pytest.MonkeyPatch, number: str, told: Callable[[str], bool]
 ) -> None:
-    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.0)
-    look = progress.Progress(Connection(namespace=grounds.namespace), RUN)
+    monkeypatch.setattr(follow, "PROGRESS_SECONDS", 0.0)
+    look = follow.Progress(Connection(namespace=grounds.namespace), RUN)
     step = Step("train", "train", "RUNNING", pods=(f"{WORKFLOW}-{number}",))
     until(lambda: told(look(step)), f"the line of pod {number}")
 
@@ -72,5 +72,5 @@ def test_where_no_cluster_is_configured_nothing_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none")
-    look = progress.Progress(Connection(), RUN)
+    look = follow.Progress(Connection(), RUN)
     assert look(Step("train", "train", "RUNNING", pods=("a-1",))) == ""

@@ -52,7 +52,7 @@ def test_a_run_in_a_bucket_is_described_compared_and_brought(
     assert (described["state"], described["step"]) == ("FAILED", "train")
     assert described["trainings"][0]["checkpoint"] == 40
     assert described["next"][-1] == "kfp-ddp retry 8fa2b9a1"
-    assert "its pods were not looked at: no cluster is configured" in described["notes"][0]
+    assert "its pods were not read: no cluster is configured" in described["notes"][0]
 
     compared = json.loads(called(kfp_server, "compare", "last", str(here), "--json").stdout)
     assert [each["value"] for each in compared["metrics"]["accuracy"]] == [0.8, 0.9]
@@ -96,7 +96,7 @@ def test_what_cannot_be_looked_into_is_told_in_one_line(kfp_server: KfpServer) -
 @pytest.mark.parametrize(
     ("recorded", "more", "cause"),
     [
-        ("run_get_terminated", {}, "somebody cancelled it"),
+        ("run_get_terminated", {}, "cancelled by a user"),
         ("run_get_failed", {}, "not known"),
         (
             "run_get_failed",
@@ -124,7 +124,7 @@ def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
     kfp_server.record("run_get_succeeded")
     answer = called(kfp_server, "describe", "shapes-2", "--no-files")
     assert answer.exit_code == 0, answer.output
-    assert "shapes-2  SUCCEEDED after 3:34, began 2026-11-21 22:56 UTC" in answer.stdout
+    assert "shapes-2  SUCCEEDED after 3:34, started 2026-11-21 22:56 UTC" in answer.stdout
     assert "next        kfp-ddp download 1cb3d7e4" in answer.stdout
     assert "note" not in answer.stdout
 

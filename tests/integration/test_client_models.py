@@ -97,7 +97,9 @@ def test_rollback_goes_back_step_by_step_and_promote_forward(
         "name": "flowers", "champion": second, "replaced": third
     }  # fmt: skip
     assert told(where, "rollback", "flowers")["champion"] == first
-    assert f"{first} is the first champion of flowers" in refused(where, "rollback", "flowers")
+    assert f"{first} is the first known champion of flowers" in refused(
+        where, "rollback", "flowers"
+    )
     assert told(where, "promote", "flowers", third[:6])["replaced"] == first
     assert told(where, "rollback", "flowers")["champion"] == first
 
@@ -119,14 +121,14 @@ def test_a_version_that_is_damaged_or_gone_is_not_made_the_champion(
     assert "! the champion" in call(where, "models", "flowers").output
     where.delete(f"flowers/{line[1]}/_SUCCESS")
     said = refused(where, "rollback", "flowers")
-    assert f"the champion of flowers before {line[2]}, is not at {where.uri} any more" in said
+    assert f"the champion of flowers before {line[2]}, was deleted from {where.uri}" in said
     assert line[0] in said
 
 
 def test_what_is_not_there_is_one_line(where: Destination, line: list[str]) -> None:
     assert "did you mean 'flowers'" in refused(where, "models", "flower")
     assert "did you mean 'flowers'" in refused(where, "promote", "flowrs", line[0])
-    assert "'zz' is no version of flowers" in refused(where, "promote", "flowers", "zz")
+    assert "'zz' matches no version of flowers" in refused(where, "promote", "flowers", "zz")
     said = refused(where, "promote", "flowers", line[0], "--instead-of", line[1])
     assert f"the champion of flowers is {line[2]}, not {line[1]}" in said
     assert "already" in call(where, "promote", "flowers", line[2]).output
@@ -135,16 +137,16 @@ def test_what_is_not_there_is_one_line(where: Destination, line: list[str]) -> N
 def test_one_that_another_moves_meanwhile_stays(
     where: Destination, line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = models.described
+    described = models.describe
 
     def while_it_is_verified(*given: Any) -> models.Version:
         where.update("flowers/CHAMPION", lambda _: f"{line[1]}\n".encode())
         return described(*given)
 
-    monkeypatch.setattr(models, "described", while_it_is_verified)
+    monkeypatch.setattr(models, "describe", while_it_is_verified)
     done = call(where, "promote", "flowers", line[0])
     assert isinstance(done.exception, StorageError)
-    assert f"was moved to {line[1]} meanwhile, and stays" in str(done.exception)
+    assert f"was set to {line[1]} meanwhile" in str(done.exception)
     assert pointed_at(where, "flowers") == line[1]
 
 
@@ -152,9 +154,9 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     done = CliRunner().invoke(app, ["models"])
-    assert "there is no destination: give --destination" in str(done.exception)
+    assert "no destination is set: give --destination" in str(done.exception)
     done = CliRunner().invoke(app, ["models", "--destination", str(tmp_path / "no")])
-    assert "there is no folder" in str(done.exception)
+    assert "not found: correct" in str(done.exception)
     assert CliRunner().invoke(app, ["models", "--destination", str(tmp_path)]).stdout == ""
 
 
@@ -164,7 +166,7 @@ def test_a_bundle_under_the_name_of_another_is_not_made_the_champion(
     for path in (tmp_path / "0").iterdir():
         where.put(path, f"flowers/{'f' * 12}/{path.name}")
     said = refused(where, "promote", "flowers", "fff")
-    assert "its files are not those of this name" in said
+    assert "its files belong to another version" in said
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)

@@ -65,11 +65,11 @@ def test_a_run_that_is_gone_or_meant_twice_is_one_line(client: Any, kfp_server: 
         _put(kfp_server, name, f"{run_id}000000-0000-4000-8000-000000000000")
     gone = "c1000000-0000-4000-8000-000000000000"
     for word, line in (
-        ("a", r"^'a' is 2 runs: a2000000 of .*, a1000000 of .*; give one's id$"),
-        ("twice", r"^'twice' is 2 runs: "),
+        ("a", r"^'a' matches 2 runs: a2000000 of .*, a1000000 of .*; give one's id$"),
+        ("twice", r"^'twice' matches 2 runs: "),
         ("onze", r"^there is no run 'onze'; did you mean 'once'\?$"),
         ("c1", r"^there is no run 'c1'; kfp-ddp runs lists them$"),
-        (gone, rf"^there is no run {gone}: it was deleted, or is another server's"),
+        (gone, rf"^there is no run {gone}: it was deleted, or is on another server"),
         ("", r"^the name of a run is empty"),
     ):
         with pytest.raises(InputError, match=line):
@@ -128,7 +128,7 @@ def test_a_watched_run_that_failed_ends_the_command_with_1(
     assert "✗ train           failed" in watched.output
     assert "– evaluate        not run" in watched.output
     assert isinstance(watched.exception, JobError)
-    assert f"kfp-ddp describe {run_id[:8]} tells why" in str(watched.exception)
+    assert f"kfp-ddp describe {run_id[:8]}" in str(watched.exception)
 
 
 def test_a_run_is_followed_through_faults_of_the_server(
@@ -152,12 +152,12 @@ def test_a_run_is_followed_through_faults_of_the_server(
         yield
 
     steps = meanwhile()
-    teller = follow.LineTeller(lines.append, progress)
+    teller = follow.LineView(lines.append, progress)
     monkeypatch.setattr(follow, "wait", lambda _: next(steps))
     run = follow.follow(client, run_id, teller)
     assert run.state == "SUCCEEDED"
     told = [line.split(maxsplit=1)[1] for line in lines]
-    assert told[0] == "● preflight       runs"
+    assert told[0] == "● preflight       running"
     assert "● train           step 3/9 · loss 0.5" in told
     assert [line for line in told if "publish" in line] == ["– publish         not run"]
 
@@ -169,23 +169,25 @@ def test_a_server_that_stays_silent_ends_the_following(
     kfp_server.fail("get_run", faults.status(503))
     monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
     with pytest.raises(ServerError, match="503"):
-        follow.follow(client, run_id, follow.LineTeller(print, lambda _: ""))
+        follow.follow(client, run_id, follow.LineView(print, lambda _: ""))
 
 
 def test_a_run_is_ended_and_goes_on(call: Call, kfp_server: KfpServer) -> None:
     (run_id,) = _begin(kfp_server, "flowers")
     refused = call("retry", "last")
-    assert "is PENDING: only a run that failed or was ended can go on" in str(refused.exception)
+    assert "is PENDING: only a run that failed or was cancelled can be retried" in str(
+        refused.exception
+    )
     told = json.loads(call("cancel", "flowers", "--json").stdout)
     assert (told["run_id"], told["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")
     refused = call("cancel", "flowers")
-    assert "flowers is over (FAILED): nothing to end" in str(refused.exception)
+    assert "flowers is already over (FAILED)" in str(refused.exception)
     assert len(kfp_server.asked("terminate_run")) == 1
     assert call("retry", run_id[:8]).exit_code == 0
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
     kfp_server.store.set_state(run_id, "SUCCEEDED")
-    assert "flowers succeeded: only a run" in str(call("retry", "last").exception)
+    assert "flowers is SUCCEEDED: only a run" in str(call("retry", "last").exception)
 
 
 class _Terminal(io.StringIO):
@@ -204,7 +206,7 @@ def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     monkeypatch.setattr(follow, "wait", end)
-    with follow.TreeTeller(lambda _: "step 3/9 · loss 0.5", terminal) as teller:
+    with follow.TreeView(lambda _: "step 3/9 · loss 0.5", terminal) as teller:
         follow.follow(client, run_id, teller)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
@@ -227,5 +229,5 @@ def test_an_interrupt_ends_the_following_and_not_the_run(
     with pytest.raises(SystemExit) as ended:
         follow.until_over(client, Connection(), run_id)
     assert ended.value.code == 130
-    assert f"the run goes on: kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
+    assert f"the run continues: kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
     assert not kfp_server.asked("terminate_run")

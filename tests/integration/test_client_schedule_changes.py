@@ -53,7 +53,7 @@ def test_replace_ends_no_run_and_the_next_one_tidies_up(
     run = kfp_server.store.trigger(old["id"])
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
     assert done.exception is None, done.output
-    assert f"({old['id'][:8]}) is paused and stays until its run is over" in done.stderr
+    assert f"({old['id'][:8]}) is paused and remains until its run is over" in done.stderr
     assert kept(kfp_server) == [
         ("nightly", "0 0 3 * * *", "DISABLED"),
         ("nightly", "0 0 5 * * *", "ENABLED"),
@@ -123,9 +123,9 @@ def test_delete_does_not_end_a_run_unless_told_to(
     told = create(call)
     run = kfp_server.store.trigger(told["id"])
     said = refused(call, "delete", "nightly")
-    assert f"the run {run['run_id'][:8]} of nightly goes on, and KFP would end it" in said
+    assert f"run {run['run_id'][:8]} of nightly is active, and KFP would end it" in said
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
-    assert "do not go together" in refused(call, "delete", "nightly", "--wait", "--force")
+    assert "exclude each other" in refused(call, "delete", "nightly", "--wait", "--force")
 
     def while_it_waits(_: float) -> None:
         assert kept(kfp_server)[0][2] == "DISABLED"
@@ -166,7 +166,7 @@ def test_a_run_that_begins_while_its_schedule_is_deleted_goes_on(
         return disable(query, recurring_run_id)
 
     monkeypatch.setattr(kfp_server.store, "disable_recurring_run", disable_late)
-    assert "goes on, and KFP would end it" in refused(call, "delete", told["id"])
+    assert "is active, and KFP would end it" in refused(call, "delete", told["id"])
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 

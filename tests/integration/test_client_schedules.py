@@ -36,8 +36,8 @@ def test_five_fields_arrive_as_six_and_all_is_said_in_words(
         f"next          {day:%Y-%m-%d} 03:00, ",
         "UTC, that of the server (CRON_SCHEDULE_TIMEZONE)",
         "own@own",
-        "1 run; one that is due meanwhile waits",
-        "one run for all times missed",
+        "at most 1; further runs wait",
+        "one run for all missed times",
         "rounds=3",
     ):
         assert said in done.output
@@ -73,18 +73,21 @@ def test_the_options_arrive(call: Call, kfp_server: KfpServer, own: str) -> None
     [
         (("--cron", "0 3 * *"), "has 4 fields"),
         (("--cron", "TZ=Europe/Vienna 0 3 * * *"), "names a time zone, which KFP refuses"),
-        (("--cron", "0 3 31 2 *"), "never comes"),
+        (("--cron", "0 3 31 2 *"), "never runs"),
         (("--time-zone", "Mars/Base"), "there is no time zone 'Mars/Base'"),
         (("--end", "2020-01-01"), "end=2020-01-01T00:00:00+00:00 is in the past"),
         (("--start", "2020-01-01"), "is in the past: leave it out, or give --catchup"),
-        (("--start", "2098-01-02", "--end", "2098-01-01"), "does not come before end="),
-        (("--start", "tomorrow"), "start='tomorrow' is no time"),
+        (("--start", "2098-01-02", "--end", "2098-01-01"), "has no time before end="),
+        (("--start", "tomorrow"), "start='tomorrow' is not a time"),
         (("--set", "rounds=1.5"), "rounds=1.5 cannot be used: it should be a whole number"),
         (("--set", "round=1"), "there is no setting 'round'; did you mean 'rounds'?"),
         (("--pipeline", "owm"), "the server has no pipeline 'owm'"),
-        (("--pipeline", "train_resnet@2"), "has no pipeline 'train-resnet' yet: kfp-ddp upload"),
+        (
+            ("--pipeline", "train_resnet@2"),
+            "has no pipeline 'train-resnet' yet: upload it by kfp-ddp upload",
+        ),
         (("--pipeline", "own@2"), "has no version '2'"),
-        (("--pipeline", "own@own", "--latest"), "do not go together"),
+        (("--pipeline", "own@own", "--latest"), "exclude each other"),
         (("--pipeline", ""), "--pipeline is missing"),
     ],
 )
@@ -118,7 +121,7 @@ def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: K
 def test_two_of_one_name_are_refused(call: Call, kfp_server: KfpServer, own: str) -> None:
     create(call)
     words = ("--pipeline", "own", "--cron", "0 4 * * *", "--set", "rounds=4")
-    assert "there is a schedule 'nightly'" in refused(call, "create", "nightly", *words)
+    assert "schedule 'nightly' already exists" in refused(call, "create", "nightly", *words)
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
@@ -187,7 +190,7 @@ def test_two_enabled_ones_of_one_name_from_elsewhere_are_told_apart_by_id(
     first = create(call)
     body = {**kfp_server.store.recurring_runs[first["id"]], "mode": "ENABLE"}
     second = kfp_server.store.create_recurring_run(body, {})["recurring_run_id"]
-    assert "is 2 schedules" in refused(call, "pause", "nightly")
+    assert "matches 2 schedules" in refused(call, "pause", "nightly")
     assert call("schedule", "pause", second[:8]).exception is None
     assert "is paused" in call("schedule", "pause", "nightly").output
     assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "DISABLED"]

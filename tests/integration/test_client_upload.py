@@ -53,9 +53,7 @@ def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) ->
     file.write_text("# a comment is no content\n" + file.read_text())
     again = json.loads(upload(str(file), "--json").stdout)
     assert again == first | {"new": False}
-    assert upload(str(file)).stdout == (
-        f"nothing to do: mine is at version {first['version']} already\n"
-    )
+    assert upload(str(file)).stdout == (f"unchanged: mine already has version {first['version']}\n")
     assert len(kfp_server.asked("upload_pipeline_version")) == 1
 
 
@@ -136,10 +134,10 @@ def test_why_an_upload_failed_is_told_also_where_no_cleaning_up_is_possible(
 
 def test_another_who_uploads_the_same_is_told_of(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
-    assert "somebody else uploads mine-" in str(upload(str(file)).exception)
+    assert "another client is uploading mine-" in str(upload(str(file)).exception)
 
 
 def test_a_name_that_is_none_of_ours(kfp_server: KfpServer) -> None:
-    told = "train_resnett is no YAML file, and none of our pipelines; did you mean 'train_resnet'?"
-    assert str(upload("train_resnett").exception) == told
+    told = "train_resnett is not a YAML file, and not a built-in pipeline; did you mean "
+    assert str(upload("train_resnett").exception) == f"{told}'train_resnet'?"
     assert not kfp_server.requests

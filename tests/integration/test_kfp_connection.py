@@ -43,11 +43,11 @@ def test_a_server_with_users_is_asked_for_their_namespace(monkeypatch: pytest.Mo
         assert server.asked("list_runs")[0].query["namespace"] == "kubeflow-user"
         with open_client(Connection(host=server.url, namespace="theirs")) as client:
             with pytest.raises(
-                RefusedError, match="see that --namespace is one of yours"
+                RefusedError, match="check that --namespace is one of yours"
             ) as caught:
                 client.list_runs()
             assert caught.value.status == 403
-        monkeypatch.setattr("kfp_ddp.client.transport.own_namespace", lambda context: "")
+        monkeypatch.setattr("kfp_ddp.client.connection.own_namespace", lambda context: "")
         assert asked(Connection(host=server.url)).endswith(
             "has several users: give --namespace, the one of your profile"
         )
@@ -57,10 +57,10 @@ def test_a_server_with_users_is_asked_for_their_namespace(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (faults.gone, "the answer broke off"),
-        (faults.cut, "the answer broke off"),
-        (faults.half, "the answer broke off"),
-        (faults.silence, "nothing came for 0.2 s"),
+        (faults.gone, "the answer was cut off"),
+        (faults.cut, "the answer was cut off"),
+        (faults.half, "the answer was cut off"),
+        (faults.silence, "timeout after 0.2 s"),
         (faults.stack_trace, r"failed \(500\): Internal Server Error; try again later"),
         (faults.proxy_error(502), r"failed \(502\): 502 upstream connect error"),
         (faults.status(429, "slow down"), r"failed \(429\): slow down"),
@@ -82,24 +82,24 @@ def test_a_server_that_fails_may_be_asked_again(
 @pytest.mark.parametrize("fault", [faults.login_page, faults.page])
 def test_a_login_page_is_no_answer(kfp_server: KfpServer, fault: faults.Fault) -> None:
     kfp_server.fail("*", fault)
-    assert "set a token, a cookie or a user of Dex" in asked(Connection(host=kfp_server.url))
+    assert "set a token, a cookie or a Dex user" in asked(Connection(host=kfp_server.url))
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "1", '"ok"'])
 def test_json_of_something_else_is_no_answer(kfp_server: KfpServer, text: str) -> None:
     kfp_server.fail("*", faults.other_json(text))
-    assert "answers with JSON that is none of KFP's" in asked(Connection(host=kfp_server.url))
+    assert "answers with JSON that KFP does not write" in asked(Connection(host=kfp_server.url))
 
 
 def test_json_without_an_end_to_its_brackets_is_no_answer(kfp_server: KfpServer) -> None:
     kfp_server.fail("*", faults.other_json("[" * 100_000))
-    assert "the answer broke off" in asked(Connection(host=kfp_server.url))
+    assert "the answer was cut off" in asked(Connection(host=kfp_server.url))
 
 
 def test_nothing_that_creates_is_sent_twice(kfp_server: KfpServer) -> None:
     with open_client(Connection(host=kfp_server.url)) as client:
         kfp_server.fail("create_experiment", faults.gone)
-        with pytest.raises(ServerError, match="broke off"):
+        with pytest.raises(ServerError, match="was cut off"):
             client.create_experiment("nightly")
     assert len(kfp_server.asked("create_experiment")) == 1
 
@@ -125,11 +125,11 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("host", "told"),
     [
-        ("http://", "host='http://' is no address"),
-        ("ftp://kfp", "host='ftp://kfp' is no address"),
-        ("http://kfp:port", "host='http://kfp:port' is no address"),
-        ("http://[::1", "host='http://[::1' is no address"),
-        (f"https://me:{SECRET}@kfp", "host holds a user or password"),
+        ("http://", "host='http://' is not a URL"),
+        ("ftp://kfp", "host='ftp://kfp' is not a URL"),
+        ("http://kfp:port", "host='http://kfp:port' is not a URL"),
+        ("http://[::1", "host='http://[::1' is not a URL"),
+        (f"https://me:{SECRET}@kfp", "host contains a user or password"),
     ],
 )
 def test_a_host_that_is_none(host: str, told: str) -> None:
@@ -162,13 +162,13 @@ def test_the_line_names_the_login_that_was_refused(
     kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kfp_server.token = "another"
-    assert "asks for a login (401" in asked(Connection(host=kfp_server.url))
+    assert "requires a login (401" in asked(Connection(host=kfp_server.url))
     (tmp_path / "token").write_text(SECRET)
     file = str(tmp_path / "token")
     line = asked(Connection(host=kfp_server.url, token_file=file))
-    assert f"refuses the token in {file} (401" in line
+    assert f"rejects the token in {file} (401" in line
     monkeypatch.setenv("KFP_DDP_TOKEN", SECRET)
-    assert "refuses the token of KFP_DDP_TOKEN (401" in asked(Connection(host=kfp_server.url))
+    assert "rejects the token of KFP_DDP_TOKEN (401" in asked(Connection(host=kfp_server.url))
 
 
 def test_the_token_of_the_pod_is_used_where_there_is_one(
@@ -199,20 +199,22 @@ def test_a_login_that_fits_into_no_header_is_not_shown(
     file = tmp_path / "token"
     file.write_text(secret)
     line = asked(Connection(host=kfp_server.url, token_file=str(file)))
-    assert line.startswith(f"the token in {file} holds line ends or other than ASCII")
+    assert line.startswith(f"the token in {file} contains line breaks or non-ASCII")
     monkeypatch.setenv("KFP_DDP_COOKIE", secret)
-    assert asked(Connection(host=kfp_server.url)).startswith("the cookie of KFP_DDP_COOKIE holds")
+    assert asked(Connection(host=kfp_server.url)).startswith(
+        "the cookie of KFP_DDP_COOKIE contains"
+    )
     monkeypatch.setenv("KFP_DDP_TOKEN", secret)
-    assert asked(Connection(host=kfp_server.url)).startswith("the token of KFP_DDP_TOKEN holds")
+    assert asked(Connection(host=kfp_server.url)).startswith("the token of KFP_DDP_TOKEN contains")
     assert not kfp_server.requests
 
 
 def test_the_cookie_of_a_session(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kfp_server.cookie = "authservice_session=MTY1"
-    assert "answers by asking for a login" in asked(Connection(host=kfp_server.url))
+    assert "answers with a redirect to a login" in asked(Connection(host=kfp_server.url))
     monkeypatch.setenv("KFP_DDP_COOKIE", "authservice_session=expired")
     line = asked(Connection(host=kfp_server.url))
-    assert "the cookie of KFP_DDP_COOKIE is not taken" in line
+    assert "the cookie of KFP_DDP_COOKIE is not accepted" in line
     assert "expired" not in line
     monkeypatch.setenv("KFP_DDP_COOKIE", kfp_server.cookie)
     with open_client(Connection(host=kfp_server.url)) as client:

@@ -43,13 +43,13 @@ def test_a_wrong_password_is_told_of_and_not_shown(kfp_server: KfpServer, tmp_pa
 def test_a_session_that_ends_is_told_of(kfp_server: KfpServer, tmp_path: Path) -> None:
     with guarding(kfp_server.url) as dex, open_client(connection(dex.url, tmp_path)) as client:
         dex.session = "another"
-        with pytest.raises(KfpDdpError, match=f"Dex, as {USER} is not taken"):
+        with pytest.raises(KfpDdpError, match=f"Dex, as {USER} is not accepted"):
             client.list_runs()
 
 
 def test_the_password_goes_nowhere_but_to_a_form(kfp_server: KfpServer, tmp_path: Path) -> None:
     with (
-        pytest.raises(KfpDdpError, match="shows no form for a user and a password"),
+        pytest.raises(KfpDdpError, match="has no form for a user and a password"),
         open_client(connection(kfp_server.url, tmp_path)),
     ):
         pass

@@ -67,7 +67,7 @@ def test_a_service_account_gets_a_token_for_the_proxy(
     with open_client(connection) as client:
         assert client.version == "2.17.0"
         kfp_server.token = "another"
-        with pytest.raises(KfpDdpError, match="refuses Identity-Aware Proxy"):
+        with pytest.raises(KfpDdpError, match="rejects Identity-Aware Proxy"):
             client.list_runs()
     assert google
 

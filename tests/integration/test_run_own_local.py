@@ -58,10 +58,10 @@ def test_a_step_that_fails_here_is_one_line_with_its_reason(call: Call) -> None:
     [
         (["sums.yaml"], "rounds is missing"),
         (["sums.yaml", "--set", "rounds=1.5"], "rounds=1.5 cannot be used: it should be a whole"),
-        (["sums.yaml", "--gpus", "1"], "--gpus is of a run on KFP"),
-        (["sums.yaml", "--ranks", "2"], "--ranks is of train_resnet"),
+        (["sums.yaml", "--gpus", "1"], "--gpus is for a run on KFP"),
+        (["sums.yaml", "--ranks", "2"], "--ranks is for train_resnet"),
         (["sums.yaml", "--pipeline", "retrain"], "are two pipelines"),
-        (["photos", "--pipeline", "mine"], "--pipeline is one of ours with --local: train_resnet,"),
+        (["photos", "--pipeline", "mine"], "with --local, --pipeline is one of train_resnet,"),
     ],
 )
 def test_what_cannot_run_here_is_one_line(call: Call, words: list[str], line: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import app
-from kfp_ddp.client.curves import Shown, bring
-from kfp_ddp.client.run_files import PlacedFiles
+from kfp_ddp.client.run_files import StoredFiles
+from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from tests.kfp_server.server import KfpServer
 
 
@@ -39,19 +39,19 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 def test_curves_grow_and_what_a_resume_does_again_counts_once(tmp_path: Path) -> None:
     run = events(tmp_path / "run", {"event": "start", "resumed_from_step": 0}, step(1, 3.0))
-    shown = Shown(tmp_path / "shown")
-    shown.add("run", run)
+    shown = LogDir(tmp_path / "shown")
+    shown.update("run", run)
     assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0)]
     events(run, step(2, 2.5), step(3, 2.0), step(4, None))
     half = (run / "metrics.jsonl").read_text() + '{"event": "step", "st'
     (run / "metrics.jsonl").write_text(half)
-    shown.add("run", run)
+    shown.update("run", run)
     assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 2.0)]
     whole = (run / "metrics.jsonl").read_text().rpartition("\n")[0] + "\n"
     (run / "metrics.jsonl").write_text(whole)
     events(run, {"event": "start", "resumed_from_step": 2}, step(3, 1.9))
     events(run, {"event": "eval", "step": 3, "epoch": 1, "accuracy": 0.9})
-    shown.add("run", run)
+    shown.update("run", run)
     assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 1.9)]
     assert scalars(tmp_path / "shown/run", "eval/accuracy") == [(3, 0.9)]
 
@@ -63,18 +63,21 @@ def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_pat
         (run / task / "tensorboard").mkdir(parents=True)
         (run / task / "tensorboard/events.out.tfevents.1").write_bytes(b"")
         (run / task / "checkpoint.pt").write_bytes(b"large")
-    bring(PlacedFiles(str(run)), tmp_path / "brought")
+    fetch_metrics(StoredFiles(str(run)), tmp_path / "brought")
     found = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
     assert set(map(str, found)) == {
         "train/metrics.jsonl", "mine/tensorboard/events.out.tfevents.1"
     }  # fmt: skip
-    Shown(tmp_path / "shown").add("1f0c", tmp_path / "brought")
+    LogDir(tmp_path / "shown").update("1f0c", tmp_path / "brought")
     assert (tmp_path / "shown/1f0c/mine-tensorboard").is_symlink()
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(["{}"], "there are no metrics of a training in"), (["{}/none"], "there is no folder")],
+    [
+        (["{}"], "there are no metrics of a training in"),
+        (["{}/none"], "not found: give one of run --local"),
+    ],
 )
 def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["tensorboard", *(each.format(tmp_path) for each in words)])
@@ -95,7 +98,7 @@ def test_a_folder_and_a_run_of_kfp_stand_side_by_side_until_ctrl_c(
         assert shown.stdout is not None
         try:
             said = shown.stdout.readline()
-            address = re.match(r"(http://127\.0\.0\.1:\d+) shows it", said)
+            address = re.match(r"(http://127\.0\.0\.1:\d+) ", said)
             assert address, said
             with urllib.request.urlopen(f"{address[1]}/data/runs", timeout=60) as answer:
                 assert sorted(json.load(answer)) == ["photos", "shapes-1 8fa2b9a1"]

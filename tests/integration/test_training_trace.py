@@ -22,7 +22,7 @@ def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
 def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.05)
     run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=5000, warmup_epochs=0)
     ranks = Ranks(run, 2, env={"PROGRESS_SECONDS": "0.05"})
     ranks.wait_for("epoch 1/5000")
@@ -45,26 +45,26 @@ def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
     assert ranks.wait() == [143, 143], ranks.output()
     assert ranks.output().count(" traces the steps ") == 2, "each request once"
     assert f"rank 1 wrote {file}" in ranks.output()
-    with pytest.raises(InputError, match=r"has ended: nothing is left to trace"):
+    with pytest.raises(InputError, match=r"has ended: there is nothing to trace"):
         ask(tmp_path / "run")
 
 
 def test_what_nobody_would_answer_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match=r"holds no training: name the folder with its metrics"):
+    with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
         ask(tmp_path)
     run = tmp_path / "out" / "work" / "17" / "train"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").write_text('{"event": "start"}\n')
-    with pytest.raises(InputError, match=r"no rank of .*/train has begun"):
+    with pytest.raises(InputError, match=r"no rank of .*/train has started"):
         ask(tmp_path / "out")
     (run / "ranks").mkdir()
     (run / "ranks" / "0.json").write_text("{}")
     with (run / "metrics.jsonl").open("r+b") as metrics:  # of months
         metrics.seek(65 << 20)
         metrics.write(b'\n{"event": "end"}\n')
-    with pytest.raises(InputError, match=r"has ended: nothing is left to trace"):
+    with pytest.raises(InputError, match=r"has ended: there is nothing to trace"):
         ask(tmp_path / "out")
     (run / "metrics.jsonl").write_text('{"event": "start"}\n')
     with pytest.raises(JobError, match=r"rank 0 of .*/train wrote no trace within 0 minutes"):
@@ -72,7 +72,7 @@ def test_what_nobody_would_answer_is_said_at_once(
     left = TraceRequest.read(RunFolder(run))
     assert left is not None
     assert (left.rank, left.steps) == (0, 3)
-    monkeypatch.setattr(tracing, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(TraceRequest, "matches", lambda self, name: name.endswith("-x.json.gz"))
     (run / "traces").mkdir()
     (run / "traces" / "rank-0-x.json.gz").write_bytes(b"trace")

@@ -53,7 +53,7 @@ def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path:
     version = bundle.version(tmp_path / "made")
     count = len(bundle.files(tmp_path / "made")) - 2
     said = call("verify", exports).output
-    assert said == f"{exports}/{version}: whole, {count} files of 0.0 MB\nnot signed\n"
+    assert said == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
     assert "is not signed: it has no model.sig" in refused(
         "verify", exports, "--key", tmp_path / "key.pub"
     )
@@ -63,7 +63,7 @@ def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path:
     found = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
     assert (found["version"], found["files"], found["signed"]) == (version, count, True)
     assert found["by"] in done.output
-    assert "signed, which was not looked at" in call("verify", f"{exports}/{version}").output
+    assert "signed, not checked" in call("verify", f"{exports}/{version}").output
     assert "was made by another key" in refused("verify", exports, "--key", tmp_path / "other.pub")
 
 
@@ -73,7 +73,7 @@ def test_the_folder_of_a_run_stands_for_its_bundle(where: Destination, tmp_path:
     done = call("sign", where.uri, "--key", tmp_path / "key.pem")
     assert done.output.startswith(f"{where.uri}/bundle: signed by the key "), done.exception
     found = call("verify", where.uri, "--key", tmp_path / "key.pub")
-    assert found.output.startswith(f"{where.uri}/bundle: whole, "), found.exception
+    assert found.output.startswith(f"{where.uri}/bundle: complete, "), found.exception
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -144,10 +144,10 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
     [
         (["verify", "EXPORTS", "--key", "key.pem"], "key.pem is no public key: openssl pkey"),
         (["verify", "EXPORTS", "--key", "none"], "cannot read none: No such file"),
-        (["verify", "EXPORTS", "--identity", "ana@x"], "--identity and --issuer go together"),
+        (["verify", "EXPORTS", "--identity", "ana@x"], "--identity and --issuer require"),
         (["verify", "EXPORTS", "--trust-root", "x"], "--trust-root is for --identity"),
-        (["verify", "EXPORTS", "--key", "key.pub", "--issuer", "x"], "are two ways"),
-        (["verify", "EXPORTS", "--signature", "key.pub"], "but not whose: give --key"),
+        (["verify", "EXPORTS", "--key", "key.pub", "--issuer", "x"], "exclude each other"),
+        (["verify", "EXPORTS", "--signature", "key.pub"], "needs its signer: give --key"),
         (["verify", "."], "there is no bundle at .: give the folder that a run names"),
         (["verify", "none"], "bundle='none' is a folder that is not there"),
         (["verify", "gs:/x"], "bundle='gs:/x' is no address: write gs://x"),

@@ -25,7 +25,7 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert all(name in done.stdout for name in COMMANDS)
-    assert "\n  143  the run was terminated\n" in done.stdout
+    assert "\n  143  the run was cancelled\n" in done.stdout
 
 
 def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:
@@ -52,7 +52,7 @@ def test_json_is_the_same_option_in_every_command_that_has_it() -> None:
     options = [one for each in every if each for one in each.params if "--json" in one.opts]
     assert len(options) >= 25
     assert {(one.name, getattr(one, "help", "")) for one in options} == {
-        ("as_json", "Print one line of JSON; all else goes to stderr.")
+        ("as_json", "Print one line of JSON; other output goes to stderr.")
     }
 
 

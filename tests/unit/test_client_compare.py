@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import app
-from kfp_ddp.client.inspection.comparison import shown
+from kfp_ddp.client.comparison import setting_text
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
 from tests import run_output
@@ -30,7 +30,7 @@ def test_settings_that_differ_stand_side_by_side_and_others_not_at_all(tmp_path:
 
 
 def test_a_file_of_code_is_told_by_size_and_digest() -> None:
-    assert shown(packed.pack(b"pass")) == "a file of 4 bytes, sha256 d74ff0ee8da3"
+    assert setting_text(packed.pack(b"pass")) == "a file of 4 bytes, sha256 d74ff0ee8da3"
 
 
 def test_a_setting_that_a_run_is_older_than_was_its_default_there(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_what_cannot_be_compared_is_told_in_one_line(tmp_path: Path) -> None:
     early = run_output.make(tmp_path / "early", failed="data-sync")
     (tmp_path / "empty").mkdir()
     said = {
-        str(early): "early left no training to compare: see kfp-ddp describe",
-        str(tmp_path / "empty"): "holds no run: name the folder that was given to run --local",
-        str(tmp_path / "gone"): "there is no folder",
+        str(early): "early has no training to compare: see kfp-ddp describe",
+        str(tmp_path / "empty"): "contains no run: name the folder of run --local",
+        str(tmp_path / "gone"): "not found: give one of run --local",
     }
     for word, line in said.items():
         answer = CliRunner().invoke(app, ["compare", word])

@@ -81,7 +81,7 @@ def test_a_run_that_succeeded_says_what_the_gate_said_and_what_to_do(tmp_path: P
     assert answer.exit_code == 0, answer.output
     assert "run  SUCCEEDED" in answer.stdout
     assert "gate        blessed: ok" in answer.stdout
-    assert "bundle      gs://models/abc, the champion now" in answer.stdout
+    assert "bundle      gs://models/abc (champion)" in answer.stdout
     assert f"next        kfp-ddp predict {run} PICTURE" in answer.stdout
     assert "cause" not in answer.stdout
 
@@ -115,10 +115,10 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) ->
 def test_a_steps_pod_is_its_newest_whichever_way_argo_names_pods() -> None:
     names = ("wf-xyz-main-22", "wf-abc-main-1", "wf-abc-main-22", "wf-abc-3")
     there = [pod(name) for name in names]
-    assert name_of(pods.of_step(there, STEP)) == "wf-abc-main-22"
-    assert name_of(pods.of_step(there, STEP, driver=True)) == "wf-abc-3"
-    assert pods.of_step([pod("wf-abc-main-22", node="wf-abc-9")], STEP) is None
-    assert name_of(pods.of_step([pod("any", node="wf-abc-22")], STEP)) == "any"
+    assert name_of(pods.find_pod(there, STEP)) == "wf-abc-main-22"
+    assert name_of(pods.find_pod(there, STEP, driver=True)) == "wf-abc-3"
+    assert pods.find_pod([pod("wf-abc-main-22", node="wf-abc-9")], STEP) is None
+    assert name_of(pods.find_pod([pod("any", node="wf-abc-22")], STEP)) == "any"
 
 
 @pytest.mark.parametrize(
@@ -153,23 +153,25 @@ def test_a_steps_pod_is_its_newest_whichever_way_argo_names_pods() -> None:
 def test_kubernetes_tells_what_ended_a_pod_where_its_program_did_not(
     status: dict[str, Any], told: str
 ) -> None:
-    assert pods.ended_by(pod("p", **status)) == told
+    assert pods.kill_reason(pod("p", **status)) == told
 
 
 def test_a_pod_without_a_node_says_why() -> None:
     why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     other = {"type": "Ready", "status": "False", "message": "not ready"}
-    assert pods.waits_for(pod("p", phase="Pending", conditions=[other, why])) == (
+    assert pods.waiting_reason(pod("p", phase="Pending", conditions=[other, why])) == (
         "cannot be scheduled (0/3 nodes are available)"
     )
-    assert pods.waits_for(pod("p", phase="Pending", conditions=[other])) == "waiting for a node"
-    assert pods.waits_for(pod("p", phase="Running", conditions=[why])) == ""
+    assert (
+        pods.waiting_reason(pod("p", phase="Pending", conditions=[other])) == "waiting for a node"
+    )
+    assert pods.waiting_reason(pod("p", phase="Running", conditions=[why])) == ""
 
 
 def test_a_run_is_looked_into_without_what_only_runs_here_need() -> None:
     probe = (
-        "import sys, kfp_ddp.client.inspection.description, kfp_ddp.client.inspection.take\n"
-        "import kfp_ddp.client.inspection.comparison_page, kfp_ddp.client.inspection.uploaded\n"
+        "import sys, kfp_ddp.client.description, kfp_ddp.client.comparison\n"
+        "import kfp_ddp.client.download, kfp_ddp.client.logs\n"
         "print(sorted({'PIL', 'numpy', 'onnx', 'psutil', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)

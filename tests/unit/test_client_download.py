@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import app
-from kfp_ddp.client.inspection import take as taking
-from kfp_ddp.client.run_files import PlacedFiles
+from kfp_ddp.client.download import download
+from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.models import bundle
 from kfp_ddp.storage.destination import sha256
@@ -38,7 +38,7 @@ def test_the_newest_checkpoint_comes_where_it_is_asked_for(tmp_path: Path) -> No
     kept = run / TRAIN / "checkpoints"
     for name in ("step-99999999", "step-100000000"):
         shutil.copytree(kept / "step-00000040", kept / name)
-    taking.take(PlacedFiles(str(run / "work" / run_output.RUN_ID)), tmp_path / "x", checkpoint=True)
+    download(StoredFiles(str(run / "work" / run_output.RUN_ID)), tmp_path / "x", checkpoint=True)
     held = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
     assert held == ["step-100000000"]
     assert (tmp_path / "x/checkpoints/step-100000000/state.pt").read_bytes() == b"state"
@@ -58,7 +58,7 @@ def test_a_damaged_bundle_leaves_nothing_here(tmp_path: Path) -> None:
     (run / TRAIN / "bundle" / "model.onnx").write_bytes(b"damaged")
     answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to" / "it")])
     assert isinstance(answer.exception, StorageError)
-    assert "came damaged" in str(answer.exception)
+    assert "is damaged" in str(answer.exception)
     assert list((tmp_path / "to").iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_a_run_that_exported_nothing_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "output", "line"),
-    [("run", "taken", "is there already"), ("early", "to", "left nothing, or was pruned")],
+    [("run", "taken", "already exists"), ("early", "to", "there are no results")],
 )
 def test_what_cannot_be_brought_is_told_in_one_line(
     tmp_path: Path, word: str, output: str, line: str

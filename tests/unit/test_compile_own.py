@@ -137,7 +137,7 @@ def test_a_file_that_is_not_there_or_no_python_is_told(own: Path, tmp_path: Path
     assert compiled(tmp_path / "gone.py").exit_code == 2
     (tmp_path / "notes.txt").write_text("notes")
     error = compiled(tmp_path / "notes.txt").exception
-    assert str(error) == f"{tmp_path / 'notes.txt'} is no Python file: give one that ends in .py"
+    assert str(error) == f"{tmp_path / 'notes.txt'} is not a Python file: give one that ends in .py"
 
 
 def test_an_image_that_none_could_be_named_is_refused(own: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from kfp import compiler, dsl
 
-from kfp_ddp.cli.graph import command
+from kfp_ddp.cli.pipelines import graph
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.pipelines.graph import Node, mermaid, nodes
 
@@ -101,13 +101,13 @@ def test_the_flowchart_declares_all_nodes(nested: Path) -> None:
 
 
 def test_the_command_prints_or_writes(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(command, [str(COMPILED)], catch_exceptions=False)
+    shown = CliRunner().invoke(graph, [str(COMPILED)], catch_exceptions=False)
     assert shown.output == mermaid(COMPILED)
     target = tmp_path / "steps.mmd"
     arguments = [str(COMPILED), "--mermaid", "-o", str(target)]
-    assert CliRunner().invoke(command, arguments, catch_exceptions=False).output == ""
+    assert CliRunner().invoke(graph, arguments, catch_exceptions=False).output == ""
     assert target.read_text() == mermaid(COMPILED)
-    refused = CliRunner().invoke(command, [str(COMPILED), "-o", str(tmp_path / "no" / "x.mmd")])
+    refused = CliRunner().invoke(graph, [str(COMPILED), "-o", str(tmp_path / "no" / "x.mmd")])
     assert isinstance(refused.exception, StorageError)
 
 

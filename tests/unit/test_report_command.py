@@ -49,7 +49,9 @@ def test_of_several_runs_the_newest_is_told(tmp_path: Path) -> None:
 def test_a_folder_without_an_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate", said="")
     for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
-        with pytest.raises(InputError, match=r"holds no evaluation of (val|test): name the output"):
+        with pytest.raises(
+            InputError, match=r"contains no evaluation of (val|test): name the output"
+        ):
             report(*words)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.client.run_files import PlacedFiles, in_the_pod
-from kfp_ddp.client.run_files.archive import unpack
+from kfp_ddp.client import pod_program
+from kfp_ddp.client.claim_files import unpack
+from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.core.errors import StorageError
 
 
@@ -32,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 def in_pod(root: Path, names: list[str] | None) -> bytes:
     """What the pod's program answers."""
     asked = json.dumps({"root": str(root), "names": names}).encode() + b"\n"
-    program = [sys.executable, "-c", Path(in_the_pod.__file__).read_text()]
+    program = [sys.executable, "-c", Path(pod_program.__file__).read_text()]
     return subprocess.run(program, input=asked, capture_output=True, check=True).stdout
 
 
@@ -43,12 +44,12 @@ def in_blocks(data: bytes, size: int = 1000) -> Iterator[bytes]:
 
 def test_a_folder_and_a_pod_list_the_same_plain_files(run: Path) -> None:
     listed = {"train/metrics.jsonl": 3, "train/bundle/model": 3 << 20}
-    assert PlacedFiles(str(run)).sizes() == listed
+    assert StoredFiles(str(run)).sizes() == listed
     assert json.loads(in_pod(run, None)) == listed
 
 
 def test_a_run_that_left_nothing_has_no_files(tmp_path: Path) -> None:
-    assert PlacedFiles(str(tmp_path / "none")).sizes() == {}
+    assert StoredFiles(str(tmp_path / "none")).sizes() == {}
     assert json.loads(in_pod(tmp_path / "none", None)) == {}
 
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from kfp_ddp.client.cron import as_read, next_times, six_fields, words, zone
+from kfp_ddp.client.cron import as_read, describe, next_times, six_fields, zone
 from kfp_ddp.core.errors import InputError
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday
@@ -27,7 +27,7 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday
 )
 def test_five_fields_get_a_second_and_words(given: str, six: str, said: str) -> None:
     assert six_fields(given) == six
-    assert said in words(six)
+    assert said in describe(six)
 
 
 @pytest.mark.parametrize(
@@ -36,22 +36,22 @@ def test_five_fields_get_a_second_and_words(given: str, six: str, said: str) -> 
         ("every night", "has 2 fields"),
         ("", "has 0 fields"),
         ("0 3 * * ? * 2027", "has 7 fields"),
-        ("TZ=Europe/Vienna 0 3 * * *", "write '0 3 * * *' in that one"),
+        ("TZ=Europe/Vienna 0 3 * * *", "write '0 3 * * *' in that zone"),
         ("CRON_TZ=UTC 0 3 * * *", "names a time zone"),
         ("@dayly", "did you mean '@daily'"),
         ("*/5 * * * * *", "write '0 * * * * *'"),
-        ("60 3 * * *", "'60' is no minute: it is 0 to 59"),
-        ("0 24 * * *", "'24' is no hour"),
-        ("0 3 0 * *", "'0' is no day: it is 1 to 31"),
-        ("0 3 * 13 *", "'13' is no month: it is 1 to 12, or jan to dec"),
-        ("0 3 * * 8", "'8' is no weekday"),
-        ("0 3 * * mo", "'mo' is no weekday: it is 0 to 6, or sun to sat"),
-        ("0 3 L * *", "'L' is no day"),
-        ("0 3 * * MON#2", "'MON#2' is no weekday of a cron"),
-        ("*/0 3 * * *", "'*/0' is no minute of a cron"),
+        ("60 3 * * *", "'60' is an invalid minute: it is 0 to 59"),
+        ("0 24 * * *", "'24' is an invalid hour"),
+        ("0 3 0 * *", "'0' is an invalid day: it is 1 to 31"),
+        ("0 3 * 13 *", "'13' is an invalid month: it is 1 to 12, or jan to dec"),
+        ("0 3 * * 8", "'8' is an invalid weekday"),
+        ("0 3 * * mo", "'mo' is an invalid weekday: it is 0 to 6, or sun to sat"),
+        ("0 3 L * *", "'L' is an invalid day"),
+        ("0 3 * * MON#2", "'MON#2' is an invalid weekday of a cron"),
+        ("*/0 3 * * *", "'*/0' is an invalid minute of a cron"),
         ("0 22-2 * * *", "write 22-23,0-2"),
         ("0 3 * * 1-7/2", "list the days"),
-        ("٣ 3 * * *", "is no minute"),
+        ("٣ 3 * * *", "is an invalid minute"),
     ],
 )
 def test_what_kfp_refuses_or_would_misread_is_refused_in_one_line(given: str, said: str) -> None:
@@ -62,7 +62,7 @@ def test_what_kfp_refuses_or_would_misread_is_refused_in_one_line(given: str, sa
 
 
 def test_a_schedule_of_the_server_is_read_as_the_server_reads_it() -> None:
-    assert words(as_read("0 3 * * *")) == "At 3 minutes past the hour, every hour, every day"
+    assert describe(as_read("0 3 * * *")) == "At 3 minutes past the hour, every hour, every day"
     assert as_read("@daily") == "0 0 0 * * *"
     assert as_read("0 0 3 * * *") == "0 0 3 * * *"
     assert as_read("@every 1h30m") == ""
@@ -108,7 +108,7 @@ def test_times_are_told_in_the_zone_of_the_server() -> None:
 
 
 def test_a_day_that_never_comes_and_a_zone_that_is_none_are_refused() -> None:
-    with pytest.raises(InputError, match="never comes"):
+    with pytest.raises(InputError, match="never runs"):
         next_times(six_fields("0 3 31 2 *"), zone("UTC"), NOON)
     with pytest.raises(InputError, match="no time zone 'Europe/Wien'"):
         zone("Europe/Wien")

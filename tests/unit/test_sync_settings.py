@@ -30,7 +30,7 @@ def test_the_command_line_offers_every_option_with_its_default_and_text() -> Non
     for field in fields(Options):
         if option := offered.get(field.name):
             assert (option.help or "").startswith(field.metadata["description"])
-            if field.name not in command_line.OF_A_FOLDER:
+            if field.name not in command_line.FOLDER_DEFAULTS:
                 assert option.default == field.default
     answer = CliRunner().invoke(app, ["sync", "--help"])
     text = re.sub(r"\s+", " ", answer.output)

@@ -1,4 +1,4 @@
-"""Runs set side by side: settings that differ, metrics with their intervals, what to mind."""
+"""Compare runs: settings that differ, metrics with their confidence intervals, curves."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,22 +7,30 @@ from datetime import datetime
 from itertools import combinations
 from typing import Any
 
-from kfp_ddp.client.inspection.subject import Subject
-from kfp_ddp.client.inspection.trainings import Training
+from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.trainings import Training
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.events import is_number, training_time
+from kfp_ddp.report.charts import COLOURS, Series, line_chart
+from kfp_ddp.report.events import curve, is_number, training_time
+from kfp_ddp.report.render import render_page
 from kfp_ddp.training.config import TrainConfig
 
-OWN = frozenset({"data", "output_dir", "run_id", "cache_dir", "stop_when_stale", "resume"})
-"""Settings that differ between any two runs, or say nothing of the model."""
+IGNORED = TrainConfig.own | {"cache_dir", "resume"}
+"""Settings that differ between any two runs, or do not change the model."""
 NONE = "–"
+CHARTS = (
+    ("Validation accuracy", "eval", "accuracy", True),
+    ("Validation loss", "eval", "loss", False),
+    ("Training loss", "step", "loss", False),
+    ("Images per second", "step", "images_per_s", False),
+)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One training of one run, under the letter that stands for it."""
+    """One training of one run, with its letter in the tables."""
 
     letter: str
     name: str
@@ -34,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of one side; `low` and `high` bound its 95 % interval, where it has one."""
+    """A metric of one side, with its 95 % confidence interval if it has one."""
 
     value: float
     low: float | None = None
@@ -43,36 +51,37 @@ class Figure:
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of figures, one a side: None where a side has none."""
+    """A metric of all sides; None for a side without it."""
 
     name: str
     figures: tuple[Figure | None, ...]
-    show: Callable[[float], str]
+    format: Callable[[float], str]
 
     def texts(self) -> list[str]:
-        """As people read them."""
-        return [self._text(each) for each in self.figures]
+        """Return the figures as text."""
+        return [self._text(figure) for figure in self.figures]
 
     def _text(self, figure: Figure | None) -> str:
         if figure is None:
             return NONE
         if figure.low is None or figure.high is None:
-            return self.show(figure.value)
-        return f"{self.show(figure.value)} ({self.show(figure.low)} to {self.show(figure.high)})"
+            return self.format(figure.value)
+        low, high = self.format(figure.low), self.format(figure.high)
+        return f"{self.format(figure.value)} ({low} to {high})"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it."""
+    """Trainings with their differences."""
 
     sides: tuple[Side, ...]
     settings: dict[str, tuple[Any, ...]]
-    """Those that differ, by name: a value a side, None where a side has none."""
+    """Those that differ, by name: the value of each side, None for a side without it."""
     metrics: tuple[Metric, ...]
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the comparison as JSON."""
         runs = [
             {
                 "letter": side.letter,
@@ -87,64 +96,60 @@ class Comparison:
             for side in self.sides
         ]
         metrics = {
-            metric.name: [asdict(each) if each else None for each in metric.figures]
+            metric.name: [asdict(figure) if figure else None for figure in metric.figures]
             for metric in self.metrics
         }
         settings = {name: list(values) for name, values in self.settings.items()}
         return {"runs": runs, "settings": settings, "metrics": metrics, "notes": self.notes}
 
 
-def compare(found: Sequence[tuple[Subject, Sequence[Training]]]) -> Comparison:
-    """Set the trainings of runs side by side, in the order in which they were named."""
-    pairs = [
-        (subject, training, f"{subject.name}/{training.task}" if len(each) > 1 else subject.name)
-        for subject, each in found
-        for training in each
-    ]
+def compare(runs: Sequence[tuple[RunInfo, Sequence[Training]]]) -> Comparison:
+    """Compare the trainings of runs, in the given order."""
+    rows = [(run, training, len(trainings)) for run, trainings in runs for training in trainings]
     sides = tuple(
         Side(
-            letter=_letter(number),
-            name=name,
-            run_id=subject.id,
-            state=subject.state,
-            start=subject.start,
+            letter=chr(ord("A") + number) if number < 26 else f"#{number + 1}",
+            name=f"{run.name}/{training.task}" if count > 1 else run.name,
+            run_id=run.id,
+            state=run.state,
+            start=run.start,
             training=training,
         )
-        for number, (subject, training, name) in enumerate(pairs)
+        for number, (run, training, count) in enumerate(rows)
     )
     return Comparison(sides, _settings(sides), _metrics(sides), tuple(_notes(sides)))
 
 
-def shown(value: Any) -> str:
-    """A setting as people read it."""
+def setting_text(value: Any) -> str:
+    """Return a setting as text."""
     if value is None:
         return NONE
     value = packed.in_words(value)
     return value or "''" if isinstance(value, str) else json.dumps(value)
 
 
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
-
-
 def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
-    # A setting that is newer than a run was its default there.
-    newer = {
+    # An old run had the default of a setting that was added later.
+    defaults = {
         name: field.get_default(call_default_factory=True)
         for name, field in TrainConfig.model_fields.items()
         if not field.is_required()
     }
     tables = [
-        {"dataset": _dataset(training), **(newer if training.settings else {}), **training.settings}
+        {
+            "dataset": _dataset(training),
+            **(defaults if training.settings else {}),
+            **training.settings,
+        }
         for training in (side.training for side in sides)
     ]
-    names = dict.fromkeys(name for table in tables for name in table if name not in OWN)
+    names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
     rows = {name: tuple(table.get(name) for table in tables) for name in names}
-    return {name: row for name, row in rows.items() if any(each != row[0] for each in row)}
+    return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
 def _dataset(training: Training) -> str | None:
-    """The version that was trained on, as its folder is called."""
+    """Return the dataset version that was trained on."""
     if training.evaluation and training.evaluation.dataset_digest:
         return training.evaluation.dataset_digest[:12]
     data = str(training.settings.get("data", ""))
@@ -152,8 +157,8 @@ def _dataset(training: Training) -> str | None:
 
 
 def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
-    def row(name: str, figure: Callable[[Training], Figure | None], show: Any) -> Metric:
-        return Metric(name, tuple(figure(side.training) for side in sides), show)
+    def row(name: str, figure: Callable[[Training], Figure | None], text: Any) -> Metric:
+        return Metric(name, tuple(figure(side.training) for side in sides), text)
 
     def evaluated(field: str) -> Callable[[Training], Figure | None]:
         return lambda training: _figure(getattr(training.evaluation, field, None))
@@ -164,17 +169,17 @@ def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
         row("loss", evaluated("loss"), _short),
         row("macro_f1", evaluated("macro_f1"), _short),
         row("calibration_error", evaluated("calibration_error"), _short),
-        row("samples", evaluated("samples"), _whole),
-        row("step", lambda training: _figure(training.checkpoint), _whole),
-        row("ranks", lambda t: _figure(_last(t.of("start"), "world_size")), _whole),
-        row("images_per_s", _speed, _whole),
+        row("samples", evaluated("samples"), _integer),
+        row("step", lambda training: _figure(training.checkpoint), _integer),
+        row("ranks", lambda t: _figure(_last(t.of("start"), "world_size")), _integer),
+        row("images_per_s", _speed, _integer),
         row("training_seconds", _seconds, clock),
     )
-    return tuple(each for each in rows if any(each.figures))
+    return tuple(metric for metric in rows if any(metric.figures))
 
 
-def _accuracy(found: Evaluation | None) -> Figure | None:
-    return Figure(found.accuracy, found.accuracy_low, found.accuracy_high) if found else None
+def _accuracy(result: Evaluation | None) -> Figure | None:
+    return Figure(result.accuracy, result.accuracy_low, result.accuracy_high) if result else None
 
 
 def _figure(value: Any) -> Figure | None:
@@ -186,13 +191,13 @@ def _last(events: Sequence[dict[str, Any]], key: str) -> Any:
 
 
 def _speed(training: Training) -> Figure | None:
-    """Median over the steps that reported it."""
-    found = sorted(e["images_per_s"] for e in training.of("step") if "images_per_s" in e)
-    return _figure(found[len(found) // 2]) if found else None
+    """Return the median over the steps that report it."""
+    speeds = sorted(e["images_per_s"] for e in training.of("step") if "images_per_s" in e)
+    return _figure(speeds[len(speeds) // 2]) if speeds else None
 
 
 def _seconds(training: Training) -> Figure | None:
-    """From the first event to the last, without the time between a stop and going on."""
+    """Return the time from first to last event, without pauses before a resume."""
     total, _ = training_time(training.events)
     return _figure(total) if total else None
 
@@ -222,5 +227,34 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _whole(value: float) -> str:
+def _integer(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def to_html(comparison: Comparison) -> str:
+    """Return a page with the tables and the curves of all runs."""
+    sides = comparison.sides
+    facts = [
+        ("run", [side.name for side in sides]),
+        ("id", [side.run_id for side in sides]),
+        ("state", [side.state for side in sides]),
+        ("started", [f"{s.start:%Y-%m-%d %H:%M} UTC" if s.start else "" for s in sides]),
+    ]
+    charts = []
+    for title, kind, key, percent in CHARTS:
+        series = [
+            Series(side.letter, curve(side.training.events, kind, key), number % COLOURS)
+            for number, side in enumerate(sides)
+        ]
+        charts.append(line_chart(title, series, "epoch", percent=percent))
+    return render_page(
+        "comparison.html",
+        title="Runs compared",
+        letters=[side.letter for side in sides],
+        colours=COLOURS,
+        facts=facts,
+        metrics=[(m.name.replace("_", " "), m.texts()) for m in comparison.metrics],
+        notes=comparison.notes,
+        settings=[(name, map(setting_text, row)) for name, row in comparison.settings.items()],
+        charts=charts,
+    )

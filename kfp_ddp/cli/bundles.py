@@ -1,0 +1,139 @@
+"""`kfp-ddp sign` and `verify`: the signature of a bundle."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kfp_ddp.cli.options import AS_JSON, echo_json
+
+if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
+
+
+@click.command("sign")
+@click.argument("bundle")
+@click.option("--key", type=FILE, help=f"Private key in PEM; {PASSWORD} may hold its password.")
+@click.option("--signature", type=FILE, help="An existing signature, such as one of model_signing.")
+def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
+    """Sign BUNDLE.
+
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion. All files are first checked against the manifest. For
+    Sigstore, sign a downloaded bundle by `model_signing sign sigstore`, and add its signature by
+    --signature.
+
+    kfp-ddp sign gs://bucket/models/flowers --key release.pem
+    """
+    import os
+    import tempfile
+
+    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.models.bundle import SIGNATURE
+    from kfp_ddp.models.open_bundle import open_bundle
+    from kfp_ddp.models.signature import by_key, check_fits, made, private_key
+    from kfp_ddp.models.verified import ADVICE, verified
+
+    if (key is None) == (signature is None):
+        raise InputError("give --key to sign with, or --signature with an existing signature")
+    signer = "an external signer"
+    sealed = open_bundle(bundle, ADVICE)
+    if key is not None:
+        secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
+        content, signer = made(sealed, secret), by_key(secret.public_key()).name
+    elif signature is not None:
+        content = _content(signature)
+        check_fits(sealed, content)
+    verified(sealed.uri)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, SIGNATURE)
+        file.write_bytes(content)
+        sealed.where.put(file, sealed.folder + SIGNATURE)
+    click.echo(f"{sealed.uri}: signed by {signer}")
+
+
+@click.command("verify")
+@click.argument("bundle")
+@click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
+@click.option(
+    "--identity", default="", help="Required signer by Sigstore, such as an e-mail address."
+)
+@click.option("--issuer", default="", help="OpenID Connect issuer of --identity.")
+@click.option("--trust-root", type=FILE, help="trusted_root.json of a private Sigstore.")
+@click.option(
+    "--signature", type=FILE, help="File with the signature.  [default: model.sig of the bundle]"
+)
+@AS_JSON
+def verify(
+    bundle: str,
+    key: Path | None,
+    identity: str,
+    issuer: str,
+    trust_root: Path | None,
+    signature: Path | None,
+    as_json: bool,
+) -> None:
+    """Check all files of BUNDLE against its manifest, and the manifest against a signature.
+
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion. An incomplete bundle, or one without the required
+    signature, ends with exit code 2. Signatures have the format of OpenSSF Model Signing.
+
+    kfp-ddp verify gs://bucket/models/flowers --key release.pub
+    """
+    from dataclasses import asdict
+
+    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.models.verified import verified
+
+    signer = _signer(key, identity, issuer, trust_root)
+    if signature is not None and signer is None:
+        raise InputError("--signature needs its signer: give --key, or --identity")
+    result = verified(bundle, signer, _content(signature) if signature is not None else None)
+    if as_json:
+        echo_json(asdict(result))
+        return
+    click.echo(f"{result.uri}: complete, {result.files} files, {result.size / 1e6:.1f} MB")
+    if result.by:
+        click.echo(f"signed by {result.by}")
+    elif result.signed:
+        click.echo("signed, not checked: give --key, or --identity and --issuer")
+    else:
+        click.echo("not signed")
+
+
+def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) -> "Signer | None":
+    """Return the required signer; None if there is none.
+
+    Raises:
+        InputError: the options exclude each other, or the key is invalid.
+    """
+    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.models.signature import by_identity, by_key, public_key
+
+    if key is not None and (identity or issuer or trust):
+        raise InputError("--key and --identity exclude each other: give one of them")
+    if key is not None:
+        return by_key(public_key(_content(key), f"--key {key}"))
+    if not identity and not issuer:
+        if trust is not None:
+            raise InputError("--trust-root is for --identity and --issuer: give both")
+        return None
+    if not identity or not issuer:
+        raise InputError("--identity and --issuer require each other: give both")
+    return by_identity(identity, issuer, trust)
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a small file; raise InputError if it cannot be read."""
+    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.models.bundle import LARGEST_SIGNATURE
+
+    try:
+        with path.open("rb") as file:
+            return file.read(LARGEST_SIGNATURE)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; correct its path") from None

@@ -1,0 +1,160 @@
+"""`kfp-ddp compile`, `graph` and `upload`: pipelines as YAML, as a flowchart, on a KFP server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kfp_ddp.cli.options import AS_JSON, configured, connected, echo_json
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+
+if TYPE_CHECKING:
+    from kfp_ddp.pipelines.compiled import Images
+
+COMPILED = Path("compiled")
+
+
+@click.command("compile")
+@click.argument(
+    "files", nargs=-1, metavar="[FILE]...", type=click.Path(path_type=Path, exists=True)
+)
+@click.option(
+    "--check", is_flag=True, help="Write nothing; fail if a file is out of date or has no pipeline."
+)
+@click.option(
+    *("--output", "-o", "--directory", "directory"),
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the YAML files.  [default: compiled; with FILE that of the file]",
+)
+@configured("registry", "launcher_image", "trainer_image")
+@click.option(
+    "--restricted",
+    is_flag=True,
+    help="For a namespace with PodSecurity restricted: no step runs as root.",
+)
+def compile_(
+    files: tuple[Path, ...],
+    check: bool,
+    directory: Path | None,
+    registry: str,
+    launcher_image: str,
+    trainer_image: str,
+    restricted: bool,
+) -> None:
+    """Compile pipelines to YAML files for Kubeflow Pipelines: the built-in ones, or those of FILE.
+
+    Each pipeline of a Python FILE becomes <function>.yaml, with the images of the components from
+    your registry, which can also be set by KFP_DDP_REGISTRY or in kfp-ddp.yaml:
+
+    kfp-ddp compile my_pipeline.py --registry registry.example.com/ml
+    """
+    from kfp_ddp.pipelines import compiled
+    from kfp_ddp.pipelines.compiled import Images
+
+    images = Images(registry, launcher_image, trainer_image)
+    images.check()
+    if check:
+        _check(files, directory, images, restricted)
+    elif files:
+        for file in files:
+            for path in compiled.write_own(file, directory or file.parent, images, restricted):
+                click.echo(path)
+    else:
+        for path in compiled.write(directory or COMPILED, images, restricted):
+            click.echo(path)
+
+
+def _check(
+    files: tuple[Path, ...], directory: Path | None, images: "Images", restricted: bool
+) -> None:
+    """Raise KfpDdpError unless the compiled files are up to date."""
+    from kfp_ddp.pipelines import compiled
+
+    differences = [] if files else compiled.differences(directory or COMPILED)
+    for file in files:
+        differences += compiled.differences_of_own(
+            file, directory or file.parent, images, restricted
+        )
+    if differences:
+        raise KfpDdpError("; ".join(differences) + "; run `kfp-ddp compile` and commit the result")
+    click.echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")
+
+
+@click.command("graph")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--mermaid", is_flag=True, hidden=True, help="No effect: the output is Mermaid.")
+@click.option(
+    *("--output", "-o"),
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write.  [default: standard output]",
+)
+def graph(file: Path, mermaid: bool, output: Path | None) -> None:
+    """Draw the compiled pipeline in FILE as a Mermaid flowchart for Markdown.
+
+    kfp-ddp graph compiled/train_resnet.yaml -o steps.mmd
+    """
+    from kfp_ddp.pipelines import graph
+
+    flowchart = graph.mermaid(file)
+    if output is None:
+        click.echo(flowchart, nl=False)
+        return
+    try:
+        output.write_text(flowchart, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{output} cannot be written: {error.strerror}; give a path in a writable folder"
+        ) from None
+
+
+@click.command("upload")
+@click.argument("pipeline", metavar="PIPELINE")
+@click.option("--name", default="", help="Name on the server.  [default: the pipeline's]")
+@click.option("--description", default="", help="Description of this version.")
+@AS_JSON
+@configured("registry", "launcher_image", "trainer_image")
+@connected
+def upload(
+    connection: Connection,
+    pipeline: str,
+    name: str,
+    description: str,
+    as_json: bool,
+    registry: str,
+    launcher_image: str,
+    trainer_image: str,
+) -> None:
+    """Upload PIPELINE, a compiled YAML file or a built-in pipeline, as the newest version.
+
+    The version is named by its content. If the newest one has the same content, nothing is sent.
+
+    \b
+    kfp-ddp upload train_resnet
+    kfp-ddp upload my_pipeline.yaml --name nightly
+    """
+    from kfp_ddp.client import submission
+    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client.pipelines import upload
+    from kfp_ddp.core.settings import hint
+    from kfp_ddp.pipelines import NAMES
+    from kfp_ddp.pipelines.compiled import Images
+    from kfp_ddp.pipelines.document import is_file, read
+
+    if is_file(pipeline):
+        document = read(Path(pipeline))
+    else:
+        images = Images(registry, launcher_image, trainer_image)
+        built_in = submission.built_in(pipeline, images)
+        if built_in is None:
+            near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
+            raise InputError(f"{pipeline} is not a YAML file, and not a built-in pipeline{near}")
+        document = built_in
+    with open_client(connection) as client:
+        done = upload(client, document, name, description)
+    if as_json:
+        echo_json(done._asdict())
+    elif done.new:
+        click.echo(f"uploaded {done.pipeline}, version {done.version}")
+    else:
+        click.echo(f"unchanged: {done.pipeline} already has version {done.version}")

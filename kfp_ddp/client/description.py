@@ -1,0 +1,175 @@
+"""Why a run failed or waits: step, cause, events, checkpoints, and what to do next."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.client import logs, pods
+from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.steps import OVER, Leaf, leaves
+from kfp_ddp.client.trainings import Training, read_trainings
+from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.step import last_error
+from kfp_ddp.core.text import one_line
+from kfp_ddp.jobs.failure import last_words, root_cause
+from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.objects import phase
+
+LAST_LINES = 2000
+"""Lines at the end of a log that are searched for the cause."""
+UNKNOWN = "not known"
+CHECKS = "preflight"
+"""The step that fails because of the user's input."""
+
+
+@dataclass
+class Description:
+    """A run with what was found out about it; unknown values are empty."""
+
+    run: RunInfo
+    failed: Leaf | None = None
+    """The step that failed."""
+    active: Leaf | None = None
+    """The step that runs now."""
+    cause: str = ""
+    step_pods: Sequence[Object] = ()
+    job_pods: Sequence[Object] = ()
+    events: Sequence[pods.Event] = ()
+    trainings: Sequence[Training] = ()
+    notes: list[str] = field(default_factory=list)
+    """What could not be read."""
+
+    @property
+    def step(self) -> str:
+        """Name of the step that failed, or runs now."""
+        leaf = self.failed or self.active
+        return leaf.label if leaf else ""
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Return the pods that do not start, with the reasons."""
+        every = [*self.step_pods, *self.job_pods]
+        reasons = [(pod["metadata"]["name"], pods.waiting_reason(pod)) for pod in every]
+        return [row for row in reasons if row[1]]
+
+    def next(self) -> Iterator[tuple[str, str]]:
+        """Yield commands to run next, with the purpose of each."""
+        run, word, failed = self.run, self.run.word, self.failed
+        if run.state == "SUCCEEDED":
+            if run.folder is None:
+                yield f"kfp-ddp download {word}", "its bundle and its report"
+            else:
+                yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
+            yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
+            return
+        if run.folder is None and run.state not in OVER:
+            if self.waiting():
+                yield "kfp-ddp doctor", "check what the cluster lacks"
+            follow = "" if failed else " -f"
+            yield f"kfp-ddp logs {word} {self.step}".rstrip() + follow, "its log"
+            yield f"kfp-ddp status {word} --follow", "its steps"
+            return
+        if failed is not None:
+            yield f"kfp-ddp logs {word} {failed.label}", "the full log of the step"
+        if run.folder is not None:
+            yield f"kfp-ddp run SOURCE --local --output {word}", "again, with corrected input"
+        elif failed is not None and failed.step.name == CHECKS:
+            yield "kfp-ddp run …", "again, with corrected input"
+        else:
+            step = max((training.checkpoint or 0 for training in self.trainings), default=0)
+            where = f" from step {step}" if step else ""
+            yield f"kfp-ddp retry {word}", f"resume{where} when the cause is corrected"
+
+    def document(self) -> dict[str, Any]:
+        """Return the description as JSON."""
+        run = self.run
+        return {
+            "run_id": run.id,
+            "name": run.name,
+            "state": run.state,
+            "start": run.start.isoformat() if run.start else None,
+            "end": run.end.isoformat() if run.end else None,
+            "page": run.page,
+            "step": self.step,
+            "cause": self.cause,
+            "waiting": [{"pod": pod, "reason": reason} for pod, reason in self.waiting()],
+            "events": [
+                asdict(event) | {"last": event.last.isoformat() if event.last else None}
+                for event in self.events
+            ],
+            "trainings": [training.document() for training in self.trainings],
+            "next": [command for command, _ in self.next()],
+            "notes": self.notes,
+        }
+
+
+def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Description:
+    """Describe a run from the server's steps, its pods, and its files.
+
+    Args:
+        run: The run.
+        api: Connects to its namespace.
+        files: Also read its files.
+    """
+    every = list(leaves(run.steps))
+    result = Description(run, next((leaf for leaf in every if leaf.step.state == "FAILED"), None))
+    if run.state not in OVER:
+        result.active = next((leaf for leaf in every if leaf.step.state not in OVER), None)
+    if run.folder is None and run.state != "SUCCEEDED":
+        _read_pods(result, api)
+    if files and any(_may_have_files(leaf) for leaf in every):
+        _read_files(result)
+    if run.state != "SUCCEEDED":
+        result.cause = _cause(result, api)
+    return result
+
+
+def _may_have_files(leaf: Leaf) -> bool:
+    if leaf.step.state == "CACHED":
+        return True
+    return leaf.step.name != CHECKS and leaf.step.state not in ("PENDING", "OMITTED", "SKIPPED")
+
+
+def _read_pods(result: Description, api: Callable[[], Api]) -> None:
+    try:
+        cluster, run_id = api(), result.run.id
+        result.step_pods = pods.list_step_pods(cluster, run_id)
+        result.job_pods = pods.list_job_pods(cluster, run_id)
+        result.events = pods.warnings(cluster, [*result.step_pods, *result.job_pods])
+    except KfpDdpError as error:
+        result.notes.append(f"its pods were not read: {error}")
+
+
+def _read_files(result: Description) -> None:
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            result.trainings = read_trainings(result.run.files(), Path(scratch))
+    except KfpDdpError as error:
+        result.notes.append(f"its files were not read: {error}")
+
+
+def _cause(result: Description, api: Callable[[], Api]) -> str:
+    """Return why a run failed: from Kubernetes, the step's log, its job, or its files."""
+    run, failed = result.run, result.failed
+    if run.cancelled:
+        return "cancelled by a user"
+    if failed is None:
+        return one_line(run.error) or ("" if run.state not in OVER else UNKNOWN)
+    pod = pods.find_pod(result.step_pods, failed.step, failed.step.by_driver)
+    if pod and (reason := pods.kill_reason(pod)):
+        return reason
+    try:
+        log = list(logs.lines(run, failed, api))[-LAST_LINES:]
+    except KfpDdpError as error:
+        log = []
+        if not any(str(error) in note for note in result.notes):
+            result.notes.append(f"its log was not read: {error}")
+    if message := last_error("\n".join(log)):
+        return message
+    if any(phase(pod) == "Failed" for pod in result.job_pods):
+        return root_cause(result.job_pods, "").error
+    failures = [training.failure for training in result.trainings if training.failure]
+    if failures:
+        return failures[0].error
+    return one_line(last_words(log).text) or one_line(run.error) or UNKNOWN

@@ -1,0 +1,200 @@
+"""Download what a run produced: its bundle, reports and curves, optionally a checkpoint."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.client import models
+from kfp_ddp.client.run_files import RunFiles, StoredFiles
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, full
+from kfp_ddp.core.run_folder import REPORT, RunFolder
+from kfp_ddp.models import bundle
+from kfp_ddp.report.events import read_events
+from kfp_ddp.report.training import training_curves, training_page
+from kfp_ddp.runs.train.outputs import newest_checkpoint
+from kfp_ddp.storage.destination import open_destination
+
+BUNDLE = RunFolder.BUNDLE
+REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*")
+CHECKPOINTS = RunFolder.CHECKPOINTS
+LOSS_CURVE = "loss_curve.html"
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """The local files of one task of a run; None for those that it did not write."""
+
+    task: str
+    bundle: Path | None
+    report: Path | None
+    loss_curve: Path | None
+    checkpoint: Path | None
+    bytes: int
+
+
+class UploadedBundle(RunFiles):
+    """A bundle at a destination, as the only file of a task called `uploaded`."""
+
+    PREFIX = f"uploaded/{BUNDLE}/"
+
+    def __init__(self, uri: str) -> None:
+        self._bundle = StoredFiles(uri)
+        self.where = self._bundle.where
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by its name."""
+        return {f"{self.PREFIX}{name}": size for name, size in self._bundle.sizes().items()}
+
+    def fetch(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files to a folder."""
+        self._bundle.fetch([n.removeprefix(self.PREFIX) for n in names], folder / self.PREFIX)
+
+
+def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None:
+    """Return the bundle that a run exported to its destination; None if there is none."""
+    destination, name = parameters.get("destination"), parameters.get("model_name")
+    if not destination or not name:
+        return None
+    try:
+        versions = models.versions(open_destination(str(destination)), str(name))
+    except KfpDdpError:
+        return None
+    uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
+    return UploadedBundle(uris[0]) if uris else None
+
+
+def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list[Downloaded]:
+    """Download what a run produced to a new folder, all of it or nothing.
+
+    Args:
+        files: The run's.
+        output: A missing or empty folder. The files of a single task lie directly in it, those of
+            several tasks in a folder each.
+        checkpoint: Also download the newest checkpoint.
+
+    Raises:
+        InputError: the folder is not empty, or the run wrote nothing.
+        StorageError: a bundle is damaged, or the disk is full.
+        KfpDdpError: the files cannot be read.
+    """
+    with _new_folder(output) as temporary:
+        sizes = files.sizes()
+        tasks = sorted({name.split("/")[0] for name in sizes if _is_result(name)})
+        if not tasks:
+            raise InputError(
+                f"there are no results of the run in {files.where}: it wrote none, or they were "
+                "deleted"
+            )
+        names = list(_select(sizes, checkpoint))
+        files.fetch(names, temporary)
+        for task in tasks:
+            _check_bundle(temporary / task, files)
+            _write_curves(temporary / task)
+        if len(tasks) == 1:
+            _move_up(temporary / tasks[0])
+    single = len(tasks) == 1
+    return [
+        _describe(
+            task,
+            output if single else output / task,
+            sum(sizes[name] for name in names if name.startswith(f"{task}/")),
+        )
+        for task in tasks
+    ]
+
+
+def check_output(output: Path) -> None:
+    """Raise InputError for a folder that is not empty."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} already exists: name a new folder by --output")
+
+
+def _is_result(name: str) -> bool:
+    return any(fnmatch(name, f"*/{pattern}") for pattern in (*REPORTS, f"{BUNDLE}/*"))
+
+
+def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
+    """Yield the names to download; the _SUCCESS of a bundle comes after its other files."""
+    newest: dict[str, str] = {}
+    for name in sizes:
+        parts = name.split("/")
+        if parts[1:2] == [CHECKPOINTS] and parts[-1] == "manifest.json":
+            folders = [newest.get(parts[0], ""), "/".join(parts[:3])]
+            newest[parts[0]] = max(folders, key=lambda folder: (len(folder), folder))
+        elif _is_result(name) and not name.endswith(f"{BUNDLE}/{bundle.SUCCESS}"):
+            yield name
+    yield from (name for name in sizes if name.endswith(f"/{BUNDLE}/{bundle.SUCCESS}"))
+    if checkpoint and newest:
+        prefixes = tuple(f"{folder}/" for folder in newest.values())
+        yield from (name for name in sizes if name.startswith(prefixes))
+
+
+def _check_bundle(folder: Path, files: RunFiles) -> None:
+    """Refuse a bundle that differs from its manifest."""
+    path = folder / BUNDLE
+    if path.exists() and not bundle.intact(path):
+        raise StorageError(
+            f"the bundle of {folder.name} is damaged or incomplete ({files.where}): try again, or "
+            "retry the run's export"
+        )
+
+
+def _write_curves(folder: Path) -> None:
+    if training_curves(read_events(RunFolder(folder).metrics)):
+        (folder / LOSS_CURVE).write_text(training_page(folder))
+
+
+def _describe(task: str, folder: Path, size: int) -> Downloaded:
+    files = RunFolder(folder)
+    newest = newest_checkpoint(folder)
+    return Downloaded(
+        task=task,
+        bundle=_existing(files.bundle),
+        report=_existing(files.evaluation("val") / REPORT),
+        loss_curve=_existing(folder / LOSS_CURVE),
+        checkpoint=newest.path if newest else None,
+        bytes=size,
+    )
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+def _move_up(folder: Path) -> None:
+    """Move the content of a folder to its parent."""
+    renamed = folder.rename(folder.parent / ".task")
+    for path in renamed.iterdir():
+        path.rename(folder.parent / path.name)
+    renamed.rmdir()
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `output` on success, and is deleted otherwise.
+
+    Raises:
+        InputError: `output` is not empty.
+        StorageError: it cannot be created.
+    """
+    target = Path(os.path.abspath(output))
+    try:
+        check_output(output)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise StorageError(full(error, output)) from None
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        temporary.replace(target)
+    except OSError as error:
+        raise StorageError(full(error, output)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,193 @@
+"""The logs of a run's steps: from their pods, the pipeline root, or a local run."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kfp_ddp.client import pods
+from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.steps import OVER, Leaf, leaves
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer
+from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.storage.destination import open_destination
+
+POLL_SECONDS = 2.0
+LARGEST = 256 << 20
+BUCKETS = ("gs://", "s3://", "az://")
+EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
+LOG_ARTIFACT = "executor-logs"
+"""The artifact in which KFP's launcher stores the log of each step."""
+
+
+def select_steps(run: RunInfo, word: str) -> list[Leaf]:
+    """Return the steps that a word names: one, those of a group, or of a name; '' for all.
+
+    Raises:
+        InputError: it names no step.
+    """
+    every = list(leaves(run.steps))
+    if not word:
+        return every
+    matches = [leaf for leaf in every if word in (leaf.label, leaf.step.name, leaf.step.title)]
+    return matches or list(leaves(run.step(word).steps))
+
+
+def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
+    """Yield a step's log without KFP's own lines; nothing before it has started.
+
+    Raises:
+        KfpDdpError: the log was deleted, or cannot be read.
+    """
+    own = StepLines()
+    return (line for line in _all_lines(run, leaf, api) if own.includes(line))
+
+
+def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
+    if run.folder is not None:
+        yield from run.local_log(leaf.step.name)
+        return
+    if leaf.step.state in ("SKIPPED", "OMITTED", "CACHED"):
+        return
+    over, pod = leaf.step.state in OVER, None
+    try:
+        cluster = api()
+        pod = pods.find_pod(pods.list_step_pods(cluster, run.id), leaf.step, leaf.step.by_driver)
+    except KfpDdpError:
+        if not (over and run.root.startswith(BUCKETS)):
+            raise
+    if pod is not None:
+        yield from pods.log(cluster, pod)
+    elif over:
+        yield from _stored_log(run, leaf)
+
+
+def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
+    """Yield the log that KFP stores as an artifact, if the pipeline root is a bucket.
+
+    Raises:
+        KfpDdpError: it cannot be read.
+    """
+    deleted = f"the pod of {leaf.label} was deleted"
+    see = f": its log is in the UI, {run.page}" if run.page else ""
+    if not run.root.startswith(BUCKETS):
+        raise InputError(f"{deleted}{see or '; set pipeline_root to read the log that KFP stores'}")
+    store = open_destination(run.root)
+    prefix = f"{run.pipeline}/{run.id}/{leaf.step.name}/"
+    names = [name for name, _ in store.list(prefix) if name.rpartition("/")[2] == LOG_ARTIFACT]
+    if not names:
+        raise InputError(f"{deleted}, and there is no log of it below {run.root}/{prefix}{see}")
+    for name in names:
+        text = store.read(name, LARGEST) or b""
+        yield from text.decode("utf-8", "replace").splitlines()
+
+
+def follow(run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], prefix: bool) -> None:
+    """Print the logs of steps as they are written, until the steps are over.
+
+    Args:
+        run: The run.
+        word: Names the steps, as for `select_steps`.
+        api: The namespace of its pods.
+        reload: Returns the run's current state.
+        prefix: Write the step's name before each line.
+
+    Raises:
+        KfpDdpError: the server or the cluster does not answer.
+    """
+    printer = _StepPrinter(prefix)
+    labels: dict[str, str] = {}
+    logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
+    done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
+    _print(run, done, lambda: api, prefix)  # in order, since they do not run in parallel
+    printed = {leaf.label for leaf in done}
+    try:
+        while True:
+            active = [leaf for leaf in select_steps(run, word) if leaf.label not in printed]
+            logs.follow(_pods_of(pods.list_step_pods(api, run.id), active, labels))
+            over = run.state in OVER or all(leaf.step.state in OVER for leaf in active)
+            if over and logs.printed:
+                return
+            time.sleep(POLL_SECONDS)
+            run = reload()
+    finally:
+        logs.abandon()
+
+
+def print_logs(run: RunInfo, word: str, api: Callable[[], Api]) -> None:
+    """Print the current logs of steps, one step after the other.
+
+    Raises:
+        KfpDdpError: none of them can be read.
+    """
+    steps = select_steps(run, word)
+    problems, printed = _print(run, steps, api, prefix=len(steps) > 1)
+    if problems and not printed:
+        raise problems[0]
+    for error in problems:
+        sys.stdout.flush()
+        sys.stderr.write(f"warning: {error}\n")
+
+
+def _print(
+    run: RunInfo, steps: Iterable[Leaf], api: Callable[[], Api], prefix: bool
+) -> tuple[list[KfpDdpError], bool]:
+    """Print logs; return the errors of unreadable ones, and whether a line was printed."""
+    problems: list[KfpDdpError] = []
+    printed = False
+    for leaf in steps:
+        head = f"[{leaf.label}] " if prefix else ""
+        try:
+            for line in lines(run, leaf, api):
+                sys.stdout.write(f"{head}{line}\n")
+                printed = True
+        except KfpDdpError as error:
+            problems.append(error)
+    return problems, printed
+
+
+def _pods_of(
+    items: Sequence[Object], steps: Iterable[Leaf], labels: dict[str, str]
+) -> dict[str, Object]:
+    by_uid = {}
+    for leaf in steps:
+        pod = pods.find_pod(items, leaf.step)
+        if pod is not None:
+            labels[pod["metadata"]["uid"]] = leaf.label
+            by_uid[pod["metadata"]["uid"]] = pod
+    return by_uid
+
+
+class StepLines:
+    """Separates a step's own lines from those of KFP's executor.
+
+    The executor also logs the step's inputs, some hundred lines of JSON.
+    """
+
+    def __init__(self) -> None:
+        self._inputs = False
+
+    def includes(self, line: str) -> bool:
+        """Return whether the next line of the log is the step's own."""
+        if self._inputs:
+            self._inputs = line.rstrip() != "}"
+            return False
+        self._inputs = line.startswith(EXECUTOR) and line.rstrip().endswith(INPUTS)
+        return not line.startswith(EXECUTOR)
+
+
+class _StepPrinter(Printer):
+    """Prints the steps' own lines, with or without their names."""
+
+    def __init__(self, prefix: bool) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._own: dict[str, StepLines] = {}
+
+    def line(self, key: str, cursor: LogCursor, text: str) -> None:
+        """Print a line, unless it is KFP's."""
+        content = text.partition("] ")[2]
+        if self._own.setdefault(key, StepLines()).includes(content):
+            super().line(key, cursor, text if self._prefix else content)
+        else:
+            self.cursors[key] = cursor

@@ -1,0 +1,51 @@
+"""The files that a run wrote, in a folder or below a URI; `claim_files` reads those of a PVC."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.runs.workspace import files
+from kfp_ddp.storage.destination import open_destination
+
+
+class RunFiles(ABC):
+    """Files of one run, named `<task>/<file>`; hidden files and links are left out."""
+
+    where: str
+    """Their location, for messages."""
+
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by its name; empty if there are none.
+
+        Raises:
+            KfpDdpError: the files cannot be listed.
+        """
+
+    @abstractmethod
+    def fetch(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files to a folder, each atomically; skip those that were deleted.
+
+        Raises:
+            KfpDdpError: the files cannot be read, or the disk is full.
+        """
+
+
+class StoredFiles(RunFiles):
+    """The files of a run below a local folder or a URI such as gs://."""
+
+    def __init__(self, uri: str) -> None:
+        self.where = uri.rstrip("/")
+        self._store = open_destination(self.where)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by its name."""
+        return {name: size for name, size in self._store.list("") if files.plain(name)}
+
+    def fetch(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files to a folder."""
+        try:
+            files.fetch(self._store, names, folder)
+        except OSError as error:
+            raise StorageError(full(error, folder)) from None
