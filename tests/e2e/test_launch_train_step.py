@@ -227,7 +227,7 @@ def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
         grounds, second.metadata.name, ["python3", "-c", STOP_RANK], "pytorch"
     )
     step.saw("trying again, 1 of 1 retries left")
-    told = next(line for line in step.log().splitlines() if "; ending it" in line)
+    told = next(line for line in step.log().splitlines() if "; it is ended" in line)
     where = f"(worker-1 on node {second.spec.node_name})"
     assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in told
     assert step.wait() == "Succeeded", step.log()

@@ -75,7 +75,7 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
     gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
-    one.pods = Pods.of(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
+    one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
     assert one.run(Limits()).pods == [gone]
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> No
             "containerStatuses": [{"name": "pytorch", "state": {"terminated": {"exitCode": 1}}}],
         },
     }
-    one.pods = Pods.of(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
+    one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
     outcome = one.run(Limits(crashes=1))
     assert outcome.given_up
     assert outcome.pods == [crash]
@@ -137,7 +137,7 @@ def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
 def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> None:
     leaving = {**JOB, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
     for there in ((), (leaving,)):
-        with pytest.raises(JobError, match="PyTorchJob x was deleted by somebody else"):
+        with pytest.raises(JobError, match="PyTorchJob x was deleted by another user"):
             follower(ending, *there).run(Limits())
     assert ending.deleted == 0
 
@@ -152,7 +152,7 @@ def test_a_job_that_goes_when_it_has_ended_ended_as_it_said(ending: Ends) -> Non
         one.watches.jobs.removed = {JOB["metadata"]["uid"]: last}
         assert one.run(Limits()).state.phase == phase
     one.watches.jobs.removed = {JOB["metadata"]["uid"]: with_condition("Running")}
-    with pytest.raises(JobError, match="PyTorchJob x was deleted by somebody else"):
+    with pytest.raises(JobError, match="PyTorchJob x was deleted by another user"):
         one.run(Limits())
 
 
@@ -201,11 +201,11 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
             return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
-        narrator.tell(
+        narrator.report(
             Look(
                 KINDS["pytorchjob"],
                 job,
-                Pods.of(job, KINDS["pytorchjob"]),
+                Pods.of_new(job, KINDS["pytorchjob"]),
                 True,
                 now=0,
                 clock=clock,
@@ -235,17 +235,17 @@ def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(
 ) -> None:
     folder, printer = RunFolder(tmp_path), Printer()
     files = StepFiles(folder, "x", printer)
-    files.keep(100)
+    files.update(100)
     assert folder.heartbeat.exists()
     folder.heartbeat.unlink()
     printer.cursors["a/pytorch"] = LogCursor(0, Stamp(1, 0), 1)
-    files.keep(109)
+    files.update(109)
     assert not folder.heartbeat.exists()
     assert folder.log_positions("x").read_text() == '{"a/pytorch": [0, 1, 0, 1]}'
-    files.keep(110)
+    files.update(110)
     assert folder.heartbeat.exists()
     gone = StepFiles(RunFolder(tmp_path / "gone"), "x", printer)
-    gone.keep(time.monotonic())
+    gone.update(time.monotonic())
     assert "warning: cannot touch" in capsys.readouterr().out
 
 

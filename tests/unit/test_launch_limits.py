@@ -94,7 +94,7 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
             look(
                 pod("worker", "Pending", 600),
                 pod("again", "Pending", 2),
-                taken_back=frozenset({"worker"}),
+                preempted=frozenset({"worker"}),
             ),
             SIX,
             None,

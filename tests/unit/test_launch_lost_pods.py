@@ -63,7 +63,7 @@ def test_a_lost_pod_hides_no_error_of_the_user() -> None:
 
 def looked(*looks: Any, job: Any = JOB, removed: Any = ()) -> Pods:
     """What is known after looks at the pods that were there, a second apart."""
-    pods = Pods.of(JOB, KINDS["trainjob"])
+    pods = Pods.of_new(JOB, KINDS["trainjob"])
     gone = {each["metadata"]["uid"]: each for each in removed}
     for clock, there in enumerate(looks, start=1):
         pods = pods.look(job, {each["metadata"]["uid"]: each for each in there}, gone, clock)
@@ -132,10 +132,10 @@ def test_a_job_that_cannot_go_on_is_given_up_though_its_operator_would_not() -> 
     )
     split = Look(KINDS["trainjob"], JOB, looked(*REPLACED), True, now=0, clock=9999)
     limits = Limits(silence=60)
-    why = "a container was started again in its pod"
+    why = "a container was restarted in its pod"
     assert verdict(restarted, limits) == Verdict(State("failed", why), True)
     assert verdict(replace(restarted, kind=KINDS["pytorchjob"]), limits) is None
-    why = "a pod that was lost was replaced, and its peers wait for it"
+    why = "a lost pod was replaced, and its peers wait for it"
     assert verdict(split, limits) == Verdict(State("failed", why), True)
     assert verdict(split, Limits()) is None
 
@@ -181,13 +181,13 @@ def test_pods_that_a_queue_took_back_are_no_failure() -> None:
     pods = pods.look(QUEUED, {"worker-0": worker, "master-0": master}, {}, 2)
     pods = pods.look(JOB, stopped, {}, 3)
     assert pods.own == []
-    assert pods.only_taken_back
+    assert pods.only_preempted
     successor = pod("master-0", uid="another")
     pods = pods.look(JOB, {"another": successor}, {}, 4)
 
     assert (pods.lost, pods.ended) == ((), ())
     assert pods.own == [successor]
-    assert not pods.only_taken_back
+    assert not pods.only_preempted
     assert pods.replaced_at == 0
     again = pods.look(JOB, {"another": successor}, {}, 5)
     assert again.own == [successor], "it was taken back once"
@@ -197,7 +197,7 @@ def test_pods_that_a_queue_took_back_are_no_failure() -> None:
 def test_a_pod_that_failed_beside_those_that_were_taken_back_is_a_failure() -> None:
     pods = looked([pod("worker-0")]).look(QUEUED, {"worker-0": pod("worker-0")}, {}, 2)
     there = {"worker-0": pod("worker-0", 143), "another": pod("worker-0", 1, uid="another")}
-    assert not pods.look(JOB, there, {}, 3).only_taken_back
+    assert not pods.look(JOB, there, {}, 3).only_preempted
 
 
 def test_a_pod_lost_before_the_queue_took_the_job_back_is_forgotten() -> None:
@@ -205,4 +205,4 @@ def test_a_pod_lost_before_the_queue_took_the_job_back_is_forgotten() -> None:
     assert len(pods.lost) == 1
     pods = pods.look(LET_IN_AGAIN, {"master-0": pod("master-0")}, {}, 3)
     assert pods.lost == ()
-    assert pods.taken_back == {"master-0"}
+    assert pods.preempted == {"master-0"}

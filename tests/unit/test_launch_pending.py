@@ -13,7 +13,7 @@ JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 
 
 def explain(*given: Any) -> str:
-    return narrator.in_words(narrator.explain(*given))
+    return narrator.summary(narrator.explain(*given))
 
 
 class Answers:

@@ -261,7 +261,7 @@ def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
     found = narrator.explain(about, State("created"), pods, [], api, 1000)
     assert len(api.paths) == 1
-    assert narrator.in_words(found) == (
+    assert narrator.summary(found) == (
         "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow)"
     )
 
@@ -289,8 +289,8 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
         "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "status": {"conditions": [{"type": "Running", "status": "True"}]},
     }
-    seen = Pods.of(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
-    still, opened = following.Standstill(tmp_path), 0
+    seen = Pods.of_new(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
+    still, opened = ranks.StallWatch(tmp_path), 0
 
     def count(*given: Any) -> Any:
         nonlocal opened
@@ -305,5 +305,5 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
         if stall is not None:
             break
     assert stall is not None
-    assert "all 130 ranks stand at step 7" in stall.failure.error
+    assert "all 130 ranks are at step 7" in stall.failure.error
     assert 20 <= clock < 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
+from kfp_ddp.jobs.follow.ranks import RankReport, Ranks, Stall, read
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import AVOIDS, Jobs, avoided
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -33,9 +33,11 @@ def pods(count: int) -> dict[str, Object]:
     }
 
 
-def told(rank: int, step: int, phase: str = "step", time: float = 0, per_pod: int = 1) -> Told:
+def told(
+    rank: int, step: int, phase: str = "step", time: float = 0, per_pod: int = 1
+) -> RankReport:
     pod = rank // per_pod
-    return Told(rank, f"x-worker-{pod}", f"node-{pod}", step, phase, time)
+    return RankReport(rank, f"x-worker-{pod}", f"node-{pod}", step, phase, time)
 
 
 def played(
@@ -90,9 +92,9 @@ def played(
             "rank 1 (worker-1 on node node-1) and 1 more is silent",
             "",
         ),
-        ([(7, "step", True), (7, "step", True)], 1, "all 2 ranks stand at step 7", ""),
-        ([(7, "step", False), (7, "step", False)], 1, "all 2 ranks stand at step 7", ""),
-        ([(7, "step", True)], 1, "all 1 ranks stand at step 7", ""),
+        ([(7, "step", True), (7, "step", True)], 1, "all 2 ranks are at step 7", ""),
+        ([(7, "step", False), (7, "step", False)], 1, "all 2 ranks are at step 7", ""),
+        ([(7, "step", True)], 1, "all 1 ranks are at step 7", ""),
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(
@@ -141,7 +143,7 @@ def test_what_an_earlier_attempt_left_counts_for_nothing() -> None:
     assert seen.stall(pods(2), 0, LIMIT, LIMIT) is None
     found = seen.look(host, pods(2), LIMIT).stall(pods(2), 0, LIMIT + 10, LIMIT)
     assert found is not None
-    assert "all 2 ranks stand" in found.failure.error
+    assert "all 2 ranks are" in found.failure.error
 
 
 def test_files_that_tell_nothing_are_passed_over(tmp_path: Path) -> None:
@@ -154,7 +156,10 @@ def test_files_that_tell_nothing_are_passed_over(tmp_path: Path) -> None:
         *("", "no json", "3", "[]", "null", "[" * 3000),
         *({**good, name: value} for name in ("rank", "step", "time") for value in wrong),
         *({**good, name: "\x1b[2J"} for name in ("pod", "node", "phase")),
-        *({key: value for key, value in good.items() if key != name} for name in Told._fields),
+        *(
+            {key: value for key, value in good.items() if key != name}
+            for name in RankReport._fields
+        ),
         {**good, "pod": "x" * 5000},
     ]
     for number, text in enumerate(bad, 3):

@@ -1,6 +1,6 @@
-"""What follows from one look at a job: nothing, that it is over, or that it is given up.
+"""What follows from one look at a job: it runs on, it is over, or it is given up.
 
-Only what was seen and the clocks go in, so that every rule is a function to be read alone.
+Pure functions of what was seen and of the clocks.
 """
 
 from collections.abc import Iterable
@@ -12,27 +12,27 @@ from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Wait, created, expired, waits, was_restarted
 
-# The pods that failed with a container that was started again are waited for so long.
+# How long to wait for other pods to fail after a container was restarted.
 SETTLE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a job may take, in seconds since it left its queue, if any; 0 for any time."""
+    """Time limits of a job in seconds, without its time in a queue; 0 for no limit."""
 
     deadline: float = 0
     pending: float = 0
     """How long each of its pods may wait to start."""
     enough_pods: int = 0
-    """Pods that are enough for an elastic job to run; 0 where all are needed."""
+    """Pods with which an elastic job can run; 0 if all are needed."""
     crashes: int = 0
-    """Pods that may crash and be made anew, which an operator does without an end; 0 for any."""
+    """Crashes of pods, which an operator replaces without limit."""
     silence: float = 0
-    """How long nothing may be heard after a pod was replaced; 0 where its peers take it in."""
+    """Time without a log line or metric after a pod was replaced; 0 if its peers accept it."""
     pods: int = 0
-    """Pods that it is made of; 0 where nobody knows."""
+    """Pods of the job; 0 for unknown."""
     stall: float = 0
-    """How long its ranks may stand still, since all of them run."""
+    """How long its ranks may stall, once all of them run."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Look:
 
     @property
     def state(self) -> State:
-        """The state that the job itself tells."""
+        """The state of the job."""
         return self.kind.state(self.job)
 
 
@@ -73,13 +73,13 @@ class Verdict:
 
     state: State
     given_up: bool = False
-    """Whether that is our judgement: the operator would let the job go on, so it is deleted."""
+    """Whether the launcher gave it up: its operator would continue it, so it must be deleted."""
     reasons: tuple[Object, ...] = ()
-    """Pods that are why it was given up, where that are not all of them."""
+    """The pods for which it was given up, if not all."""
 
 
 def verdict(look: Look, limits: Limits) -> Verdict | None:
-    """How the job ended; None while it goes on."""
+    """Return how the job ended; None while it runs."""
     if look.state.over:
         return Verdict(look.state)
     for reason in (restarted_in_place(look), split_by_a_replacement(look, limits)):
@@ -93,34 +93,33 @@ def verdict(look: Look, limits: Limits) -> Verdict | None:
 
 
 def restarted_in_place(look: Look) -> str:
-    """Whether a container failed and was started again, alone, while its peers wait for it.
+    """Return the error of a job with a container that failed and was restarted; '' for none.
 
-    A rank that comes back alone finds no others, and an error of the user comes back with it, so
-    the whole job is over; the pods that failed with it are waited for.
+    A restarted rank does not find its peers, and an error of the user's program comes back.
     """
     if not look.kind.restarts_in_place or not any(map(was_restarted, look.pods.own)):
         return ""
     settled = look.clock - look.pods.restarted_at > SETTLE_SECONDS
-    return "a container was started again in its pod" if settled else ""
+    return "a container was restarted in its pod" if settled else ""
 
 
 def split_by_a_replacement(look: Look, limits: Limits) -> str:
-    """Whether a lost pod's successor and its peers have come to nothing.
+    """Return the error of a job whose peers wait silently for a replaced pod; '' for none.
 
-    The operator replaces a pod that is gone. Peers that were connected to it fail at once, but
-    those that only were about to be wait for it, and it for them, without a word, until a
-    rendezvous ends after a quarter of an hour.
+    The operator replaces a lost pod. Peers that were connected to it fail at once. Peers that were
+    only about to connect wait for it, and it waits for them, until a rendezvous ends after a
+    quarter of an hour.
     """
     if not limits.silence or not look.pods.replaced:
         return ""
     silent = look.clock - max(look.pods.replaced_at, look.heard_at) > limits.silence
-    return "a pod that was lost was replaced, and its peers wait for it" if silent else ""
+    return "a lost pod was replaced, and its peers wait for it" if silent else ""
 
 
-def out_of_time(look: Look, limits: Limits, waits_for: str) -> str:
-    """The error of a job that took, or waited, longer than it may; '' while it may go on.
+def out_of_time(look: Look, limits: Limits, wait: str) -> str:
+    """Return the error of a job past its deadline or pending limit; '' for none.
 
-    What it waits in its queue counts for neither. `waits_for` is what was last said of it.
+    Time in the queue does not count. `wait` is the last message about what the job waits for.
     """
     if look.state.over or look.state.phase == "queued":
         return ""
@@ -129,26 +128,26 @@ def out_of_time(look: Look, limits: Limits, waits_for: str) -> str:
             f"{look.title} took longer than deadline_minutes={limits.deadline / 60:g} "
             "and was deleted; its checkpoints are kept"
         )
-    since, who = waiting(look, limits.enough_pods)
+    since, pod = waiting(look, limits.enough_pods)
     if limits.pending and since and look.now - since > limits.pending:
         return (
-            f"{who}{look.title} did not start within pending_minutes={limits.pending / 60:g}, "
-            f"and the job was deleted: {waits_for}"
+            f"{pod}{look.title} did not start within pending_minutes={limits.pending / 60:g}, "
+            f"and the job was deleted: {wait}"
         )
     return ""
 
 
-def cannot_start(look: Look, limits: Limits, standing: Iterable[Wait]) -> str:
-    """The error of a job of which a pod can never start, or not soon enough; '' for none."""
-    if look.state.over or not (found := expired(standing, look.clock, limits.pending)):
+def cannot_start(look: Look, limits: Limits, pod_waits: Iterable[Wait]) -> str:
+    """Return the error of a job with a pod that can never start, or not in time; '' for none."""
+    if look.state.over or not (wait := expired(pod_waits, look.clock, limits.pending)):
         return ""
-    return f"{look.title} cannot start and was deleted: {found}"
+    return f"{look.title} cannot start and was deleted: {wait}"
 
 
 def waiting(look: Look, enough_pods: int) -> tuple[float, str]:
-    """Since when the job has waited for a pod, and for which; 0 where it waits for none.
+    """Return since when the job has waited for a pod, and for which; 0 if it waits for none.
 
-    The job's own state tells nothing of it: it runs as soon as one of its pods does.
+    The job's own state does not show it: it is running as soon as one of its pods is.
     """
     if not look.pods_listed:
         return 0, ""
@@ -160,5 +159,5 @@ def waiting(look: Look, enough_pods: int) -> tuple[float, str]:
     late = [pod for pod in own if waits(pod)]
     if not late or (enough_pods and len(own) - len(late) >= enough_pods):
         return 0, ""
-    oldest = min(late, key=created)
-    return max(created(oldest), started(look.job)), f"{pod_title(oldest)} of "
+    first = min(late, key=created)
+    return max(created(first), started(look.job)), f"{pod_title(first)} of "

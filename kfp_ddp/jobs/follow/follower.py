@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,119 +16,80 @@ from kfp_ddp.jobs.follow.decisions import Limits, Look, Verdict, cannot_start, o
 from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.ranks import Ranks, Stall, Told, read
+from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.progress import ProgressTeller
 from kfp_ddp.k8s.api import Api, Object, core
-from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, waits, writes_no_more
+from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, writes_no_more
 from kfp_ddp.k8s.watch_cache import WatchCache
 
 TURN_SECONDS = 0.5
-RANKS_SECONDS = 5.0
 DRAIN_SECONDS = 5.0
-# Of many pods some are always stopped late; what those that failed say is waited for all the same.
+# Of many pods some always stop late; the logs of failed ones are waited for all the same.
 DRAIN_MANY_SECONDS = 1.0
-# A look is followed by a rest of so many times its work, or the start of many pods takes a core.
+# Each look is followed by a pause of this many times its CPU time, to not occupy a core.
 REST = 3
 PROGRESS_SECONDS = 10.0
-GIVEN_UP = Verdict(State("failed", "its ranks stood still"), given_up=True)
+GIVEN_UP = Verdict(State("failed", "its ranks stalled"), given_up=True)
 
 
 @dataclass
 class Outcome:
-    """How a job ended, and what its pods were then."""
+    """How a job ended, with its pods."""
 
     state: State
     job: Object
     pods: list[Object] = field(default_factory=list)
     last_lines: dict[str, list[str]] = field(default_factory=dict)
-    """The end of each pod's log, by uid."""
+    """The last lines of each pod's log, by uid."""
     lost: tuple[Object, ...] = ()
-    """Pods that were removed while they ran."""
+    """Pods removed while they ran."""
     preempted: bool = False
-    """Whether it failed for nothing but the end of pods that its queue had taken back."""
+    """Whether it failed only because its queue preempted its pods."""
     given_up: bool = False
-    """Whether that is our judgement: the operator would let the job go on."""
+    """Whether the launcher gave it up: its operator would continue it."""
     never_started: str = ""
-    """The pod that waited longest to start when the job ended, and for what."""
+    """The pod that had waited longest to start when the job ended, and its reason."""
     stall: Stall | None = None
-    """Who stood still, where it was given up for that."""
+    """The stall for which it was given up."""
 
 
 class Watches:
-    """What the cluster holds of one job: itself, its pods, and the events about it."""
+    """Watches of one job, its pods, and the events about it."""
 
     def __init__(self, api: Api, kind: Kind, job: str, changed: threading.Event) -> None:
-        space, this = api.namespace, {"fieldSelector": f"metadata.name={job}"}
-        self.jobs = WatchCache(api, kind.path(space), this, changed)
-        its = {"labelSelector": kind.pod_selector(job)}
-        self.pods = WatchCache(api, core(space, "pods"), its, changed, reduced_pod)
-        # Those of pods stand in their conditions.
+        space, by_name = api.namespace, {"fieldSelector": f"metadata.name={job}"}
+        self.jobs = WatchCache(api, kind.path(space), by_name, changed)
+        of_job = {"labelSelector": kind.pod_selector(job)}
+        self.pods = WatchCache(api, core(space, "pods"), of_job, changed, reduced_pod)
+        # The conditions of a pod contain what its events say.
         about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
         self.events = WatchCache(api, core(space, "events"), about, changed, reduced_event)
-        # The second is the Job that makes the pods of a TrainJob.
-        self.makers = (job, f"{job}-node-0")
+        # The second is the Job that creates the pods of a TrainJob.
+        self.creators = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
 
     def warnings(self) -> list[Object] | None:
-        """The events that say why pods of the job are not made; None where none may be read."""
+        """Return the events on why pods are not created; None without the right to read them."""
         if self.events.forbidden:
             return None
-        found = list(self.events.objects.values())
-        return [each for each in found if each["involvedObject"].get("name") in self.makers]
+        events = list(self.events.objects.values())
+        return [item for item in events if item["involvedObject"].get("name") in self.creators]
 
     def start(self) -> None:
-        """Begin to watch."""
-        for each in self.all:
-            each.start()
+        """Start the watches."""
+        for watch in self.all:
+            watch.start()
 
     def stop(self) -> None:
-        """Let the watches end at their next event."""
-        for each in self.all:
-            each.stop()
-
-
-class Standstill:
-    """Looks now and then how far the ranks are."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.ranks = folder, Ranks()
-        self.parts: Iterator[tuple[list[Told], bool]] | None = None
-        """What is left to read of this round over all ranks; None between two."""
-        self.told: list[Told] = []
-        self.began_at = self.read_at = -RANKS_SECONDS
-        self.uids: frozenset[str] = frozenset()
-        self.since = 0.0
-        """Monotonic clock since when these very pods have all run."""
-
-    def look(self, look: Look, limit: float) -> Stall | None:
-        """Who stands still, if nothing of the job has advanced for `limit` seconds."""
-        uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
-        if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
-            self.uids, self.since = uids, look.clock
-        if not limit or not self._read(look.clock):
-            return None
-        pods = {pod["metadata"]["name"]: pod for pod in look.pods.own}
-        self.ranks = self.ranks.look(self.told, pods, look.clock)
-        return self.ranks.stall(pods, self.since, look.clock, limit)
-
-    def _read(self, clock: float) -> bool:
-        """Read a part of what the ranks tell, where it is time; true when that was the last."""
-        if self.parts is None and clock - self.began_at >= RANKS_SECONDS:
-            self.parts, self.told, self.began_at = read(self.folder), [], clock
-        if self.parts is None or clock - self.read_at < TURN_SECONDS:
-            return False
-        self.read_at = clock
-        part, last = next(self.parts)
-        self.told += part
-        if last:
-            self.parts = None
-        return last
+        """End the watches at their next event."""
+        for watch in self.all:
+            watch.stop()
 
 
 class Follower:
-    """Follows one job: watches, a thread for each pod's log, and one loop that decides."""
+    """Follows one job by watches, a thread for each pod's log, and one loop that decides."""
 
     def __init__(
         self,
@@ -144,39 +105,39 @@ class Follower:
         self.changed = threading.Event()
         ending.wake(self.changed)
         self.watches = Watches(api, kind, name, self.changed)
-        self.pods = Pods.of(job, kind)
-        self.wanted = 0
-        """Pods that the job is made of; 0 where nobody knows."""
-        self.told_sample = False
-        """Whether it was said that its logs are too many."""
+        self.pods = Pods.of_new(job, kind)
+        self.expected = 0
+        """Pods of the job; 0 for unknown."""
+        self.sample_noted = False
+        """Whether the note was printed that only a sample of the logs is followed."""
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
         folder = RunFolder(run_dir) if run_dir is not None else None
         self.files = StepFiles(folder, name, self.printer) if folder else None
         self.progress: ProgressTeller | None = None
-        self.standstill = Standstill(folder.ranks) if folder and progress else None
+        self.stalls = StallWatch(folder.ranks) if folder and progress else None
         if folder and progress:
             self.progress = ProgressTeller(self.printer.say, folder.metrics, PROGRESS_SECONDS)
 
     def run(self, limits: Limits) -> Outcome:
-        """Return when the job is over and its logs are printed.
+        """Return the outcome when the job is over and its logs are printed.
 
         Raises:
             RunCancelledError: the run was terminated; the job is deleted.
-            JobError: a deadline passed (the job is deleted), or somebody deleted the job.
-            InputError: it may not be watched.
+            JobError: a deadline passed (the job is deleted), or another user deleted the job.
+            InputError: no right to watch it.
         """
         if self.files is not None:
             self.ending.before_exit = self.files.leave
             if self.progress is not None:
                 self.ending.newest_step = self.files.newest_step
-        self.wanted = limits.pods
+        self.expected = limits.pods
         self.watches.start()
         worked = 0.0
         try:
             while True:
-                if self.many:  # a few are looked at when they change: the step may end in a moment
+                if self.many:  # few pods are looked at on each change, to end without delay
                     time.sleep(min(TURN_SECONDS, REST * (time.thread_time() - worked)))
                 self.changed.wait(timeout=TURN_SECONDS)
                 self.changed.clear()
@@ -184,14 +145,14 @@ class Follower:
                 look = self._look()
                 if look is None:
                     continue
-                self.narrator.tell(look, self.watches.warnings(), limits.pods)
+                self.narrator.report(look, self.watches.warnings(), limits.pods)
                 self.ending.warm()
                 if self.files is not None:
-                    self.files.keep(look.clock)
-                if found := self._decide(look, limits):
-                    return self._end(found, look)
-                if self.standstill and (stall := self.standstill.look(look, limits.stall)):
-                    self.printer.say(f"{look.name}: {stall.failure.error}; ending it")
+                    self.files.update(look.clock)
+                if end := self._decide(look, limits):
+                    return self._end(end, look)
+                if self.stalls and (stall := self.stalls.look(look, limits.stall)):
+                    self.printer.say(f"{look.name}: {stall.failure.error}; it is ended")
                     return replace(self._end(GIVEN_UP, look), stall=stall)
         finally:
             self.watches.stop()
@@ -200,7 +161,7 @@ class Follower:
                 self.files.save_cursors()
 
     def _look(self) -> Look | None:
-        """Take in what changed; None while the job was not seen yet."""
+        """Return the present state; None before the job was first seen."""
         title = f"{self.kind.title} {self.job['metadata']['name']}"
         self.ending.leave_if_cancelled(title)
         if not self.watches.jobs.synced.is_set():
@@ -208,12 +169,12 @@ class Follower:
         if self.watches.jobs.forbidden:
             raise InputError(f"cannot watch {title}: {self.watches.jobs.forbidden}")
         uid, jobs = self.job["metadata"]["uid"], self.watches.jobs
-        there = jobs.objects.get(uid)
-        job = there or jobs.removed.get(uid)
-        stays = there is not None and "deletionTimestamp" not in there["metadata"]
-        # One that had ended may go at once: its time to live is over, too.
-        if job is None or not (stays or self.kind.state(job).over):
-            raise JobError(f"{title} was deleted by somebody else; run the step again")
+        present = jobs.objects.get(uid)
+        job = present or jobs.removed.get(uid)
+        remains = present is not None and "deletionTimestamp" not in present["metadata"]
+        # A job that has ended may be removed at once, by its time to live.
+        if job is None or not (remains or self.kind.state(job).over):
+            raise JobError(f"{title} was deleted by another user; run the step again")
         self.job, clock = job, time.monotonic()
         listed = self.watches.pods.synced.is_set()
         self._look_at_pods(clock)
@@ -224,66 +185,66 @@ class Follower:
         return Look(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
 
     def _look_at_pods(self, clock: float) -> None:
-        there = self.watches.pods.objects
-        self.pods = self.pods.look(self.job, there, self.watches.pods.removed, clock)
-        self._follow_logs(there)
+        pods = self.watches.pods.objects
+        self.pods = self.pods.look(self.job, pods, self.watches.pods.removed, clock)
+        self._follow_logs(pods)
 
     @property
     def many(self) -> bool:
-        """Whether its pods are too many for more than a sample of their logs."""
-        return max(self.wanted, len(self.pods.present)) > ALL
+        """Whether the job has too many pods to follow all logs."""
+        return max(self.expected, len(self.pods.present)) > ALL
 
-    def _follow_logs(self, there: Mapping[str, Object]) -> None:
-        if self.many and not self.told_sample:
-            self.told_sample = True
-            count = max(self.wanted, len(there))
+    def _follow_logs(self, pods: Mapping[str, Object]) -> None:
+        if self.many and not self.sample_noted:
+            self.sample_noted = True
+            count = max(self.expected, len(pods))
             self.printer.say(sample_note(count, self.api.namespace))
-        self.logs.follow(there, self.many)
+        self.logs.follow(pods, self.many)
 
     def _decide(self, look: Look, limits: Limits) -> Verdict | None:
-        """How the job ended; None while it goes on. One that cannot go on is deleted."""
+        """Return how the job ended; None while it runs. Delete a job that cannot continue."""
         problem = ""
-        if not look.state.over and (lack := self.kind.lost(look.job)):
-            problem = f"{look.title} {lack}"
-        standing = self.narrator.standing.values()
+        if not look.state.over and (lost := self.kind.lost(look.job)):
+            problem = f"{look.title} {lost}"
+        pod_waits = self.narrator.waits.values()
         problem = problem or out_of_time(look, limits, self.narrator.line)
-        if problem := problem or cannot_start(look, limits, standing):
+        if problem := problem or cannot_start(look, limits, pod_waits):
             self.ending.delete_job()
             raise JobError(problem)
         return verdict(look, limits)
 
-    def _end(self, found: Verdict, look: Look) -> Outcome:
-        preempted = found.state.phase == "failed" and look.pods.only_taken_back
-        if found.state.phase == "failed" and self.many:
-            self._tell_failed()
+    def _end(self, end: Verdict, look: Look) -> Outcome:
+        preempted = end.state.phase == "failed" and look.pods.only_preempted
+        if end.state.phase == "failed" and self.many:
+            self._report_failed()
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
-        if found.state.phase == "failed" and not found.reasons:
-            self._hear_out()
+        if end.state.phase == "failed" and not end.reasons:
+            self._await_failure()
         return Outcome(
-            state=found.state,
+            state=end.state,
             job=self.job,
-            pods=[*self.pods.own, *(found.reasons or self.pods.ended_for_good)],
+            pods=[*self.pods.own, *(end.reasons or self.pods.ended_for_good)],
             last_lines=self.printer.last_lines(),
             lost=self.pods.lost,
             preempted=preempted,
-            given_up=found.given_up,
-            never_started=str(oldest(self.narrator.standing.values()) or ""),
+            given_up=end.given_up,
+            never_started=str(oldest(self.narrator.waits.values()) or ""),
         )
 
-    def _tell_failed(self) -> None:
-        """Say how many failed, where that is more than the logs tell."""
+    def _report_failed(self) -> None:
+        """Print how many pods failed, if their logs are only a sample."""
         failed = sum(map(has_failed, self.pods.own))
         if failed > FAILED:
             shown = f"the logs of the first {FAILED} are shown"
             self.printer.say(f"{failed:,} pods of {self.job['metadata']['name']} failed; {shown}")
 
-    def _hear_out(self) -> None:
-        """Wait for what pods that are being stopped will say, where none has said why yet.
+    def _await_failure(self) -> None:
+        """Wait for a failed pod among those that are being stopped, if there is none yet.
 
-        The Training Operator calls a job failed as soon as a pod of it is deleted, which then still
-        saves, and sends what it saved.
+        The Training Operator marks a job as failed as soon as one of its pods is deleted, while
+        that pod still saves and uploads.
         """
         began = time.monotonic()
         while not any(map(has_failed, (*self.pods.own, *self.pods.ended))):
@@ -295,15 +256,15 @@ class Follower:
             self._look_at_pods(time.monotonic())
 
     def _drain(self) -> None:
-        """Let the logs come to their end; the job is over, so they do in a moment."""
+        """Wait a moment for the end of the logs of a job that is over."""
         began = time.monotonic()
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self.watches.pods.objects
             self._follow_logs(pods)
             if self.many and not self.logs.of_failed and self._read_cause(pods):
                 continue
-            heard = self.logs.uids & pods.keys() if self.many else pods.keys()
-            if self.logs.printed and all(writes_no_more(pods[uid]) for uid in heard):
+            followed = self.logs.uids & pods.keys() if self.many else pods.keys()
+            if self.logs.printed and all(writes_no_more(pods[uid]) for uid in followed):
                 break
             if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.of_failed:
                 break
@@ -313,38 +274,43 @@ class Follower:
             self.progress.tell(time.monotonic(), at_once=True)
 
     def _read_cause(self, pods: Mapping[str, Object]) -> bool:
-        """Begin with the log of the pod that would be named as the cause; false where it was read.
+        """Open the log of the pod that would be reported as the cause; false if it was read.
 
-        Many fail in the second that their statuses tell, and only their logs say who was first.
+        Many pods may fail within the same second, and only their logs show which was the first.
         """
-        own = [pod for uid, pod in pods.items() if uid not in self.pods.taken_back]
-        named = root_cause(own, "", self.printer.last_lines()).pod
-        unread = (each for each in own if each["metadata"]["uid"] not in self.logs.uids)
-        cause = next((each for each in unread if each["metadata"]["name"] == named), None)
-        if cause is not None:
-            self.logs.begin(cause, end_only=True)
-        return cause is not None
+        own = [pod for uid, pod in pods.items() if uid not in self.pods.preempted]
+        cause = root_cause(own, "", self.printer.last_lines()).pod
+        unread = (pod for pod in own if pod["metadata"]["uid"] not in self.logs.uids)
+        pod = next((pod for pod in unread if pod["metadata"]["name"] == cause), None)
+        if pod is not None:
+            for container in self.kind.containers:
+                self.logs.begin(pod, container, end_only=True)
+        return pod is not None
 
 
 TOUCH_SECONDS = 10.0
-# Each save is a sync of the claim's file system.
+# Each save is an fsync on the PVC.
 SAVE_SECONDS = 0.5
 
 
 class StepFiles:
-    """The files of one step; a claim that cannot be written now is tried again."""
+    """The log cursors and the heartbeat of a step; failed writes are retried.
+
+    Rank 0 stops the job, with a checkpoint, when the heartbeat file goes stale; see
+    `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
+    """
 
     def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
         self.printer, self.heartbeat = printer, folder.heartbeat
         self.checkpoints = folder.checkpoints
         self.cursors = folder.log_positions(job)
-        """For a successor of this step, which goes on in the logs where this one ended."""
+        """For the retry of this step, which continues the logs from there."""
         self.saved = ""
         self.saved_at = self.touched_at = 0.0
         if self.cursors.exists():
             printer.load(self.cursors.read_text())
 
-    def keep(self, clock: float) -> None:
+    def update(self, clock: float) -> None:
         """Write what is due by the monotonic clock."""
         if clock - self.saved_at >= SAVE_SECONDS:
             self.saved_at = clock
@@ -353,17 +319,17 @@ class StepFiles:
             return
         self.touched_at = clock
         try:
-            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket tells content alone
+            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket has no time stamps of ours
         except OSError as error:
             print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint; 0 for none."""
+        """Return the step of the newest checkpoint; 0 for none."""
         names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def leave(self) -> None:
-        """Note how far the logs were printed, and print no more; for a signal handler."""
+        """Stop printing and save the log cursors; for a signal handler."""
         self.printer.stop()
         self.save_cursors()
 
@@ -382,33 +348,36 @@ METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
 SPEC = ("nodeName", "restartPolicy", "terminationGracePeriodSeconds")
 STATUS = ("phase", "reason", "message", "conditions")
 CONTAINER = ("name", "image", "imageID", "state", "lastState", "restartCount")
+IMAGE = ("name", "image")
 EVENT = ("involvedObject", "reason", "message", "lastTimestamp", "eventTime")
 
 
 def reduced_pod(pod: Object) -> Object:
-    """A pod with what is asked of it here, in a record of its images, and in words."""
+    """Return the fields of a pod that the launcher uses, a hundredth of its memory."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    claims = [each for each in spec.get("volumes") or () if "persistentVolumeClaim" in each]
+    claims = [item for item in spec.get("volumes") or () if "persistentVolumeClaim" in item]
     containers = {
-        name: [_of(each, CONTAINER) for each in status[name]]
+        name: [_select(item, CONTAINER) for item in status[name]]
         for name in ("containerStatuses", "initContainerStatuses")
         if status.get(name)
     }
     return {
-        "metadata": _of(pod["metadata"], METADATA),
+        "metadata": _select(pod["metadata"], METADATA),
         "spec": {
-            **_of(spec, SPEC),
+            **_select(spec, SPEC),
             "volumes": claims,
-            "containers": [_of(each, ("name", "image")) for each in spec.get("containers") or ()],
+            "containers": [
+                _select(item, ("name", "image")) for item in spec.get("containers") or ()
+            ],
         },
-        "status": {**_of(status, STATUS), **containers},
+        "status": {**_select(status, STATUS), **containers},
     }
 
 
 def reduced_event(event: Object) -> Object:
-    """An event with what it is about, what it says, and when."""
-    return {"metadata": _of(event["metadata"], ("name", "uid")), **_of(event, EVENT)}
+    """Return the fields of an event that the launcher uses."""
+    return {"metadata": _select(event["metadata"], ("name", "uid")), **_select(event, EVENT)}
 
 
-def _of(item: Object, names: Sequence[str]) -> Object:
+def _select(item: Object, names: Sequence[str]) -> Object:
     return {name: item[name] for name in names if name in item}

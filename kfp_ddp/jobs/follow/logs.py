@@ -15,37 +15,37 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import containers, has_ended
 from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
 
-# Of each pod so many lines are kept, for what they say of its end.
+# The last lines of each pod, to find why it ended.
 RECENT_LINES = 400
-# And of so many pods: one that is replaced again and again is another one each time.
+# A pod that is replaced again and again counts as a new one each time.
 RECENT_PODS = 256
 STOP_SECONDS = 0.02
 RFC_3339 = re.compile(r"(.{19})(?:\.([0-9]*))?(.*)")
 
 
 class Stamp(NamedTuple):
-    """A line's time to the nanosecond; text compares wrongly, for it drops trailing zeros."""
+    """The time of a line to the nanosecond. The text drops trailing zeros, so it does not sort."""
 
     seconds: int
     nanos: int
 
     @classmethod
     def parse(cls, text: str) -> "Stamp":
-        """From RFC 3339, as the kubelet writes it."""
+        """Parse RFC 3339 as the kubelet writes it."""
         parts = RFC_3339.fullmatch(text)
         if parts is None:
-            raise ValueError(f"{text!r} is no time")
-        whole, fraction, zone = parts.groups("")
-        at = datetime.fromisoformat(whole + ("+00:00" if zone in ("Z", "") else zone))
+            raise ValueError(f"{text!r} is not a time")
+        seconds, fraction, zone = parts.groups("")
+        at = datetime.fromisoformat(seconds + ("+00:00" if zone in ("Z", "") else zone))
         return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
 
     def since(self) -> str:
-        """The whole second, which is as fine as the API server's sinceTime."""
+        """Return the time to the second, the resolution of the API server's sinceTime."""
         return datetime.fromtimestamp(self.seconds).astimezone().isoformat()
 
 
 class LogCursor(NamedTuple):
-    """How far a container's log was printed: up to `stamp`, with `lines` of that very time."""
+    """How far a container's log was printed: up to `stamp`, with `lines` of that time."""
 
     restart: int
     stamp: Stamp
@@ -53,18 +53,18 @@ class LogCursor(NamedTuple):
 
 
 class Printer:
-    """Prints whole lines of many pods, and knows the cursor of each; one lock for both."""
+    """Prints the lines of many pods and records the cursor of each log, under one lock."""
 
     def __init__(self) -> None:
         self.cursors: dict[str, LogCursor] = {}
         self.recent: dict[str, deque[str]] = {}
         self.printed_at = 0.0
-        """When a pod's line was printed last, on the monotonic clock."""
+        """Monotonic clock of a pod's last line."""
         self.lock = threading.Lock()
         self.over = False
 
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
-        """Print a line and note that it is printed; neither once this is to stop."""
+        """Print a line and record its cursor, unless stopped."""
         with self.lock:
             if self.over:
                 return
@@ -78,36 +78,36 @@ class Printer:
                 self.recent.pop(next(iter(self.recent)))
 
     def stop(self) -> None:
-        """Print no more lines of pods, so that the cursors stay what was printed.
+        """Print no more lines of pods, so that the cursors no longer change.
 
-        Waits for a line that is being printed, but not long: the thread that a signal interrupts
-        may hold the lock itself.
+        Waits only briefly for a line that is being printed: the interrupted thread may own the
+        lock.
         """
         self.over = True
         if self.lock.acquire(timeout=STOP_SECONDS):
             self.lock.release()
 
     def say(self, text: str) -> None:
-        """Print a line of our own."""
+        """Print a message of the launcher."""
         with self.lock:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
 
     def dump(self) -> str:
-        """The cursors as JSON.
+        """Return the cursors as JSON.
 
-        Without the lock, which the thread that a signal interrupts may hold.
+        Works without the lock, which the thread interrupted by a signal may own.
         """
-        cursors = self.cursors.copy()  # other threads add to it
+        cursors = self.cursors.copy()  # other threads change it
         return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
 
     def last_lines(self) -> dict[str, list[str]]:
-        """The end of each pod's log, by uid."""
-        recent = self.recent.copy()  # other threads add to it
+        """Return the last lines of each pod's log, by uid."""
+        recent = self.recent.copy()  # other threads change it
         return {uid: list(lines) for uid, lines in recent.items()}
 
     def load(self, text: str) -> None:
-        """Take up the cursors that an earlier launcher noted; what cannot be read is ignored."""
+        """Load the cursors of an earlier launcher; ignore an invalid file."""
         try:
             for key, (restart, seconds, nanos, lines) in json.loads(text).items():
                 self.cursors[key] = LogCursor(restart, Stamp(seconds, nanos), lines)
@@ -116,56 +116,60 @@ class Printer:
 
 
 ALL = 16
-"""The most pods of a job of which every log is followed."""
+"""Pods up to which every log of a job is followed.
+
+An open log is a connection to the API server, and one from there to a node, for days. Of a
+thousand ranks that do the same, the log of one is enough until one fails.
+"""
 STREAMS, FOR_FAILED = 16, 4
-"""Logs that are open at once, and how many of these are left to pods that fail."""
+"""Logs open at once, and how many of them are reserved for pods that fail."""
 FAILED = 16
-"""Pods that failed whose logs are read: the first ones."""
+"""How many failed pods have their logs read, from the first."""
 
 
-class Wanted(NamedTuple):
-    """A log that is to be followed."""
+class LogRequest(NamedTuple):
+    """A log to follow."""
 
     uid: str
     container: str
     end_only: bool
-    """Whether the last lines are enough of what was written before."""
+    """Whether the last lines of the existing log are enough."""
 
 
 def sample(
     pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
-) -> list[Wanted]:
-    """The logs to begin with now.
+) -> list[LogRequest]:
+    """Return the logs of a large job to open now: rank 0's, one a node, and those of failed pods.
 
     Args:
-        pods: Those that are there, by uid.
-        containers: Names of those that have a log of ours.
-        begun: The logs that were begun with, by the uid of their pod, and whether they are open.
+        pods: The present pods by uid.
+        containers: Containers whose logs are of interest.
+        begun: The logs already opened, by the uid of their pod, and whether they are still open.
     """
-    found: list[Wanted] = []
+    logs: list[LogRequest] = []
     room = STREAMS - sum(begun.values())
     failed = sorted((uid for uid in pods if has_failed(pods[uid])), key=lambda u: ended_at(pods[u]))
     for uid in failed[:FAILED]:
-        if uid not in begun and len(found) < room:
-            found += [Wanted(uid, each, True) for each in _started(pods[uid], containers)]
-    if room - len(found) <= 0:
-        return found
+        if uid not in begun and len(logs) < room:
+            logs += [LogRequest(uid, name, True) for name in _started(pods[uid], containers)]
+    if room - len(logs) <= 0:
+        return logs
     nodes = {_node(pods[uid]) for uid in begun if uid in pods}
-    for uid in sorted(set(pods) - set(begun), key=lambda each: place(pods[each])):
+    for uid in sorted(set(pods) - set(begun), key=lambda uid: pod_role(pods[uid]).order):
         pod = pods[uid]
-        leads = place(pod)[1] == 0
-        if room - len(found) <= (0 if leads else FOR_FAILED):
+        leads = pod_role(pod).number == 0
+        if room - len(logs) <= (0 if leads else FOR_FAILED):
             break
         if has_failed(pod) or (_node(pod) in nodes and not leads):
             continue
         if started := _started(pod, containers):
             nodes.add(_node(pod))
-            found += [Wanted(uid, each, not leads) for each in started]
-    return found
+            logs += [LogRequest(uid, name, not leads) for name in started]
+    return logs
 
 
 def sample_note(pods: int, namespace: str) -> str:
-    """What is followed of a job of so many pods, in a line."""
+    """Return a note on which logs of a large job are followed."""
     return (
         f"following at most {STREAMS - FOR_FAILED} of {pods:,} logs: of rank 0's pod and of one on "
         f"each node; of the first {FAILED} pods that fail the end is shown; "
@@ -173,42 +177,33 @@ def sample_note(pods: int, namespace: str) -> str:
     )
 
 
-def place(pod: Object) -> tuple[bool, int, str]:
-    """Where a pod stands among those of its job; rank 0 is in that of number 0."""
-    role = pod_role(pod)
-    return not role.leads, role.number, role.title
-
-
 def _started(pod: Object, containers: Sequence[str]) -> list[str]:
-    return [each for each in containers if has_started(pod, each)]
+    return [name for name in containers if has_started(pod, name)]
 
 
 def _node(pod: Object) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
-# A log that is quiet for so long is asked for anew, lest its connection was cut without a word.
+# A silent log is requested again after this time: its connection may have been cut silently.
 QUIET_SECONDS = 60.0
-# A bar that is drawn over and over has no end of line; the container runtime cuts there, too.
+# A redrawn progress bar has no line end; the container runtime splits at the same length.
 LONGEST = 16384
-# A log that was refused, as by a node that has nothing of it, is not asked for sooner.
+# Pause after a refusal, such as by a node without the log.
 REFUSED_SECONDS = 0.5
 
 
-# Of a log whose end is enough so many lines; as many are kept for what they say of a failure.
-END_LINES = str(RECENT_LINES)
-
-
-def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> Iterator[Wanted]:
-    """Every log that there is, each over a connection of its own."""
-    for uid, pod in pods.items():
-        for container in containers:
-            if has_started(pod, container):
-                yield Wanted(uid, container, end_only=False)
+def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> list[LogRequest]:
+    """Return every existing log."""
+    return [
+        LogRequest(uid, name, False)
+        for uid, pod in pods.items()
+        for name in _started(pod, containers)
+    ]
 
 
 class PodLogs:
-    """The logs that are followed, a thread for each."""
+    """The followed logs, each in a thread with its own connection."""
 
     def __init__(
         self,
@@ -221,68 +216,60 @@ class PodLogs:
         self.threads: dict[tuple[str, str], PodLog] = {}
 
     def follow(self, pods: Mapping[str, Object], many: bool = False) -> None:
-        """Take in how the pods are now, and begin with the logs that are to be followed.
+        """Update the pods, and open the logs to follow.
 
         Args:
-            pods: Those that are there, by uid.
-            many: Whether they are too many for more than a sample of their logs.
+            pods: The present pods by uid.
+            many: Whether to follow only a sample of the logs.
         """
         names = {pod["metadata"]["name"]: uid for uid, pod in pods.items()}
         for (uid, _), log in self.threads.items():
             if names.get(log.pod_name, uid) != uid:
-                log.abandoned.set()  # or it would print its successor's lines, a second time
+                log.abandoned.set()  # its replacement has the same name, hence the same log
             if uid in pods:
                 log.latest = pods[uid]
         if many:
-            self._forget(pods)
+            for key, log in list(self.threads.items()):
+                if log.uid not in pods and not log.is_alive():
+                    del self.threads[key]
             begun = {log.uid: log.is_alive() for log in self.threads.values()}
-            wanted: Iterable[Wanted] = sample(pods, self.containers, begun)
+            requests = sample(pods, self.containers, begun)
         else:
-            wanted = to_follow(pods, self.containers)
-        for uid, container, end_only in wanted:
-            self._begin(pods[uid], container, end_only)
+            requests = to_follow(pods, self.containers)
+        for uid, container, end_only in requests:
+            self.begin(pods[uid], container, end_only)
 
-    def begin(self, pod: Object, end_only: bool) -> None:
-        """Begin with the logs of one more pod."""
-        for container in self.containers:
-            self._begin(pod, container, end_only)
-
-    def _begin(self, pod: Object, container: str, end_only: bool) -> None:
+    def begin(self, pod: Object, container: str, end_only: bool) -> None:
+        """Open one more log."""
         key = str(pod["metadata"]["uid"]), container
         if key not in self.threads:
             log = PodLog(self.api, pod, container, self.printer, self.title(pod), end_only)
             self.threads[key] = log
             log.start()
 
-    def _forget(self, pods: Mapping[str, Object]) -> None:
-        """Drop what came to its end with its pod."""
-        for key, log in list(self.threads.items()):
-            if log.uid not in pods and not log.is_alive():
-                del self.threads[key]
-
     @property
     def printed(self) -> bool:
-        """Whether every log that was begun with has come to its end."""
+        """Whether every opened log has ended."""
         return not any(log.is_alive() for log in self.threads.values())
 
     @property
     def uids(self) -> set[str]:
-        """The pods whose logs were begun with."""
+        """The pods with opened logs."""
         return {log.uid for log in self.threads.values()}
 
     @property
     def of_failed(self) -> bool:
-        """Whether the log of a pod that failed has not come to its end."""
+        """Whether the log of a failed pod is still being read."""
         return any(log.is_alive() and has_failed(log.latest) for log in self.threads.values())
 
     def abandon(self) -> None:
-        """Let the threads end at their next line."""
+        """End the threads at their next line."""
         for log in self.threads.values():
             log.abandoned.set()
 
 
 class PodLog(threading.Thread):
-    """Follows one container until it is over and every line of it is printed."""
+    """Follows the log of one container until it has ended and every line is printed."""
 
     def __init__(
         self,
@@ -300,14 +287,14 @@ class PodLog(threading.Thread):
         self.uid = str(pod["metadata"]["uid"])
         self.key = f"{self.uid}/{container}"
         self.end_only = end_only
-        """Whether the last lines are enough of what was written before."""
+        """Whether the last lines of the existing log are enough."""
         self.title = title or pod_title(pod)
         self.latest = pod
-        """The pod as it is now."""
+        """The pod in its current state."""
         self.abandoned = threading.Event()
 
     def run(self) -> None:
-        """Print until the container is over; every cut is bridged from the last line printed."""
+        """Print until the container has ended; after a cut, continue from the last printed line."""
         try:
             self._follow()
         finally:
@@ -318,16 +305,16 @@ class PodLog(threading.Thread):
             restart, over = self._status()
             cursor = self.printer.cursors.get(self.key)
             if cursor is not None and cursor.restart < restart:
-                # The container was restarted: the rest of the log before, then the new one.
+                # The container was restarted: first the rest of its previous log.
                 self._read(cursor.restart, previous=True, follow=False)
-            whole = self._read(restart, previous=False, follow=not over)
+            complete = self._read(restart, previous=False, follow=not over)
             now, over_now = self._status()
-            if whole and over and over_now and now == restart:
+            if complete and over and over_now and now == restart:
                 return
             self.abandoned.wait(0.05 if over_now else 0.5)
 
     def _status(self) -> tuple[int, bool]:
-        """Restarts so far, and whether the container has ended for good."""
+        """Return the number of restarts, and whether the container has ended for good."""
         over = has_ended(self.latest)
         for container in containers(self.latest):
             if container["name"] == self.container:
@@ -337,7 +324,7 @@ class PodLog(threading.Thread):
         return 0, over
 
     def _read(self, restart: int, previous: bool, follow: bool) -> bool:
-        """Print what is new of one run of the container; True when the stream ended by itself."""
+        """Print the new lines of one run of the container; return whether they are complete."""
         cursor = self.printer.cursors.get(self.key)
         if cursor is not None and cursor.restart != restart:
             cursor = None
@@ -349,13 +336,13 @@ class PodLog(threading.Thread):
         if cursor is not None:
             query["sinceTime"] = cursor.stamp.since()
         elif self.end_only:
-            query["tailLines"] = END_LINES
+            query["tailLines"] = str(RECENT_LINES)
         try:
-            for now, text in unprinted(self._whole_lines(query, follow), restart, cursor):
+            for now, text in unprinted(self._lines(query, follow), restart, cursor):
                 self.printer.line(self.key, now, f"[{self.title}] {drawn(text)}")
         except ApiError as error:
             if error.status == 404:
-                # The pod is gone, or its earlier run is: what was not read cannot be.
+                # The pod, or its earlier run, was removed: the rest is lost.
                 if not previous:
                     self.abandoned.set()
                 return True
@@ -364,29 +351,29 @@ class PodLog(threading.Thread):
             return False
         return True
 
-    def _whole_lines(self, query: dict[str, str], follow: bool) -> Iterator[str]:
+    def _lines(self, query: dict[str, str], follow: bool) -> Iterator[str]:
         for raw in self.api.lines(f"{self.path}/log", query, QUIET_SECONDS, LONGEST):
             if self.abandoned.is_set():
                 return
             if not raw.endswith(b"\n") and follow:
-                raise ApiError(0, "", "half a line: the connection was cut, it is read again whole")
+                raise ApiError(0, "", "the connection was cut within a line")
             yield raw.decode("utf-8", "replace").rstrip("\n")
 
 
 def drawn(text: str) -> str:
-    """What a terminal shows of a line that goes back to its begin: what was drawn there last."""
+    """Return what a terminal shows of a line with carriage returns."""
     return next((part for part in reversed(text.split("\r")) if part), "")
 
 
 def unprinted(
     lines: Iterable[str], restart: int, cursor: LogCursor | None
 ) -> Iterator[tuple[LogCursor, str]]:
-    """The text of the lines after a cursor, each with the cursor that tells that it is printed.
+    """Yield the text of the lines after a cursor, each with the cursor after it.
 
     Args:
-        lines: Each with its time before it, as the kubelet writes them; one without goes on with
-            the one before.
-        restart: Which run of the container they are of.
+        lines: Lines with their time in front, as the kubelet writes them; a line without a time
+            continues the one before.
+        restart: The number of the container's run.
         cursor: Where to begin; None for the first line.
     """
     last, passed, stamp = cursor, 0, None

@@ -1,7 +1,4 @@
-"""What is told of a job besides its logs: where it is, and why it does not run yet.
-
-That may be scheduling, quota, an image, a claim or a queue.
-"""
+"""Messages on the phase of a job, and on why it waits: scheduling, quota, image, PVC or queue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -25,11 +22,11 @@ from kfp_ddp.k8s.pods import (
 )
 
 EXPLAIN_SECONDS = 2.0
-# A queue may hold a job for days: what does not change there is asked for less and less often.
+# A queue may suspend a job for days, so it is asked less and less often.
 QUEUE_SECONDS = 30.0
-# The pods of a large job start one by one, which is told less often, and with some of their names.
+# The pods of a large job start one by one: it is reported less often, with some of their names.
 MANY_PODS, MANY_SECONDS, NAMED = 16, 10.0, 3
-# The reasons that are left out stand in the status of the pods, and come once for each of them.
+# The status of a pod contains the excluded reasons, which come once for each pod.
 OF_PODS = "involvedObject.kind=Pod,type=Warning,reason!=FailedScheduling,reason!=BackOff"
 UNMOUNTED = {"fieldSelector": OF_PODS, "limit": "500"}
 MOUNT = {
@@ -41,37 +38,37 @@ NO_PODS = "no pods yet"
 
 
 class Narrator:
-    """Prints where a job is and what it waits for, when that is new."""
+    """Prints the phase of a job and what it waits for, when it changes."""
 
     def __init__(self, printer: Printer, api: Api) -> None:
         self.printer, self.api = printer, api
         self.line = ""
-        """What was told last."""
+        """The last message."""
         self.phase = ""
         self.pause = EXPLAIN_SECONDS
-        """How long what a queue says is not asked for again."""
-        self.asked_at = self.told_at = 0.0
-        self.standing: dict[str, Wait] = {}
-        """Why each pod that cannot start does not; of a job that is over, as it was before."""
+        """Pause between two requests about the queue."""
+        self.asked_at = self.printed_at = 0.0
+        self.waits: dict[str, Wait] = {}
+        """Why pods cannot start; after the end of the job, as before it."""
 
-    def tell(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
-        """Print it if some time has passed since it was asked for; `pods` are those wanted."""
+    def report(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
+        """Print the present state if it is due; `pods` is the expected number of pods."""
         now = look.state.phase
         pause = self.pause if now == self.phase == "queued" else EXPLAIN_SECONDS
         if look.state.over or look.clock - self.asked_at < pause:
             return
         self.asked_at = look.clock
-        found = explain(look.job, look.state, look.pods.own, events, self.api, pods)
-        problems = {who: reason for who, reason in found.items() if reason.kind}
-        self.standing = track(self.standing, problems, look.clock)
-        line = f"{look.name} is {now}" + (f": {in_words(found)}" if found else "")
+        reasons = explain(look.job, look.state, look.pods.own, events, self.api, pods)
+        problems = {who: reason for who, reason in reasons.items() if reason.kind}
+        self.waits = track(self.waits, problems, look.clock)
+        line = f"{look.name} is {now}" + (f": {summary(reasons)}" if reasons else "")
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
-        soon = look.clock - self.told_at < MANY_SECONDS
-        if len(found) > MANY_PODS and now == self.phase and soon:
+        soon = look.clock - self.printed_at < MANY_SECONDS
+        if len(reasons) > MANY_PODS and now == self.phase and soon:
             return
-        self.told_at = look.clock
+        self.printed_at = look.clock
         self.printer.say(line)
         self.line, self.phase, self.pause = line, now, EXPLAIN_SECONDS
 
@@ -82,36 +79,45 @@ def explain(
     pods: Sequence[Object],
     events: Sequence[Object] | None,
     api: Api,
-    wanted: int = 0,
+    expected: int = 0,
 ) -> dict[str, Reason]:
-    """What a job, by '', or each of its pods waits for; empty when all run.
+    """Return what each pod, or the job as '', waits for; empty when all pods run.
 
-    Its `events` are None where they may not be read. Claims, queues and the events of pods are
-    asked for only while a pod waits for them.
+    PVCs, queues and events of pods are requested only while a pod waits for them.
+
+    Args:
+        job: The job.
+        state: Its state.
+        pods: Its pods.
+        events: Warnings about it; None without the right to read them.
+        api: The cluster.
+        expected: The number of its pods.
     """
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}
     problem = cache(lambda claim: claim_problem(api, claim))
-    found = {pod["metadata"]["name"]: _of_pod(pod, problem) for pod in pods}
-    unmounted = _unmounted(api) if STARTING in found.values() else {}
-    told: dict[str, Reason] = {}
+    waiting = {pod["metadata"]["name"]: _of_pod(pod, problem) for pod in pods}
+    unmounted = _unmounted(api) if STARTING in waiting.values() else {}
+    reasons: dict[str, Reason] = {}
     for pod in pods:
         name = pod["metadata"]["name"]
-        reason = unmounted.get(name, STARTING) if found[name] == STARTING else found[name]
+        reason = unmounted.get(name, STARTING) if waiting[name] == STARTING else waiting[name]
         if reason:
-            told[pod_title(pod)] = reason
-    lacking = len(pods) < max(1, wanted)
-    if lacking and (kept := creation_reason(events) if events is not None else _refused(job, api)):
-        told[NO_PODS if not pods else f"{len(pods)} of {wanted} pods"] = kept
+            reasons[pod_title(pod)] = reason
+    refused = None
+    if len(pods) < max(1, expected):
+        refused = creation_reason(events) if events is not None else _refused(job, api)
+    if refused:
+        reasons[NO_PODS if not pods else f"{len(pods)} of {expected} pods"] = refused
     elif not pods:
-        told[NO_PODS] = Reason("", "the operator has not made them")
-    return told
+        reasons[NO_PODS] = Reason("", "the operator has not created them")
+    return reasons
 
 
-def in_words(found: Mapping[str, Reason]) -> str:
-    """One line on what a job waits for, the pods of one reason together; '' for nothing."""
+def summary(reasons: Mapping[str, Reason]) -> str:
+    """Return in one line what a job waits for, grouped by reason; '' for nothing."""
     by_text: dict[str, list[str]] = {}
-    for who, reason in found.items():
+    for who, reason in reasons.items():
         by_text.setdefault(reason.text, []).append(who)
     lines = ((_listed(sorted(who)), text) for text, who in by_text.items())
     return "; ".join(f"{who}: {text}" if who else text for who, text in lines)
@@ -124,9 +130,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _refused(job: Object, api: Api) -> Reason | None:
-    """Why the API server takes no pod of a job of the Training Operator, by asking it for one."""
+    """Return why the API server refuses a pod of a Training Operator job, by a dry run."""
     parts = (part for name, part in job["spec"].items() if name.endswith("ReplicaSpecs"))
-    for replica in (each for part in parts for each in part.values()):
+    for replica in (replica for part in parts for replica in part.values()):
         name = {"generateName": f"{job['metadata']['name']}-"}
         body = {**replica["template"], "metadata": {**replica["template"]["metadata"], **name}}
         try:
@@ -149,7 +155,7 @@ def _of_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
 
 
 def _unmounted(api: Api) -> dict[str, Reason]:
-    """Why a volume cannot be mounted, which only events tell, by the name of the pod."""
+    """Return why volumes cannot be mounted, by pod name; only events show it."""
     try:
         events = api.call("GET", core(api.namespace, "events"), query=UNMOUNTED)["items"]
     except ApiError:
@@ -164,14 +170,14 @@ def _unmounted(api: Api) -> dict[str, Reason]:
 
 
 def claim_problem(api: Api, claim: str) -> str:
-    """What is wrong with a claim; '' when it is bound or binds when a pod uses it."""
+    """Return what is wrong with a PVC; '' if it is bound, or binds at first use."""
     try:
-        found = api.call("GET", core(api.namespace, "persistentvolumeclaims", claim))
+        pvc = api.call("GET", core(api.namespace, "persistentvolumeclaims", claim))
     except ApiError as error:
         return f"claim {claim} does not exist" if error.status == 404 else ""
-    if phase(found) == "Lost":
+    if phase(pvc) == "Lost":
         return f"claim {claim} has lost its volume"
-    if phase(found) == "Pending":
-        storage = found["spec"].get("storageClassName") or "no class"
+    if phase(pvc) == "Pending":
+        storage = pvc["spec"].get("storageClassName") or "no class"
         return f"claim {claim} is not bound (StorageClass {storage})"
     return ""

@@ -1,7 +1,7 @@
-"""How far the ranks are, by what each tells in its file, and whether they stand still; pure.
+"""The progress of the ranks, from the file that each writes, and whether they have stalled.
 
-Heartbeats may come from ranks that wait for one another for ever. What counts is that a step, or
-the phase around it, changes; by the monotonic clock of this process alone.
+Ranks that wait for one another forever still send heartbeats. Progress is a change of the step, or
+of the phase around it, timed by the monotonic clock of this process.
 """
 
 import contextlib
@@ -13,22 +13,25 @@ from typing import NamedTuple
 
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import read_below
+from kfp_ddp.jobs.follow.decisions import Look
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.pods import waits
 
 LONGEST_BYTES = 4096
+ROUND_SECONDS, PART_SECONDS = 5.0, 0.5
 PART = 64
-"""Files that are read at once: those of a thousand ranks take seconds on a claim."""
-# A rank that lives writes each 10 s, be it that it waits for others; NFS shows it a minute later.
+"""Files read at once: the files of a thousand ranks take seconds on a PVC."""
+# A live rank writes every 10 s, also while it waits for others; NFS shows it a minute later.
 SILENT_SECONDS = 120.0
-# Reading a dataset, an evaluation or a checkpoint has no steps of its own, and takes its time.
+# Reading a dataset, an evaluation and a checkpoint have no steps, and may take long.
 LONG_PHASES, LONGER = ("start", "evaluate", "save"), 4
 BEHIND = ("start", "data")
-"""Phases in which a rank has not begun with the step that others wait in."""
+"""Phases of a rank that has not begun the step in which others wait."""
 
 
-class Told(NamedTuple):
-    """What a rank told last."""
+class RankReport(NamedTuple):
+    """The last report of a rank."""
 
     rank: int
     pod: str
@@ -38,121 +41,160 @@ class Told(NamedTuple):
     time: float
 
 
-class Seen(NamedTuple):
-    """What a rank told, and since when it tells that and writes no more."""
+class RankState(NamedTuple):
+    """A rank's report, when its step or phase last changed, and when it was last written."""
 
-    told: Told
+    report: RankReport
     advanced_at: float
     written_at: float
 
 
 class Stall(NamedTuple):
-    """Ranks that stand still: what is told of it, and the node that is at fault, '' for none."""
+    """A stall of the ranks; `node` is the node at fault, '' for none."""
 
     failure: Failure
     node: str
 
 
-def read(folder: Path) -> Iterator[tuple[list[Told], bool]]:
-    """What the files in a folder tell, in parts, and whether each is the last.
+def read(folder: Path) -> Iterator[tuple[list[RankReport], bool]]:
+    """Yield the reports in a folder in parts, each with whether it is the last part.
 
-    Other work may be done between. Whoever may write there, a file that tells nothing is none.
+    Files that are not reports are skipped: the ranks' user may write anything there.
     """
-    unread = (OSError, ValueError, TypeError, KeyError, RecursionError)
+    invalid = (OSError, ValueError, TypeError, KeyError, RecursionError)
     names = sorted(path.name for path in folder.glob("*.json"))
     for at in range(0, max(1, len(names)), PART):
-        found = []
+        reports = []
         for name in names[at : at + PART]:
-            with contextlib.suppress(*unread):
-                found.append(_parsed(json.loads(read_below(folder, name, LONGEST_BYTES))))
-        yield found, at + PART >= len(names)
+            with contextlib.suppress(*invalid):
+                reports.append(_parse(json.loads(read_below(folder, name, LONGEST_BYTES))))
+        yield reports, at + PART >= len(names)
 
 
-def _parsed(said: Mapping[str, object]) -> Told:
-    rank, step, time = (said[name] for name in ("rank", "step", "time"))
+def _parse(fields: Mapping[str, object]) -> RankReport:
+    rank, step, time = (fields[name] for name in ("rank", "step", "time"))
     if not isinstance(rank, int) or not isinstance(step, int) or not isinstance(time, int | float):
-        raise TypeError("a rank, a step or a time is no number")
-    pod, node, phase = (str(said[name])[:253] for name in ("pod", "node", "phase"))
+        raise TypeError("rank, step and time must be numbers")
+    pod, node, phase = (str(fields[name])[:253] for name in ("pod", "node", "phase"))
     if not f"{pod}{node}{phase}".isprintable():
-        raise ValueError("a name that cannot be printed")
-    return Told(rank, pod, node, step, phase, time)
+        raise ValueError("a name is not printable")
+    return RankReport(rank, pod, node, step, phase, time)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that were seen so far; each look makes new ones of the last."""
+    """The states of the ranks; each look returns new ones."""
 
-    seen: Mapping[int, Seen] = field(default_factory=dict)
-    earlier: Mapping[int, Told] | None = None
-    """What lay there at the first look, which an earlier attempt may have written."""
+    states: Mapping[int, RankState] = field(default_factory=dict)
+    earlier: Mapping[int, RankReport] | None = None
+    """The reports at the first look, which an earlier attempt may have written."""
 
-    def look(self, told: list[Told], pods: Mapping[str, Object], clock: float) -> "Ranks":
-        """What is known after one more look; `pods` are the job's own, by name."""
-        earlier = {each.rank: each for each in told} if self.earlier is None else self.earlier
-        seen = {}
-        for each in told:
-            if each.pod not in pods and earlier.get(each.rank) == each:
+    def look(self, reports: list[RankReport], pods: Mapping[str, Object], clock: float) -> "Ranks":
+        """Return the states after new reports; `pods` are the job's current ones by name."""
+        first = {report.rank: report for report in reports}
+        earlier = first if self.earlier is None else self.earlier
+        states = {}
+        for report in reports:
+            if report.pod not in pods and earlier.get(report.rank) == report:
                 continue
-            before = self.seen.get(each.rank)
-            if before is None or (before.told.step, before.told.phase) != (each.step, each.phase):
-                seen[each.rank] = Seen(each, clock, clock)
-            elif before.told.time != each.time:
-                seen[each.rank] = Seen(each, before.advanced_at, clock)
+            before = self.states.get(report.rank)
+            if before is None or before.report[3:5] != report[3:5]:
+                states[report.rank] = RankState(report, clock, clock)
+            elif before.report.time != report.time:
+                states[report.rank] = RankState(report, before.advanced_at, clock)
             else:
-                seen[each.rank] = before
-        return Ranks(seen, earlier)
+                states[report.rank] = before
+        return Ranks(states, earlier)
 
     def stall(
         self, pods: Mapping[str, Object], since: float, clock: float, limit: float
     ) -> Stall | None:
-        """Who stands still, if all have for so long; None while one goes on.
+        """Return which ranks stall the job; None while a rank advances.
 
         Args:
-            pods: The job's own, by name.
+            pods: The job's current pods by name.
             since: Monotonic clock since when all pods have run.
             clock: The monotonic clock now.
-            limit: How long no rank may advance, in seconds; 0 for ever.
+            limit: Seconds in which a rank must advance; 0 for no limit.
         """
-        ranks = list(self.seen.values())
+        ranks = list(self.states.values())
         if not limit or not ranks:
             return None
         quiet = min(SILENT_SECONDS, limit / 2)
-        still = clock - max(since, *(each.advanced_at for each in ranks))
-        silent = [each for each in ranks if clock - each.written_at > quiet]
-        if not silent and any(each.told.phase in LONG_PHASES for each in ranks):
+        stalled = clock - max(since, *(rank.advanced_at for rank in ranks))
+        silent = [rank for rank in ranks if clock - rank.written_at > quiet]
+        if not silent and any(rank.report.phase in LONG_PHASES for rank in ranks):
             limit *= LONGER
-        if still < limit:
+        if stalled < limit:
             return None
-        who = silent or _behind(ranks)
-        nodes = {_node(each.told, pods) for each in who}
-        alone = len(who) < len(ranks) and len(nodes) == 1
-        line = f"no rank has advanced for {still / 60:.1f} minutes"
-        if len(who) < len(ranks):
-            first = min(who, key=lambda each: each.told.rank).told
-            others = f" and {len(who) - 1} more" if len(who) > 1 else ""
+        culprits = silent or _behind(ranks)
+        nodes = {_node(rank.report, pods) for rank in culprits}
+        alone = len(culprits) < len(ranks) and len(nodes) == 1
+        line = f"no rank has advanced for {stalled / 60:.1f} minutes"
+        if len(culprits) < len(ranks):
+            first = min(culprits, key=lambda rank: rank.report.rank).report
+            others = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
             line += f": {_named(first, pods)}{others} {'is silent' if silent else 'is behind'}"
             line += f" at step {first.step} ({first.phase})"
         else:
-            line += f": all {len(ranks)} ranks stand at step {ranks[0].told.step}"
+            line += f": all {len(ranks)} ranks are at step {ranks[0].report.step}"
         return Stall(Failure(1, -1, line, retryable=True), nodes.pop() if alone else "")
 
 
-def _behind(ranks: list[Seen]) -> list[Seen]:
-    """The ranks that the others wait for."""
+def _behind(ranks: list[RankState]) -> list[RankState]:
+    """Return the ranks that the others wait for."""
 
-    def place(each: Seen) -> tuple[int, bool]:
-        return each.told.step, each.told.phase not in BEHIND
+    def position(rank: RankState) -> tuple[int, bool]:
+        return rank.report.step, rank.report.phase not in BEHIND
 
-    least = min(map(place, ranks))
-    return [each for each in ranks if place(each) == least]
-
-
-def _node(told: Told, pods: Mapping[str, Object]) -> str:
-    """The node of a rank: as its pod has it, or as it says itself."""
-    return str(pods.get(told.pod, {}).get("spec", {}).get("nodeName") or told.node)
+    least = min(map(position, ranks))
+    return [rank for rank in ranks if position(rank) == least]
 
 
-def _named(told: Told, pods: Mapping[str, Object]) -> str:
-    title = pod_title(pods[told.pod]) if told.pod in pods else told.pod
-    node = _node(told, pods)
-    return f"rank {told.rank} ({title}{f' on node {node}' if node else ''})"
+def _node(report: RankReport, pods: Mapping[str, Object]) -> str:
+    """Return the node of a rank, by its pod or else by its report."""
+    return str(pods.get(report.pod, {}).get("spec", {}).get("nodeName") or report.node)
+
+
+def _named(report: RankReport, pods: Mapping[str, Object]) -> str:
+    title = pod_title(pods[report.pod]) if report.pod in pods else report.pod
+    node = _node(report, pods)
+    return f"rank {report.rank} ({title}{f' on node {node}' if node else ''})"
+
+
+class StallWatch:
+    """Reads the reports of the ranks now and then, and finds a stall."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ranks = folder, Ranks()
+        self.parts: Iterator[tuple[list[RankReport], bool]] | None = None
+        """The rest of the current round over all reports; None between two rounds."""
+        self.reports: list[RankReport] = []
+        self.began_at = self.read_at = -ROUND_SECONDS
+        self.uids: frozenset[str] = frozenset()
+        self.since = 0.0
+        """Monotonic clock since when all of the present pods have run."""
+
+    def look(self, look: Look, limit: float) -> Stall | None:
+        """Return the stall if no rank has advanced for `limit` seconds."""
+        uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
+        if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
+            self.uids, self.since = uids, look.clock
+        if not limit or not self._read(look.clock):
+            return None
+        pods = {pod["metadata"]["name"]: pod for pod in look.pods.own}
+        self.ranks = self.ranks.look(self.reports, pods, look.clock)
+        return self.ranks.stall(pods, self.since, look.clock, limit)
+
+    def _read(self, clock: float) -> bool:
+        """Read the next part of the reports if it is due; return whether it was the last."""
+        if self.parts is None and clock - self.began_at >= ROUND_SECONDS:
+            self.parts, self.reports, self.began_at = read(self.folder), [], clock
+        if self.parts is None or clock - self.read_at < PART_SECONDS:
+            return False
+        self.read_at = clock
+        part, last = next(self.parts)
+        self.reports += part
+        if last:
+            self.parts = None
+        return last

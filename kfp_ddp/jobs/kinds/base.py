@@ -51,6 +51,11 @@ class PodRole(NamedTuple):
     leads: bool = False
     """Whether its role comes before the workers, as that of a master or launcher."""
 
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """The sort key of a pod in its job; rank 0 is in the leading pod, or in number 0."""
+        return not self.leads, self.number, self.title
+
 
 class Runtime(NamedTuple):
     """The runtime in the cluster that a job is made from."""
