@@ -23,7 +23,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
 from kfp_ddp.k8s.pods import TRANSIENT, container_reason
-from kfp_ddp.runs.workspace.files import plain
+from kfp_ddp.runs.remote_folder import is_plain
 
 MOUNT = "/work"
 LABEL = "kfp-ddp/reads"
@@ -47,7 +47,7 @@ class ClaimFiles(RunFiles):
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes, by its name."""
         sizes: dict[str, int] = json.loads(b"".join(self._run(None)))
-        return {name: size for name, size in sizes.items() if plain(name)}
+        return {name: size for name, size in sizes.items() if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
         """Copy files to a folder."""

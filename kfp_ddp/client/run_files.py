@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError, full
-from kfp_ddp.runs.workspace import files
+from kfp_ddp.runs.remote_folder import fetch, is_plain
 from kfp_ddp.storage.destination import open_destination
 
 
@@ -41,11 +41,11 @@ class StoredFiles(RunFiles):
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes, by its name."""
-        return {name: size for name, size in self._store.list("") if files.plain(name)}
+        return {name: size for name, size in self._store.list("") if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
         """Copy files to a folder."""
         try:
-            files.fetch(self._store, names, folder)
+            fetch(self._store, names, folder)
         except OSError as error:
             raise StorageError(full(error, folder)) from None

@@ -14,7 +14,7 @@ from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.local import local_gpus
 from kfp_ddp.models.evaluation import FILE, Evaluation
-from kfp_ddp.runs.workspace import Opened, opened, own_folder
+from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspace
 from kfp_ddp.training import trackers
 
 __all__ = ["Evaluated", "evaluate", "log_charts", "log_metrics", "run"]
@@ -60,7 +60,7 @@ def run(
     request = Request.create(
         checkpoint=checkpoint,
         of_run=bool(run_dir),
-        run_dir=run_dir or own_folder(folders.work_dir(work_dir), run_id, "evaluate"),
+        run_dir=run_dir or create_run_folder(folders.work_dir(work_dir), run_id, "evaluate"),
         data=dataset_path,
         split=split,
         batch_size=batch_size,
@@ -72,15 +72,15 @@ def run(
     if backend != "local":
         with using("evaluate", request.run_dir, dataset_path):
             on_cluster(request, fields, task_config, backend, (run_id, task_name, task_id))
-    with opened(request.run_dir, "evaluate") as folder:
+    with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
             found = _evaluated_here(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
-            folder.fetch(f"{target.name}/")
+            folder.download_below(f"{target.name}/")
             found = Evaluated.read(target)
         _track(folder.path, found.result)
-        evaluation = folder.there(target / FILE)
+        evaluation = folder.to_uri(target / FILE)
     from kfp_ddp.report.summary import markdown
 
     result = found.result
@@ -95,9 +95,11 @@ def run(
     return result.accuracy, evaluation
 
 
-def _evaluated_here(request: Request, folder: Opened, ranks: int) -> Evaluated:
+def _evaluated_here(request: Request, folder: RunWorkspace, ranks: int) -> Evaluated:
     """Evaluate in this process, or with so many of this step; 0 for one for each GPU."""
-    checkpoint = request.checkpoint if not request.of_run else str(folder.here(request.checkpoint))
+    checkpoint = (
+        request.checkpoint if not request.of_run else str(folder.download(request.checkpoint))
+    )
     with (
         at_hand(request.data, folder.path) as data,
         using("evaluate", request.run_dir, data),

@@ -16,7 +16,7 @@ from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.supervision import check_backend
 from kfp_ddp.jobs.task import overlaid, with_folders
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.runs.workspace import followed
+from kfp_ddp.runs.training_folder import followed_folder
 
 JOB_OWN = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
@@ -92,5 +92,5 @@ def on_cluster(
     given = with_folders(api, given, request.data, request.run_dir, "evaluate")
     words = map(unexpanded, request.to_argv())
     command = ["python3", "-m", EVALUATION, "--", *words]
-    with followed(request.run_dir) as (folder, _):
+    with followed_folder(request.run_dir) as (folder, _):
         launch(LaunchSpec.create(**given, command=command), *ids, api, folder)

@@ -15,7 +15,7 @@ from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import FILE
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training import node
 
 RANK = "kfp_ddp.evaluation.rank"
@@ -36,13 +36,13 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
     """Run the ranks of this node; their exit code."""
     away = is_remote(request.run_dir)
     with (
-        opened(request.run_dir, "evaluate") as folder,
+        open_workspace(request.run_dir, "evaluate") as folder,
         at_hand(request.data, folder.path) as data,
         using("evaluate", request.run_dir, data),
     ):
         checkpoint = request.checkpoint
         if request.of_run:
-            checkpoint = str(folder.here(checkpoint))
+            checkpoint = str(folder.download(checkpoint))
         here = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
         request = Request.create(**{**request.given(), **here})
         if not request.output_dir:

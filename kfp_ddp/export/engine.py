@@ -15,7 +15,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, part_of
 from kfp_ddp.models.variants import Record
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.destination import sha256
 from kfp_ddp.training.manifest import read_manifest
 
@@ -43,14 +43,19 @@ def run(
     bundle.check_model_name(model_name)
     asked = part_of(release, Variants)
     with (
-        opened(run_dir, "export") as task,
+        open_workspace(run_dir, "export") as task,
         at_hand(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
-        task.fetch(f"{bundle.NAME}/")
-        made_of = (task.here(checkpoint), task.path, data / split, task.file(evaluation))
+        task.download_below(f"{bundle.NAME}/")
+        made_of = (
+            task.download(checkpoint),
+            task.path,
+            data / split,
+            task.download_file(evaluation),
+        )
         folder = make(*made_of, model_name, asked)
-        found = task.there(folder)
+        found = task.to_uri(folder)
         _fill(folder, found, model_name, exported_model, export_summary)
     print(f"exported {model_name} to {found} in {time.monotonic() - started:.1f} s")
     return found

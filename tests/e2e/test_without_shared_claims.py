@@ -106,7 +106,7 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_next_goes_on_ther
 
     assert run.succeeded, run.explain()
     log = run.steps["train"].log
-    assert "is where the training goes on" in log, log
+    assert "the training resumes from" in log, log
     assert "resumed from" in log, log
     assert "retries left" in log, log
 

@@ -23,8 +23,8 @@ from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.local import EVALUATION
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.runs.workspace import checkpoints as bucketed
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs import checkpoints as bucketed
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
@@ -169,8 +169,8 @@ def test_what_a_pod_evaluates_without_a_claim_is_kept_in_the_bucket(
     environment = {**os.environ, "KFP_DDP_SCRATCH_DIR": str(tmp_path / "scratch")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    with opened(run_dir, "test") as folder:
-        folder.fetch("evaluation/")
+    with open_workspace(run_dir, "test") as folder:
+        folder.download_below("evaluation/")
         found = Evaluated.read(folder.path / "evaluation")
     assert (found.result.samples, found.result.world_size) == (48, 2)
 

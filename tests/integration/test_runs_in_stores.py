@@ -7,8 +7,8 @@ import pytest
 
 from kfp_ddp.core import folders
 from kfp_ddp.runs.teardown.old_runs import InBucket
-from kfp_ddp.runs.workspace import opened
-from kfp_ddp.runs.workspace.carried import Carried
+from kfp_ddp.runs.training_folder import TrainingFolder
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.destination import open_destination, sha256
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
@@ -38,7 +38,7 @@ def test_a_run_is_kept_gone_on_from_and_removed(
     address = f"{work}/run-1/train"
     where = open_destination(address)
     leases.begin(where)
-    with leases.holding(address, "run-1"), Carried(address, 2, every=60.0) as first:
+    with leases.holding(address, "run-1"), TrainingFolder(address, 2, every=60.0) as first:
         for step in (10, 20, 30):
             save(first.path, step)
             (first.path / "metrics.jsonl").write_text(f"{step}\n")
@@ -48,14 +48,14 @@ def test_a_run_is_kept_gone_on_from_and_removed(
         runs.last()
         assert runs.in_use("run-1", lambda run: False)
     where.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as where its upload was cut off
-    with Carried(address, 2, every=60.0) as second:
+    with TrainingFolder(address, 2, every=60.0) as second:
         assert second.resumed == "checkpoints/step-00000020"
         save(second.path, 40)
         second.finish()
     steps = {name.split("/")[0] for name, _ in open_destination(f"{address}/checkpoints").list("")}
     assert steps == {"step-00000020", "step-00000040"}
-    with opened(address, "evaluate") as task:
-        checkpoint = task.here(f"{address}/checkpoints/step-00000040")
+    with open_workspace(address, "evaluate") as task:
+        checkpoint = task.download(f"{address}/checkpoints/step-00000040")
         assert (checkpoint / STATE).stat().st_size == 40 * 256
         assert (task.path / "metrics.jsonl").read_text() == "30\n"
     runs.last()

@@ -151,7 +151,7 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_ther
 
     step = int(str(stopped["step"]))
     log = train(tmp_path, work, dataset, epochs=math.ceil(step / STEPS) + 1)
-    assert f"step-{step:08} of file://{work} is where the training goes on" in log
+    assert f"resumes from checkpoints/step-{step:08} of file://{work}" in log
     assert newest(work) > step
     last = f"file://{work}/checkpoints/step-{newest(work):08}"
     assert log.splitlines()[-1] == f"{last} file://{work} "  # and no failure

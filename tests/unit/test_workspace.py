@@ -10,9 +10,9 @@ import pytest
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.lease import LASTING_SECONDS
-from kfp_ddp.runs.workspace import checkpoints, opened
-from kfp_ddp.runs.workspace.carried import Carried
-from kfp_ddp.runs.workspace.follow import Followed
+from kfp_ddp.runs import checkpoints
+from kfp_ddp.runs.training_folder import FollowedFolder, TrainingFolder
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.destination import Destination, open_destination, sha256
 from kfp_ddp.training import resume
@@ -99,7 +99,7 @@ def test_where_none_verifies_nothing_is_begun_anew(
 ) -> None:
     put(where, tmp_path / "a", 10)
     (there / "checkpoints/step-00000010" / STATE).write_text("else")
-    with pytest.raises(StorageError, match=r"none of the 1 checkpoints in .* verifies"):
+    with pytest.raises(StorageError, match=r"none of the 1 checkpoints"):
         checkpoints.fetch_newest(where, "checkpoints", tmp_path / "b")
     assert (there / "checkpoints/step-00000010" / MANIFEST).exists()
 
@@ -134,7 +134,7 @@ def test_the_newest_few_are_kept_and_what_is_torn_goes(
 
 
 def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -> None:
-    with Carried(address, KEEP, every=60.0) as first:
+    with TrainingFolder(address, KEEP, every=60.0) as first:
         assert not first.resumed
         (first.path / "metrics.jsonl").write_text("1\n")
         for step in (10, 20, 30):
@@ -149,7 +149,7 @@ def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -
     ]
     (first.path / "metrics.jsonl").write_text("what a pod left that ended between two turns\n")
     save(first.path, 40)
-    with Carried(address, KEEP, every=60.0) as second:
+    with TrainingFolder(address, KEEP, every=60.0) as second:
         assert second.resumed == "checkpoints/step-00000030"
         assert (second.path / "metrics.jsonl").read_text() == "1\n"
         assert [p.name for p in (second.path / "checkpoints").iterdir()] == ["step-00000030"]
@@ -165,7 +165,7 @@ def test_a_start_that_begins_anew_counts_alone_and_sets_aside_what_was_there(
     put(where, tmp_path / "a", 900, 1000)
     (there / "checkpoints.old-0/step-00000007").mkdir(parents=True)
     (there / "checkpoints.old-0/step-00000007" / STATE).write_text("of a start before that")
-    with Carried(address, KEEP, every=60.0) as first:
+    with TrainingFolder(address, KEEP, every=60.0) as first:
         anew = {"output_dir": str(first.path), "resume": "never", "run_id": "17"}
         resume.begin(TrainConfig.create(data="/d", **anew), [])
         for step in (10, 20) if saved else ():
@@ -182,7 +182,7 @@ def test_a_start_that_begins_anew_counts_alone_and_sets_aside_what_was_there(
     assert (there / "checkpoints.old-1/step-00000900" / STATE).read_text() == "state 900"
     assert (there / "checkpoints.old-0/step-00000007" / STATE).exists()
     assert (there / "begun-by").exists()
-    with Carried(address, KEEP, every=60.0) as second:
+    with TrainingFolder(address, KEEP, every=60.0) as second:
         assert second.resumed == ("checkpoints/step-00000020" if saved else "")
         save(second.path, 30)
         second.finish()
@@ -194,9 +194,9 @@ def test_a_pod_puts_what_it_wrote_and_not_what_it_fetched(
 ) -> None:
     there.mkdir(parents=True)
     (there / "metrics.jsonl").write_text("1\n")
-    first = Carried(address, KEEP, every=60.0)
+    first = TrainingFolder(address, KEEP, every=60.0)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-another-pod")
-    with first, Carried(address, KEEP, every=60.0) as second:
+    with first, TrainingFolder(address, KEEP, every=60.0) as second:
         (first.path / "metrics.jsonl").write_text("1\n2\n")
         (second.path / "ranks").mkdir()
         (second.path / "ranks/1.json").write_text("{}")
@@ -207,20 +207,20 @@ def test_a_pod_puts_what_it_wrote_and_not_what_it_fetched(
 
 
 def test_the_best_checkpoint_stays_and_comes_along(address: str, there: Path) -> None:
-    with Carried(address, KEEP, keep_best=True, every=60.0) as first:
+    with TrainingFolder(address, KEEP, keep_best=True, every=60.0) as first:
         save(first.path, 10, best=10)
         for step in (20, 30, 40):
             save(first.path, step, best=10)
             first.finish()
     kept = {name.split("/")[0] for name in names(there / "checkpoints")}
     assert kept == {"step-00000010", "step-00000030", "step-00000040"}
-    with Carried(address, KEEP, keep_best=True, every=60.0) as second:
+    with TrainingFolder(address, KEEP, keep_best=True, every=60.0) as second:
         brought = sorted(path.name for path in (second.path / "checkpoints").iterdir())
         assert brought == ["step-00000010", "step-00000040"]
 
 
 def test_a_checkpoint_is_on_its_way_before_the_training_ends(address: str, there: Path) -> None:
-    with Carried(address, KEEP, every=0.1) as carried:
+    with TrainingFolder(address, KEEP, every=0.1) as carried:
         save(carried.path, 10)
         wait_for(there / "checkpoints/step-00000010" / MANIFEST)
 
@@ -229,9 +229,9 @@ def test_the_step_sees_what_the_ranks_tell_and_the_ranks_that_it_lives(
     address: str, there: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-step")
-    step = Followed(address, every=0.1)
+    step = FollowedFolder(address, every=0.1)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-ranks")
-    with step, Carried(address, KEEP, every=0.1) as ranks:
+    with step, TrainingFolder(address, KEEP, every=0.1) as ranks:
         (ranks.path / "metrics.jsonl").write_text("1\n")
         (ranks.path / "ranks").mkdir()
         (ranks.path / "ranks/0.json").write_text('{"step": 1}')
@@ -250,7 +250,7 @@ def test_the_step_sees_what_the_ranks_tell_and_the_ranks_that_it_lives(
 def test_a_bucket_that_is_away_for_a_while_costs_nothing_but_the_wait(
     address: str, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Carried(address, KEEP, every=0.1) as carried:
+    with TrainingFolder(address, KEEP, every=0.1) as carried:
         save(carried.path, 10)
         wait_for(there / "checkpoints/step-00000010" / MANIFEST)
         aside = there.rename(there.with_name("away"))
@@ -263,11 +263,11 @@ def test_a_bucket_that_is_away_for_a_while_costs_nothing_but_the_wait(
 
 
 def test_a_bucket_that_stays_away_fails_the_training_in_one_line(address: str, there: Path) -> None:
-    with Carried(address, KEEP, every=60.0) as carried:
+    with TrainingFolder(address, KEEP, every=60.0) as carried:
         there.parent.mkdir(parents=True)
         there.write_text("no folder")
         save(carried.path, 10)
-        with pytest.raises(StorageError, match=r"wrote last cannot be put: .*cannot be") as raised:
+        with pytest.raises(StorageError, match=r"cannot be uploaded") as raised:
             carried.finish(seconds=0)
     assert raised.value.retryable
 
@@ -281,16 +281,16 @@ def test_a_step_brings_what_it_reads_and_puts_what_it_writes(
     (there / "evaluation/evaluation.json").write_text("{}")
     (there / "evaluation/predictions.csv").write_text("a")
     before = {name: (there / name).stat().st_mtime_ns for name in names(there)}
-    with opened(f"{address}/", "export") as task:
+    with open_workspace(f"{address}/", "export") as task:
         assert (task.path / "metrics.jsonl").read_text() == "1\n"
-        checkpoint = task.here(f"{address}/checkpoints/step-00000010")
+        checkpoint = task.download(f"{address}/checkpoints/step-00000010")
         assert sorted(path.name for path in checkpoint.iterdir()) == [MANIFEST, STATE]
-        evaluation = task.file(f"{address}/evaluation/evaluation.json")
+        evaluation = task.download_file(f"{address}/evaluation/evaluation.json")
         assert evaluation.with_name("predictions.csv").read_text() == "a"
         (task.path / "bundle").mkdir()
         (task.path / "bundle/model.onnx").write_text("weights")
         (task.path / "bundle/_SUCCESS").write_text("digest")
-        assert task.there(task.path / "bundle") == f"{address}/bundle"
+        assert task.to_uri(task.path / "bundle") == f"{address}/bundle"
     assert set(names(there)) - before.keys() == {"bundle/model.onnx", "bundle/_SUCCESS"}
     assert {name: (there / name).stat().st_mtime_ns for name in before} == before
     assert not task.path.exists()
@@ -300,8 +300,8 @@ def test_what_a_step_removed_is_gone_there_too_and_no_more(address: str, there: 
     for name in ("bundle/old.onnx", "bundle/_SUCCESS", "evaluation/evaluation.json"):
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).write_text("of before")
-    with opened(address, "export") as task:
-        task.fetch("bundle/")
+    with open_workspace(address, "export") as task:
+        task.download_below("bundle/")
         (task.path / "bundle/old.onnx").unlink()
         (task.path / "bundle/_SUCCESS").write_text("anew")
     assert names(there) == ["bundle/_SUCCESS", "evaluation/evaluation.json"]
@@ -310,7 +310,7 @@ def test_what_a_step_removed_is_gone_there_too_and_no_more(address: str, there: 
 
 def test_what_a_step_wrote_before_it_failed_does_not_count(address: str, there: Path) -> None:
     def fail() -> None:
-        with opened(address, "evaluate") as task:
+        with open_workspace(address, "evaluate") as task:
             (task.path / "evaluation.json").write_text("{}")
             raise InputError("of itself")
 
@@ -323,7 +323,7 @@ def test_what_a_step_wrote_before_it_failed_does_not_count(address: str, there: 
     ("place", "line"),
     [
         ("file:///elsewhere/run-1/train/checkpoints/step-00000010", "is not of the run"),
-        ("{address}/checkpoints/step-00000010", "is no whole checkpoint"),
+        ("{address}/checkpoints/step-00000010", "is not a complete checkpoint"),
     ],
 )
 def test_a_step_takes_no_checkpoint_of_another_run_or_half_of_one(
@@ -331,15 +331,15 @@ def test_a_step_takes_no_checkpoint_of_another_run_or_half_of_one(
 ) -> None:
     (there / "checkpoints/step-00000010").mkdir(parents=True)
     (there / "checkpoints/step-00000010" / STATE).write_text("torn")
-    with pytest.raises(InputError, match=line), opened(address, "evaluate") as task:
-        task.here(place.format(address=address))
+    with pytest.raises(InputError, match=line), open_workspace(address, "evaluate") as task:
+        task.download(place.format(address=address))
 
 
 def test_a_path_stays_a_path(tmp_path: Path) -> None:
-    with opened(str(tmp_path), "evaluate") as task:
+    with open_workspace(str(tmp_path), "evaluate") as task:
         assert task.path == tmp_path
-        assert task.here(f"{tmp_path}/checkpoints") == tmp_path / "checkpoints"
-        assert task.there(tmp_path / "bundle") == f"{tmp_path}/bundle"
+        assert task.download(f"{tmp_path}/checkpoints") == tmp_path / "checkpoints"
+        assert task.to_uri(tmp_path / "bundle") == f"{tmp_path}/bundle"
 
 
 def test_who_uses_a_run_is_told_by_names_alone(

@@ -19,7 +19,7 @@ from kfp_ddp.evaluation.gate.verdict import markdown, record, verdict_of, withou
 from kfp_ddp.models import attempts
 from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.destination import open_destination, sha256
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def run(
 ) -> Judged:
     """Judge the model and write the verdict."""
     checked = Rules.create(**rules)
-    with opened(evaluation.rpartition("/")[0], "gate") as folder:
-        here = str(folder.file(evaluation)) if evaluation else ""
+    with open_workspace(evaluation.rpartition("/")[0], "gate") as folder:
+        here = str(folder.download_file(evaluation)) if evaluation else ""
         if here:
             with contextlib.suppress(OSError):  # nothing may be there, or be written
                 Path(here).with_name(VERDICT).unlink()

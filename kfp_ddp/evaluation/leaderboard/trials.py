@@ -8,7 +8,7 @@ from typing import Any
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.report.events import Point, curve, read_events
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training.config import TrainConfig
 
 
@@ -37,7 +37,7 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
     Raises:
         KfpDdpError: its folder cannot be read.
     """
-    with opened(run_dir, "leaderboard") as folder:
+    with open_workspace(run_dir, "leaderboard") as folder:
         files = RunFolder(folder.path)
         events = read_events(files.metrics)
         settings = mapping_of(files.config)  # none where it failed before it began

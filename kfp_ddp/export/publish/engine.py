@@ -21,7 +21,7 @@ from kfp_ddp.models.registry import Registry, agree, register, registry_of
 from kfp_ddp.models.release import MODELS, Deployment, Registering, Signing, part_of
 from kfp_ddp.models.serving.rollout import in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
-from kfp_ddp.runs.workspace import opened
+from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.destination import Destination, open_destination, sha256
 from kfp_ddp.training import trackers
 
@@ -59,13 +59,13 @@ def run(
     registry = registry_of(part_of(release, Registering))
     where, expected = _target(destination, model_name, champion, champion_version)
     lineage = Lineage(run_id, champion, champion_version)
-    with opened(bundle.rpartition("/")[0], "publish") as task:
-        folder, verdict, report = task.here(bundle), None, None
+    with open_workspace(bundle.rpartition("/")[0], "publish") as task:
+        folder, verdict, report = task.download(bundle), None, None
         if evaluation:
-            beside = task.file(evaluation).parent
+            beside = task.download_file(evaluation).parent
             verdict, report = _blessed(beside / VERDICT, folder), beside / REPORT
         folder = sealed(folder, lineage, verdict, report)
-        task.put()  # first, so that a step that is run again publishes the same
+        task.upload()  # first, so that a step that is run again publishes the same
         if key is not None:
             sign(folder, key)
         uri = stays = ""

@@ -24,7 +24,8 @@ from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.train.on_node import begun, moved
 from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
-from kfp_ddp.runs.workspace import carried, followed, own_folder
+from kfp_ddp.runs.training_folder import followed_folder, training_folder
+from kfp_ddp.runs.workspace import create_run_folder
 from kfp_ddp.training.config import TrainConfig
 
 
@@ -72,7 +73,7 @@ def run(
     work = folders.work_dir(work_dir)
     if is_remote(work) and backend != "local":
         check_carried(given)
-    place = own_folder(work, run_id, task)
+    place = create_run_folder(work, run_id, task)
     own: dict[str, Any] = {
         "data": dataset_path,
         "output_dir": place,
@@ -87,7 +88,10 @@ def run(
             if backend == "local":
                 checked = LaunchSpec.create(**fields, command=["true"])
                 ranks = checked.nproc_per_node or local_gpus()
-                with carried(config) as run_dir, at_hand(dataset_path, run_dir, run_id) as data:
+                with (
+                    training_folder(config) as run_dir,
+                    at_hand(dataset_path, run_dir, run_id) as data,
+                ):
                     here = moved(config, data, run_dir)
                     record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
             else:
@@ -95,7 +99,7 @@ def run(
                 config = config if is_remote(place) else begun(config, Path(place))
                 fields["kind"] = backend
                 given = overlaid(task_config, fields)
-                run_dir, look = held.enter_context(followed(place))
+                run_dir, look = held.enter_context(followed_folder(place))
                 record, claim = _train_on_cluster(config, given, run_dir, ids, supervision)
                 look()
         write_job(training_job, record)

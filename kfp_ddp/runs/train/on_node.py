@@ -20,7 +20,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.models import initial_weights
-from kfp_ddp.runs.workspace import carried
+from kfp_ddp.runs.training_folder import training_folder
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import PARENT
 
@@ -86,7 +86,7 @@ def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
         limits = f"timeout={MEETING_SECONDS},join_timeout={MEETING_SECONDS}"
         os.environ.setdefault("PET_RDZV_CONF", limits)
     with contextlib.ExitStack() as held:
-        run_dir = held.enter_context(carried(config))
+        run_dir = held.enter_context(training_folder(config))
         data = held.enter_context(at_hand(config.data, run_dir, run_id))
         held.enter_context(using(run_id or "train", config.output_dir, data))
         here = moved(config, data, run_dir)

@@ -1,6 +1,6 @@
-"""Checkpoints in a bucket: whole or not there, verified by digest, the newest few kept.
+"""Checkpoints in a bucket: upload, download, verification by digest, and retention.
 
-A checkpoint counts from the moment its manifest is there, which comes last and is removed first.
+A checkpoint is complete if it has a manifest, which is written last and deleted first.
 """
 
 import re
@@ -12,33 +12,33 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.storage.destination import Destination, sha256
 from kfp_ddp.training.manifest import MANIFEST, read_manifest, step_dir, step_of
 
-_PLACE = re.compile(r"(.+)/(step-\d{8,})")
+_NAME = re.compile(r"(.+)/(step-\d{8,})")
 _LARGEST = 1 << 40
 _LARGEST_MANIFEST = 64 << 20
 
 
-def is_of_one(name: str) -> bool:
-    """Whether a file, by its name in the run's folder, is part of a checkpoint."""
-    return _PLACE.fullmatch(name.rpartition("/")[0]) is not None
+def contains(name: str) -> bool:
+    """Return whether a file, by its name in the run's folder, is part of a checkpoint."""
+    return _NAME.fullmatch(name.rpartition("/")[0]) is not None
 
 
 def complete(where: Destination, folder: str) -> list[str]:
-    """The checkpoints of a folder, newest first, by name in the run's folder; raises InputError."""
+    """Return the names of a folder's complete checkpoints, newest first; raises KfpDdpError."""
     names = (name for name, _ in where.list(f"{folder}/"))
-    found = [name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")]
-    return sorted((each for each in found if _PLACE.fullmatch(each)), key=step_of, reverse=True)
+    paths = [name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")]
+    return sorted(filter(_NAME.fullmatch, paths), key=step_of, reverse=True)
 
 
 def upload(where: Destination, name: str, checkpoint: Path) -> bool:
-    """Store a checkpoint of this machine; False if it is there already.
+    """Upload a local checkpoint; return False if the bucket already has it.
 
     Args:
         where: The run's folder.
-        name: Of the checkpoint in it.
-        checkpoint: A complete one, which nobody changes meanwhile.
+        name: The checkpoint's name in it.
+        checkpoint: A complete checkpoint that does not change during the upload.
 
     Raises:
-        KfpDdpError: it cannot be written; what is there then does not count.
+        KfpDdpError: it cannot be written; the checkpoint in the bucket is then incomplete.
     """
     manifest = f"{name}/{MANIFEST}"
     if where.read(manifest, _LARGEST_MANIFEST) == (checkpoint / MANIFEST).read_bytes():
@@ -52,7 +52,7 @@ def upload(where: Destination, name: str, checkpoint: Path) -> bool:
 
 
 def best_of(checkpoint: Path) -> str:
-    """The best checkpoint of a run so far, by the manifest of its newest one; '' for none.
+    """Return the name of the best checkpoint, by the manifest of the newest; '' for none.
 
     Raises:
         OSError, ValueError: it cannot be read.
@@ -62,36 +62,36 @@ def best_of(checkpoint: Path) -> str:
 
 
 def prune(where: Destination, folder: str, keep: int, spared: str = "") -> None:
-    """Remove all but the newest `keep` complete checkpoints of a folder, and what is torn.
+    """Remove all but the newest `keep` complete checkpoints of a folder, and incomplete ones.
 
-    `spared` is one that stays, by its name in the run's folder.
+    `spared` is the name of one to retain in any case.
 
     Raises:
         KfpDdpError: they cannot be listed or removed.
     """
     parts = defaultdict(list)
     for name, _ in where.list(f"{folder}/"):
-        if is_of_one(name):
+        if contains(name):
             parts[name.rpartition("/")[0]].append(name)
-    whole = [each for each, names in parts.items() if f"{each}/{MANIFEST}" in names]
-    kept = sorted(whole, key=step_of, reverse=True)[:keep]
-    for each in parts.keys() - {*kept, spared}:
-        for name in sorted(parts[each], key=lambda name: not name.endswith(f"/{MANIFEST}")):
+    finished = [path for path, names in parts.items() if f"{path}/{MANIFEST}" in names]
+    retained = sorted(finished, key=step_of, reverse=True)[:keep]
+    for path in parts.keys() - {*retained, spared}:
+        for name in sorted(parts[path], key=lambda name: not name.endswith(f"/{MANIFEST}")):
             where.delete(name)
 
 
 def move(where: Destination, folder: str, target: str, room: Path) -> None:
-    """Move the checkpoints of a folder to another one; a store has no rename.
+    """Move the checkpoints of a folder to another one, by way of this machine.
 
     Args:
         where: The run's folder.
-        folder: In it, where nothing is left.
-        target: In it; those that are there already stay.
-        room: A folder here for one of them at a time.
+        folder: Name of the old folder, which is empty afterwards.
+        target: Name of the new folder; its files are not changed.
+        room: A local folder for one checkpoint at a time.
 
     Raises:
-        KfpDdpError: they cannot be read or written; called again it goes on.
-        OSError: this machine has no room for them.
+        KfpDdpError: they cannot be read or written; another call resumes.
+        OSError: this machine has no space for them.
     """
     for name in reversed(complete(where, folder)):
         if fetch(where, name, room):
@@ -102,11 +102,11 @@ def move(where: Destination, folder: str, target: str, room: Path) -> None:
 
 
 def fetch(where: Destination, name: str, run_dir: Path) -> bool:
-    """Bring a checkpoint to its place in a folder of this machine; False if it does not verify.
+    """Download a checkpoint to the local run folder; return False if it is not valid.
 
     Raises:
-        KfpDdpError: it cannot be read, which tells nothing of what it is.
-        OSError: this machine has no room for it.
+        KfpDdpError: the bucket cannot be read.
+        OSError: this machine has no space for it.
     """
     aside = run_dir / ".incoming" / name
     shutil.rmtree(aside, ignore_errors=True)
@@ -118,40 +118,40 @@ def fetch(where: Destination, name: str, run_dir: Path) -> bool:
     try:
         manifest = read_manifest(aside)
         files = manifest.fields["files"]
-        whole = all(sha256(aside / file) == about["sha256"] for file, about in files.items())
+        valid = all(sha256(aside / file) == about["sha256"] for file, about in files.items())
     except (OSError, ValueError):
         return False
-    if whole:
+    if valid:
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run_dir / name, ignore_errors=True)
         aside.rename(run_dir / name)
-    return whole
+    return valid
 
 
 def _listed(where: Destination, name: str) -> list[str]:
-    names = (each.removeprefix(f"{name}/") for each, _ in where.list(f"{name}/"))
-    return [each for each in names if each != MANIFEST and "/" not in each]
+    files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
+    return [file for file in files if file != MANIFEST and "/" not in file]
 
 
 def fetch_newest(where: Destination, folder: str, run_dir: Path) -> str:
-    """Bring the newest checkpoint of a folder that verifies; its name, '' where there is none.
+    """Download the newest valid checkpoint of a folder; return its name, '' for none.
 
-    Newer ones that do not verify lose their manifest, as they are to be made again.
+    The manifests of newer, invalid checkpoints are deleted, so that they can be written again.
 
     Raises:
-        StorageError: there are some, and none verifies.
+        StorageError: there are checkpoints, but none is valid.
         KfpDdpError: the bucket cannot be read.
     """
-    found = complete(where, folder)
-    for at, name in enumerate(found):
+    names = complete(where, folder)
+    for at, name in enumerate(names):
         if fetch(where, name, run_dir):
-            for damaged in found[:at]:
+            for damaged in names[:at]:
                 where.delete(f"{damaged}/{MANIFEST}")
-                print(f"warning: {where.uri}/{damaged} does not verify, so it does not count")
+                print(f"warning: {where.uri}/{damaged} is damaged and is ignored")
             return name
-    if found:
+    if names:
         raise StorageError(
-            f"none of the {len(found)} checkpoints in {where.uri}/{folder} verifies: copy a whole "
-            "one there, or start a new run"
+            f"none of the {len(names)} checkpoints in {where.uri}/{folder} is valid: copy a "
+            "complete one there, or start a new run"
         )
     return ""
