@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.evaluation.samples import samples_digest
+from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
 from kfp_ddp.models.lineage import FILE as LINEAGE

@@ -7,7 +7,7 @@ from typing import Any
 from kfp import dsl
 
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.evaluation.samples import samples_digest
+from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
 

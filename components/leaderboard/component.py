@@ -28,6 +28,6 @@ def leaderboard(
         The checkpoint of the best training, and its folder.
     """
     inputs = dict(locals())
-    from kfp_ddp.evaluation.leaderboard.engine import run
+    from kfp_ddp.evaluation.leaderboard import run
 
     return run(**inputs)

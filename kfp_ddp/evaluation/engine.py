@@ -6,14 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core import folders
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import at_hand, using
-from kfp_ddp.evaluation.launched import here, on_cluster, specified
+from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local import local_gpus
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.local import EVALUATION, Ended, local_gpus, run_ranks
+from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.script import unexpanded
+from kfp_ddp.jobs.supervision import check_backend
+from kfp_ddp.jobs.task import overlaid, with_folders
+from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation
+from kfp_ddp.report.summary import markdown
+from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspace
 from kfp_ddp.training import trackers
 
@@ -29,6 +40,13 @@ LOGGED = (
     *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
+
+
+JOB_OWN = dict.fromkeys(
+    ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
+    "the step sets itself",
+)
+"""Fields of LaunchSpec that cannot be inputs, with the reason."""
 
 
 @step
@@ -55,8 +73,8 @@ def run(
     evaluation_report: "dsl.HTML",
     evaluation_summary: "dsl.Markdown",
 ) -> tuple[float, str]:
-    """Evaluate and fill the artifacts; the accuracy, and the path of `evaluation.json`."""
-    fields = specified(job, image, backend)
+    """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`."""
+    fields = job_fields(job, image, backend)
     request = Request.create(
         checkpoint=checkpoint,
         of_run=bool(run_dir),
@@ -71,32 +89,30 @@ def run(
     request.check()
     if backend != "local":
         with using("evaluate", request.run_dir, dataset_path):
-            on_cluster(request, fields, task_config, backend, (run_id, task_name, task_id))
+            run_job(request, fields, task_config, backend, (run_id, task_name, task_id))
     with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
-            found = _evaluated_here(request, folder, int(fields.get("nproc_per_node", 0)))
+            evaluated = _evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
             folder.download_below(f"{target.name}/")
-            found = Evaluated.read(target)
-        _track(folder.path, found.result)
+            evaluated = Evaluated.read(target)
+        _track(folder.path, evaluated.result)
         evaluation = folder.to_uri(target / FILE)
-    from kfp_ddp.report.summary import markdown
-
-    result = found.result
+    result = evaluated.result
     log_metrics(result, evaluation_metrics)
-    log_charts(result, found.roc, confusion_matrix)
-    Path(evaluation_report.path).write_text(found.document, encoding="utf-8")
-    Path(evaluation_summary.path).write_text(markdown(result, found.test), encoding="utf-8")
+    log_charts(result, evaluated.roc, confusion_matrix)
+    Path(evaluation_report.path).write_text(evaluated.document, encoding="utf-8")
+    Path(evaluation_summary.path).write_text(markdown(result, evaluated.test), encoding="utf-8")
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
-    if found.test is not None:
-        log_metrics(found.test, evaluation_metrics, "test_")
-        print(f"accuracy {found.test.accuracy:.4f} on {found.test.samples} samples of test")
+    if (test := evaluated.test) is not None:
+        log_metrics(test, evaluation_metrics, "test_")
+        print(f"accuracy {test.accuracy:.4f} on {test.samples} samples of test")
     return result.accuracy, evaluation
 
 
-def _evaluated_here(request: Request, folder: RunWorkspace, ranks: int) -> Evaluated:
-    """Evaluate in this process, or with so many of this step; 0 for one for each GPU."""
+def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> Evaluated:
+    """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     checkpoint = (
         request.checkpoint if not request.of_run else str(folder.download(request.checkpoint))
     )
@@ -104,19 +120,19 @@ def _evaluated_here(request: Request, folder: RunWorkspace, ranks: int) -> Evalu
         at_hand(request.data, folder.path) as data,
         using("evaluate", request.run_dir, data),
     ):
-        places = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
-        request = Request.create(**{**request.given(), **places})
+        paths = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
+        request = Request.create(**{**request.given(), **paths})
         ranks = ranks or local_gpus()
         if ranks > 1:
-            here(request, ranks)
+            run_local_ranks(request, ranks)
             return Evaluated.read(request.target)
-        found = evaluate_share(request)
-        assert found is not None  # the first of one
-        return found
+        evaluated = evaluate_share(request)
+        assert evaluated is not None  # this is the first rank
+        return evaluated
 
 
 def _track(run_dir: Path, result: Evaluation) -> None:
-    """Add the evaluation to the run of MLflow that the training has, if it has one."""
+    """Add the evaluation to the MLflow run of the training, if there is one."""
     names = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
     metrics = {f"evaluation/{name}": getattr(result, name) for name in names}
     digests = {f"kfp_ddp.{n}": getattr(result, n) for n in ("dataset_digest", "checkpoint_digest")}
@@ -124,7 +140,7 @@ def _track(run_dir: Path, result: Evaluation) -> None:
 
 
 def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:
-    """Fill a Metrics artifact; only finite numbers, others make the step's output unreadable."""
+    """Fill a Metrics artifact. Other than finite numbers make the output unreadable."""
     for name in LOGGED:
         value = getattr(result, name)
         if value is not None and math.isfinite(value):
@@ -132,9 +148,80 @@ def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") ->
 
 
 def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.ClassificationMetrics") -> None:
-    """Fill a ClassificationMetrics artifact, where there are few enough classes to see them."""
+    """Fill a ClassificationMetrics artifact, unless there are too many classes to show."""
     if result.confusion is None or len(result.classes) > CHARTED_CLASSES:
         return
     chart.log_confusion_matrix([c.name for c in result.classes], result.confusion)
     if roc is not None:
         chart.log_roc_curve(roc.false_positive_rate, roc.true_positive_rate, roc.threshold)
+
+
+def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, Any]:
+    """Return the fields of LaunchSpec from a step's inputs.
+
+    Raises:
+        InputError: Names the invalid one.
+    """
+    (inputs,) = split_fields("job", job, LaunchSpec, own=JOB_OWN)
+    fields = {"image": image, **inputs}
+    check_backend(backend, int(fields.get("nodes", 1)))
+    LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})
+    return fields
+
+
+def run_local_ranks(request: Request, ranks: int) -> None:
+    """Evaluate with processes of this step.
+
+    Args:
+        request: With local folders.
+        ranks: Number of processes.
+
+    Raises:
+        KfpDdpError: The first error of a rank.
+    """
+    request = Request.create(**{**request.given(), "output_dir": str(request.target)})
+    folder = RunFolder(request.target)
+    results.prepare(folder.path, RunFolder(request.run_dir).path)
+    print(f"evaluate: {ranks} ranks, output in {folder.path}", flush=True)
+    ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
+    if ended.code != 0 or ended.stopped_by is not None:
+        raise _failure(ended, folder)
+
+
+def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
+    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
+        return RunCancelledError("the evaluation was stopped; run it again to restart it")
+    failure = read(folder.logs)
+    if failure is not None and failure.exit_code == InputError.exit_code:
+        return InputError(failure.error)
+    return JobError(f"evaluation failed: {ended.cause(folder.path)}")
+
+
+def run_job(
+    request: Request,
+    fields: dict[str, Any],
+    task_config: Any,
+    backend: str,
+    ids: tuple[str, str, str],
+) -> None:
+    """Evaluate with a job.
+
+    Args:
+        request: With folders as URIs or paths of all steps.
+        fields: Of LaunchSpec.
+        task_config: Settings of the task.
+        backend: Kind of the job.
+        ids: Of run, task and iteration.
+
+    Raises:
+        InputError: An input is invalid; no job was created.
+        JobError: The job failed, with its root cause.
+        RunCancelledError: The run was terminated.
+    """
+    api = Api.connect()
+    fields = overlaid(task_config, {**fields, "kind": backend})
+    fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
+    words = map(unexpanded, request.to_argv())
+    command = ["python3", "-m", EVALUATION, "--", *words]
+    with followed_folder(request.run_dir) as (folder, _):
+        launch(LaunchSpec.create(**fields, command=command), *ids, api, folder)

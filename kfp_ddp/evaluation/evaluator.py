@@ -1,49 +1,62 @@
-"""The model and the samples of an evaluation, as one rank of a world has them."""
+"""One rank of an evaluation: model, samples, and the champion on the same samples."""
 
+import dataclasses
+import json
 import os
 import platform
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from kfp_ddp.evaluation import baseline, results, slices, subject
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, merged, predict_share
-from kfp_ddp.evaluation.request import Request
-from kfp_ddp.evaluation.settings import Measuring
+from kfp_ddp.evaluation.request import Measuring, Request
+from kfp_ddp.models import champion as champions
+from kfp_ddp.models import initial_weights, weights
 from kfp_ddp.models.champion import Champion
-from kfp_ddp.models.evaluation import AGAIN, Evaluation
+from kfp_ddp.models.evaluation import AGAIN, PREDICTIONS, Evaluation
+from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.distributed import World, alone
+from kfp_ddp.training.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.sides import TEST
 from kfp_ddp.training.splits import Index, sides_of
 
+CONFIG = "config.json"
+_MAX_DOCUMENT = 16 << 20
+
 
 class Measured(NamedTuple):
-    """What the samples of a split came to, and the record of it."""
+    """Predictions on a split, and their record."""
 
-    found: Predictions
+    predictions: Predictions
     result: Evaluation
 
 
 class Evaluator:
-    """Evaluates with the other ranks; what it came to is known to the first one."""
+    """Evaluates together with the other ranks; results are on the first rank only."""
 
     def __init__(self, request: Request, checkpoint: Path | str, world: World | None) -> None:
-        """Read the model, and list the samples.
+        """Read the model and list the samples.
 
         Args:
             request: The same on all ranks.
-            checkpoint: As `subject.read` takes it.
-            world: This rank among the others; None for a process alone.
+            checkpoint: As for `read_model`.
+            world: This rank; None for a single process.
 
         Raises:
-            InputError: for a checkpoint, split or parameter that cannot be used.
+            InputError: The checkpoint, split or a parameter is invalid.
         """
         self.request, self.checkpoint = request, checkpoint
         self.dataset = Path(request.data)
         self.world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model, self.info, self.digest = subject.read(checkpoint)
+        self.model, self.info, self.digest = read_model(checkpoint)
         self.index, self.test_index = sides_of(
             self.dataset, request.split, self.info.classes, self.info.config
         )
@@ -52,30 +65,57 @@ class Evaluator:
         self.tags = slices.read(tags, self.dataset, self.index) if tags else None
 
     def split(self, started: float) -> Measured | None:
-        """The model on the split that is asked for; `started` is on the monotonic clock."""
+        """Evaluate the model on the requested split; `started` is on the monotonic clock."""
         return self._measure(self.index, self.request.split, started, self.tags)
 
     def test(self) -> Measured | None:
-        """The model on the split test, where that is evaluated with val."""
+        """Evaluate the model on the split test, if that is evaluated with val."""
         if self.test_index is None:
             return None
         return self._measure(self.test_index, TEST, time.monotonic())
 
-    def champion_again(self, held: Champion, first: Measured | None) -> Evaluation | None:
-        """The champion on the samples of `first`, where its own evaluation is of others."""
-        wanted = self.world.from_first(lambda: first and baseline.samples_for(held, *first))
-        if not wanted:
+    def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
+        """Evaluate the champion on the samples of `first` if its own evaluation is of others.
+
+        The samples are those of the champion's classes that the challenger could read. None if the
+        champion is already comparable or cannot be evaluated; the gate reports which.
+        """
+        index = self.world.from_first(lambda: first and _common_samples(champion, *first))
+        if not index:
             return None
-        return baseline.evaluate_again(
-            held,
-            wanted,
-            first and first.result,
-            self.dataset,
-            self.request.batch_size,
-            self.info.max_pixels,
-            self.world,
-            self.request.target / AGAIN,
+        own, started = champion.evaluation, time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            file = champion.fetch_weights(Path(folder))
+            try:
+                model, info = weights.read(file, own.step)
+            except (InputError, StorageError) as error:
+                raise type(error)(
+                    f"the champion {champion.uri} cannot be evaluated on this split: {error}"
+                ) from None
+        number = {name: at for at, name in enumerate(info.classes)}
+        targets = tuple(number[index.classes[target]] for target in index.targets)
+        index = replace(index, classes=info.classes, targets=targets)
+        # The challenger read all of these, so an unreadable image is an error here.
+        batch_size, pixels = self.request.batch_size, self.info.max_pixels
+        share = predict_share(model, info, index, batch_size, self.world, "fail", pixels)
+        shares = self.world.to_first(share)
+        if shares is None or first is None:
+            return None
+        predictions = merged(index, shares)
+        result = results.summarise(
+            predictions,
+            info,
+            dataset=self.dataset,
+            split=first.result.split,
+            checkpoint=champion.uri,
+            checkpoint_digest=own.checkpoint_digest,
+            device=self.world.device.type,
+            started=started,
+            skipped=first.result.skipped,
         )
+        target = self.request.target / AGAIN
+        results.write(target, target.parents[1], result, {PREDICTIONS: predictions.to_csv()})
+        return result
 
     def _measure(
         self, index: Index, split: str, started: float, tags: slices.Tags | None = None
@@ -88,14 +128,15 @@ class Evaluator:
         shares = self.world.to_first(share)
         if shares is None:
             return None
-        found = merged(index, shares, info.on_bad_image)
-        if found.skipped:
+        predictions = merged(index, shares, info.on_bad_image)
+        skipped = predictions.skipped
+        if skipped:
             print(
-                f"{len(found.skipped)} images that cannot be read are left out, as in training "
-                f"under on_bad_image=skip; the first: {found.skipped[0]}"
+                f"{len(skipped)} unreadable images are left out, as in training with "
+                f"on_bad_image=skip; the first: {skipped[0]}"
             )
         result = results.summarise(
-            found,
+            predictions,
             info,
             dataset=self.dataset,
             split=split,
@@ -103,17 +144,76 @@ class Evaluator:
             checkpoint_digest=self.digest,
             device=self.world.device.type,
             started=started,
-            skipped=len(found.skipped),
+            skipped=len(skipped),
             tags=tags,
             resamples=self.measuring.resamples,
         )
-        return Measured(found, result.model_copy(update=_by_whom(self.world)))
+        return Measured(predictions, result.model_copy(update=_hardware(self.world)))
 
 
-def _by_whom(world: World) -> dict[str, object]:
-    """How many ranks it took, and on what."""
+def _hardware(world: World) -> dict[str, object]:
+    """Return the number of ranks and their hardware."""
     if world.device.type == "cuda":
         kind = torch.cuda.get_device_name(world.device)
     else:
         kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
     return {"world_size": world.size, "hardware": f"{world.size} x {kind}"}
+
+
+def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
+    """Return a model in eval mode on the CPU, and the digest of its checkpoint.
+
+    Args:
+        checkpoint: Folder of a checkpoint step-<number>. As text also its URI, or the folder or URI
+            of a bundle, or of a model's exports, which means the champion.
+
+    Raises:
+        InputError: It does not exist or is damaged.
+        StorageError: It cannot be read or downloaded.
+    """
+    if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():
+        return _read_checkpoint(Path(checkpoint))
+    store = open_destination(checkpoint)
+    if next(iter(store.list("")), None) is None:
+        raise _not_found(checkpoint)
+    with tempfile.TemporaryDirectory() as folder:
+        if store.read(MANIFEST, _MAX_DOCUMENT) is not None:
+            return _read_checkpoint(initial_weights.brought(checkpoint, Path(folder)))
+        champion = champions.find(checkpoint)
+        if champion is None or not champion.version:
+            raise _not_found(checkpoint)
+        file = champion.fetch_weights(Path(folder))
+        model, info = weights.read(file, champion.evaluation.step)
+    config = {**_training_config(champion), **info.config}
+    digest = champion.evaluation.checkpoint_digest
+    return model, dataclasses.replace(info, config=config), digest
+
+
+def _read_checkpoint(path: Path) -> tuple[nn.Module, ModelInfo, str]:
+    return *load_model(path), read_manifest(path).digest
+
+
+def _training_config(champion: Champion) -> dict[str, Any]:
+    """Return the training settings in a bundle, which define the images of the validation."""
+    content = champion.sealed.read(CONFIG, _MAX_DOCUMENT)
+    if content is None:
+        raise champion.sealed.damaged(f"{CONFIG} is missing")
+    return dict(json.loads(content)["training"])
+
+
+def _not_found(checkpoint: str) -> InputError:
+    return InputError(
+        f"there is no checkpoint and no bundle at {checkpoint}: give a folder step-<number> of a "
+        "run, a bundle, or the folder of a model's exports"
+    )
+
+
+def _common_samples(
+    champion: Champion, predictions: Predictions, challenger: Evaluation
+) -> Index | None:
+    own, index = champion.evaluation, predictions.index
+    if own.same_samples(challenger) or not champion.version:
+        return None
+    classes = {one.name for one in own.classes}
+    known = [at for at, target in enumerate(index.targets) if index.classes[target] in classes]
+    return index.only(known) if known else None

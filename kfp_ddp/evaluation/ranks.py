@@ -1,4 +1,4 @@
-"""An evaluation by the ranks of a world, each of which takes its share; the first one writes."""
+"""An evaluation by ranks, each with its share of the samples; the first one writes."""
 
 import json
 import time
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kfp_ddp.training.distributed import World
 
 ROC = "roc.json"
-"""Beside an evaluation: the curve, where there is one."""
+"""File with the ROC curve, or null."""
 
 
 class Evaluated(NamedTuple):
-    """The record of a split, its ROC and the HTML report, and the record of test beside val."""
+    """Record of a split, its ROC, the HTML report, and the record of test beside val."""
 
     result: Evaluation
     roc: "Roc | None"
@@ -35,18 +35,18 @@ class Evaluated(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> "Evaluated":
-        """What ranks left in the folder of an evaluation.
+        """Read the files that the ranks wrote.
 
         Raises:
-            InputError: there is none.
+            InputError: There is no evaluation.
         """
         from kfp_ddp.evaluation.roc import Roc
 
         result = Evaluation.read(folder / FILE)
-        left = ReportData.model_validate_json((folder / report.REPORT_DATA).read_bytes())
+        data = ReportData.model_validate_json((folder / report.REPORT_DATA).read_bytes())
         curve = json.loads((folder / ROC).read_bytes())
         document = (folder / REPORT).read_text(encoding="utf-8")
-        return cls(result, Roc(**curve) if curve else None, document, left.test)
+        return cls(result, Roc(**curve) if curve else None, document, data.test)
 
 
 def evaluate(
@@ -59,9 +59,9 @@ def evaluate(
     champion: str = "",
     options: Mapping[str, Any] = {},
 ) -> Evaluated:
-    """Evaluate on a split in this process alone; the rest is as in `evaluate_share`.
+    """Evaluate on a split in this process. Otherwise as `evaluate_share`.
 
-    A checkpoint as text may be a bundle, or an address.
+    A checkpoint as text may be a bundle or a URI.
     """
     request = Request.create(
         checkpoint=str(checkpoint),
@@ -74,67 +74,68 @@ def evaluate(
         champion=champion,
         options=dict(options),
     )
-    found = evaluate_share(request)
-    assert found is not None  # the first of one
-    return found
+    evaluated = evaluate_share(request)
+    assert evaluated is not None  # this is the first rank
+    return evaluated
 
 
 def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated | None:
-    """Evaluate on a split, and with val on test too; all is also written below `run_dir`.
+    """Evaluate on a split, with val also on test, and write the files below `run_dir`.
 
-    A champion whose own evaluation is of other samples is evaluated on these too. The record is
-    written last, so that an evaluation that was interrupted is none.
+    A champion whose own evaluation is of other samples is also evaluated on these. The record is
+    written last, so that an interrupted evaluation has no record.
 
     Args:
-        request: The same on all ranks, with folders that are at hand.
-        world: This rank among the others; None for a process alone.
+        request: The same on all ranks, with local folders.
+        world: This rank; None for a single process.
 
     Returns:
-        What was found, on the first rank; None on the others.
+        The results on the first rank; None on the others.
 
     Raises:
-        InputError: for a checkpoint, split, champion or parameter that cannot be used.
+        InputError: The checkpoint, split, champion or a parameter is invalid.
     """
     checkpoint = _checkpoint(request)
-    held = champions.find(request.champion) if request.champion else None
+    champion = champions.find(request.champion) if request.champion else None
     run_dir, target = Path(request.run_dir), request.target
     if world is None or world.first:
         results.prepare(target, run_dir)
     started = time.monotonic()
-    # From here on torch is needed, which takes seconds to import.
+    # Inputs are checked before torch is imported, which takes seconds.
     from kfp_ddp.evaluation.evaluator import Evaluator
-    from kfp_ddp.evaluation.ingredients import ingredients
+    from kfp_ddp.evaluation.report_data import report_data
 
-    here = Evaluator(request, checkpoint, world)
-    first, of_test = here.split(started), here.test()
-    again = here.champion_again(held, first) if held is not None else None
+    evaluator = Evaluator(request, checkpoint, world)
+    first, on_test = evaluator.split(started), evaluator.test()
+    again = evaluator.champion_again(champion, first) if champion is not None else None
     if first is None:
         return None
-    found, result = first
-    predictions = found.to_csv()
-    if held is not None:
+    predictions, result = first
+    rows = predictions.to_csv()
+    if champion is not None:
         if again is not None:
-            print(f"champion {held.uri} on this split: accuracy {again.accuracy:.4f}")
-        compared = _compared(result, predictions, held, again, target / AGAIN)
+            print(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
+        compared = _compared(result, rows, champion, again, target / AGAIN)
         result = result.model_copy(update={"compared": compared})
-    if of_test is not None:
+    if on_test is not None:
         folder = RunFolder(run_dir).evaluation(TEST)
         results.prepare(folder, run_dir)
-        results.write(folder, run_dir, of_test.result, {PREDICTIONS: of_test.found.to_csv()})
-    test = of_test and of_test.result
-    left = ingredients(
-        found,
-        here.info,
+        test_rows = on_test.predictions.to_csv()
+        results.write(folder, run_dir, on_test.result, {PREDICTIONS: test_rows})
+    test = on_test and on_test.result
+    data = report_data(
+        predictions,
+        evaluator.info,
         run_dir=run_dir,
-        dataset=here.dataset,
+        dataset=evaluator.dataset,
         split=request.split,
         worst=request.worst,
         test=test,
     )
-    roc = found.tally.roc()
+    roc = predictions.tally.roc()
     texts = {
-        PREDICTIONS: predictions,
-        report.REPORT_DATA: left.model_dump_json(),
+        PREDICTIONS: rows,
+        report.REPORT_DATA: data.model_dump_json(),
         ROC: json.dumps(roc and vars(roc)),
     }
     results.write(target, run_dir, result, texts)
@@ -142,7 +143,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
 
 
 def _checkpoint(request: Request) -> Path | str:
-    """What is to be evaluated, as `subject.read` takes it; raises InputError as soon as can be."""
+    """Check the request and return the checkpoint as `read_model` takes it."""
     request.check()
     if not request.of_run:
         return request.checkpoint
@@ -157,19 +158,19 @@ def _checkpoint(request: Request) -> Path | str:
 def _compared(
     result: Evaluation,
     predictions: str,
-    held: champions.Champion,
+    champion: champions.Champion,
     again: Evaluation | None,
     folder: Path,
 ) -> Compared | None:
-    """The model against the champion, `again` being its evaluation in `folder` on these samples."""
-    theirs = again or held.evaluation
-    if not theirs.same_samples(result):
+    """Compare with the champion; `again` is its evaluation on these samples, in `folder`."""
+    other = again or champion.evaluation
+    if not other.same_samples(result):
         return None
-    told = result.told(predictions.encode(), PREDICTIONS)
+    own_predictions = result.told(predictions.encode(), PREDICTIONS)
     try:
-        its = again.read_told(folder) if again is not None else held.told()
+        other_predictions = again.read_told(folder) if again is not None else champion.told()
     except InputError as error:
         print(f"the gain on the champion has no interval: {error}")
-        its = None
-    both = None if its is None else (told, its)
-    return compare(result, theirs, both, where=held.uri, version=held.version)
+        other_predictions = None
+    both = None if other_predictions is None else (own_predictions, other_predictions)
+    return compare(result, other, both, where=champion.uri, version=champion.version)

@@ -1,4 +1,4 @@
-"""What is to be evaluated: the inputs of the step as its ranks take them, wherever they run."""
+"""Inputs of an evaluation, as its ranks receive them."""
 
 import json
 import re
@@ -11,37 +11,47 @@ from pydantic import Field
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.evaluation.settings import Measuring
 
 OUTPUT, REQUEST = "--output-dir", "--request"
 
 
+class Measuring(Settings):
+    """Optional measurements."""
+
+    tags: str = ""
+    """CSV of tags; accuracy is also reported by their values. A file of the dataset, a path, or
+    gs://, s3:// or az://, with a column path and one column for each tag."""
+    resamples: int = Field(1000, ge=0, le=100_000)
+    """Bootstrap samples for the intervals of macro F1 and calibration error; 0 for no such
+    intervals."""
+
+
 class Request(Settings):
-    """An evaluation; the fields that are inputs of the component are described there."""
+    """An evaluation; the inputs of the component are documented there."""
 
     checkpoint: str
     of_run: bool = True
-    """Whether the checkpoint is one of the run; else it may be a bundle, too."""
+    """Whether the checkpoint is of the run; otherwise it may be a bundle."""
     run_dir: str
-    """A folder, or an address."""
+    """Folder or URI."""
     data: str
-    """A folder, or what each node brings."""
+    """Dataset path, or a dataset that each node downloads."""
     split: str = "val"
     batch_size: int = 256
     worst: int = 24
     champion: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
     output_dir: str = ""
-    """Folder on the machine of the ranks for their logs; empty for that of the evaluation."""
+    """Local folder for the logs of the ranks; empty for the folder of the evaluation."""
     device: str = "auto"
     timeout_minutes: float = Field(30.0, gt=0)
-    """How long ranks wait for one another: the first writes the report while others wait."""
+    """Timeout of collectives: other ranks wait while the first one writes the report."""
 
     def check(self) -> None:
-        """Refuse what no evaluation can be of.
+        """Reject invalid inputs.
 
         Raises:
-            InputError: naming the input.
+            InputError: Names the input.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.split):
             raise InputError(
@@ -57,22 +67,22 @@ class Request(Settings):
 
     @property
     def target(self) -> Path:
-        """Folder of the evaluation, below a folder `run_dir`."""
+        """Folder of the evaluation below a local `run_dir`."""
         return RunFolder(self.run_dir).evaluation(self.split)
 
     def to_argv(self) -> list[str]:
-        """The command line of the ranks; the folder by which a process is known to be ours too."""
+        """Return the command line of the ranks; the folder identifies their processes."""
         return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.given(), sort_keys=True)]
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:
-        """What `to_argv` wrote.
+        """Return the request of a command line by `to_argv`.
 
         Raises:
-            InputError: it is something else.
+            InputError: The command line is invalid.
         """
         try:
-            given = json.loads(argv[list(argv).index(REQUEST) + 1])
+            fields = json.loads(argv[list(argv).index(REQUEST) + 1])
         except (ValueError, LookupError) as error:
-            raise InputError(f"no evaluation is described by {argv}: {error}") from None
-        return cls.create(**given)
+            raise InputError(f"{argv} does not describe an evaluation: {error}") from None
+        return cls.create(**fields)

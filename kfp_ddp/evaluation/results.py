@@ -1,19 +1,21 @@
-"""From predictions to the files of an evaluation."""
+"""Record and files of an evaluation. Does not import torch."""
 
+import hashlib
+import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from kfp_ddp import report as reports
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.core.files import atomic_write, folder_below
+from kfp_ddp.core.files import atomic_write, folder_below, read_below
 from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.evaluation.samples import dataset_digest, samples_digest, split_digest
 from kfp_ddp.models.evaluation import AGAIN, FILE, Baseline, Evaluation, reason, wilson
+from kfp_ddp.storage import manifest
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.predict import Predictions
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from kfp_ddp.training.checkpoint import ModelInfo
 
 CONFUSION_CLASSES = 200  # 126 KB of JSON
+_MAX_SUCCESS = 4096
+"""Bytes of the file with the dataset's digest."""
 
 
 def summarise(
-    found: "Predictions",
+    predictions: "Predictions",
     info: "ModelInfo",
     *,
     dataset: Path,
@@ -37,15 +41,25 @@ def summarise(
     tags: "Tags | None" = None,
     resamples: int = 0,
 ) -> Evaluation:
-    """The record of an evaluation that began at `started` of the monotonic clock.
+    """Return the record of an evaluation.
 
-    `found` is of all samples of a split of the dataset but those `skipped`; `tags` are those of its
-    slices, and of `resamples` bootstrap intervals are made.
+    Args:
+        predictions: Of all samples that were not skipped.
+        info: Of the model.
+        dataset: Folder of the version.
+        split: Name of the split.
+        checkpoint: Path or URI.
+        checkpoint_digest: SHA-256 of its state.
+        device: Type of the device.
+        started: On the monotonic clock.
+        skipped: Number of unreadable images.
+        tags: For slices; None for no slices.
+        resamples: For bootstrap intervals; 0 for none.
     """
     from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
 
-    tally, names = found.tally, list(info.classes)
-    root, paths = found.index.root, [found.relative(i) for i in range(len(found.index))]
+    tally, names, index = predictions.tally, list(info.classes), predictions.index
+    root, paths = index.root, [predictions.relative(i) for i in range(len(index))]
     areas = tally.areas()
     classes = tally.per_class(names, areas.per_class)
     precision, recall, f1 = tally.macro(classes)
@@ -76,7 +90,7 @@ def summarise(
         checkpoint_digest=checkpoint_digest,
         dataset_digest=dataset_digest(dataset),
         samples_digest=samples_digest(
-            (path, names[target]) for path, target in zip(paths, found.index.targets, strict=True)
+            (path, names[target]) for path, target in zip(paths, index.targets, strict=True)
         ),
         split_digest=split_digest(dataset, paths, root.relative_to(dataset).as_posix()),
         device=device,
@@ -85,21 +99,63 @@ def summarise(
         macro_roc_auc=areas.macro,
         intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},
         baseline=Baseline(name=largest.name, share=largest.samples / tally.samples),
-        slices=tags.slices(found.index, found.predicted.tolist()) if tags else [],
+        slices=tags.slices(index, predictions.predicted.tolist()) if tags else [],
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.monotonic() - started,
     )
 
 
+def dataset_digest(dataset: Path) -> str:
+    """Return the digest that data_sync wrote for a complete version; '' without one."""
+    try:
+        text = read_below(dataset, manifest.SUCCESS, _MAX_SUCCESS)
+    except (OSError, ValueError):
+        return ""
+    match = re.search(r"\b[0-9a-f]{64}\b", text.decode(errors="replace"))
+    return match[0] if match else ""
+
+
+def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
+    """Return the SHA-256 of sorted (path, class) pairs, without the content of the samples."""
+    total = hashlib.sha256()
+    for path, name in sorted(samples):
+        total.update(f"{path}\0{name}\n".encode())
+    return total.hexdigest()
+
+
+def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
+    """Return the SHA-256 of path, size and crc32c of samples, from the version's manifest.
+
+    Args:
+        dataset: Folder of the version.
+        paths: Of the samples, below `folder`.
+        folder: Below `dataset`.
+
+    Returns:
+        The digest; '' without a manifest, or if it lacks a sample.
+    """
+    ordered = sorted(paths)
+    names = {str(PurePosixPath(folder, path)): path for path in ordered}
+    rows = manifest.rows(dataset / manifest.NAME)
+    content = {names[row.name]: (row.size, row.crc) for row in rows if row.name in names}
+    total = hashlib.sha256()
+    for path in ordered:
+        if path not in content:
+            return ""
+        size, crc = content[path]
+        total.update(f"{path}\0{size}\0{crc:08x}\n".encode())
+    return total.hexdigest()
+
+
 def prepare(target: Path, root: Path) -> None:
-    """Make the folder and remove earlier records, so that a failed step leaves none.
+    """Create the folder and remove earlier records, so that a failed step leaves no record.
 
     Args:
         target: The folder.
-        root: One above it, below which no link is followed.
+        root: A parent folder; no link below it is followed.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: The folder cannot be written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -118,16 +174,16 @@ def prepare(target: Path, root: Path) -> None:
 
 
 def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str]) -> None:
-    """Write the files of an evaluation, `evaluation.json` last, each complete or not there.
+    """Write the files of an evaluation atomically, `evaluation.json` last.
 
     Args:
-        target: The folder, made if need be.
-        root: One above it, below which no link is followed.
+        target: The folder, which is created if necessary.
+        root: A parent folder; no link below it is followed.
         result: The record.
-        others: The texts of the other files by name.
+        others: Other files: text by name.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: A file cannot be written.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
     try:
@@ -141,10 +197,10 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
 
 
 def report(target: Path, root: Path) -> str:
-    """Write the report of an evaluation beside it.
+    """Write the report beside an evaluation and return it.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: The report cannot be written.
     """
     try:
         return reports.write(target, root=root)
@@ -155,5 +211,5 @@ def report(target: Path, root: Path) -> str:
 def _unwritable(target: Path, error: OSError) -> StorageError:
     return StorageError(
         f"the evaluation cannot be written to {target}: {reason(error)}; "
-        "make run_dir writable and give it room"
+        "make run_dir writable and free space"
     )

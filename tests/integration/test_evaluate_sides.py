@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import evaluate, log_metrics
-from kfp_ddp.evaluation.samples import split_digest
+from kfp_ddp.evaluation.results import split_digest
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.training import checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.evaluation.leaderboard.engine import run
+from kfp_ddp.evaluation.leaderboard import run
 
 
 def training(

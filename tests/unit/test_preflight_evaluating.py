@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.checks.preflight.evaluating import check_evaluation, evaluation
 from kfp_ddp.checks.preflight.parameters import StepResources
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.launched import specified
+from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
@@ -50,7 +50,7 @@ def test_a_job_that_evaluates_is_as_large_as_was_set_and_else_like_that_which_tr
         "memory": "64Gi",
         "memory_request": "1Gi",
     }
-    fields = specified(found["evaluate_job"], "other", "trainjob")
+    fields = job_fields(found["evaluate_job"], "other", "trainjob")
     assert LaunchSpec.create(**fields, command=["true"]).processes() == 4
 
 
@@ -82,5 +82,5 @@ def test_a_job_that_cannot_be_is_refused_before_anything_is_made(
     job: dict[str, Any], backend: str, says: str
 ) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        specified(job, "trainer", backend)
+        job_fields(job, "trainer", backend)
     assert "\n" not in str(caught.value)

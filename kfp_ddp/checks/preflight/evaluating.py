@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, StepResources
 from kfp_ddp.core.folders import data_dir, work_dir
-from kfp_ddp.evaluation.launched import JOB_OWN
+from kfp_ddp.evaluation.engine import JOB_OWN
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api

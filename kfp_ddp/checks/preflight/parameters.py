@@ -15,7 +15,7 @@ from kfp_ddp.core.settings import Settings
 from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
-from kfp_ddp.evaluation.settings import Measuring
+from kfp_ddp.evaluation.request import Measuring
 from kfp_ddp.jobs.launch_spec import IN_WORDS, LaunchSpec
 from kfp_ddp.jobs.supervision import Backend, Supervision
 from kfp_ddp.k8s.quantity import AMOUNT, QUANTITY, amount

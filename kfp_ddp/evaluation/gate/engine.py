@@ -1,8 +1,9 @@
-"""The gate step: evaluation and bundle in, verdict out. A failed gate is not a failed step."""
+"""The gate step: evaluation and bundle in, verdict out. A model that fails is not a failed step."""
 
 import contextlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,26 +12,38 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.step import step
-from kfp_ddp.evaluation.gate import bundled
-from kfp_ddp.evaluation.gate.against import against, signed
-from kfp_ddp.evaluation.gate.checks import Check, own_checks
-from kfp_ddp.evaluation.gate.rules import Rules
-from kfp_ddp.evaluation.gate.verdict import markdown, record, verdict_of, without_evaluation
+from kfp_ddp.core.text import cell
+from kfp_ddp.evaluation.gate import bundle as bundles
+from kfp_ddp.evaluation.gate.champion import check_signature, compare_with_champion
+from kfp_ddp.evaluation.gate.rules import Check, Rules, model_checks
 from kfp_ddp.models import attempts
 from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
+from kfp_ddp.report.render import render_page
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.destination import open_destination, sha256
 
 if TYPE_CHECKING:
     from kfp import dsl
 
+FORMAT = 1
 
-class Judged(NamedTuple):
-    """Whether the model is blessed, and the version of the champion that it was compared with."""
+
+class GateOutput(NamedTuple):
+    """Outputs of the step; the version is of the champion that was compared with."""
 
     Output: bool
     champion_version: str
+
+
+class Judgement(NamedTuple):
+    """Checks, the judged bundle, version and URI of the champion, and the comparison with it."""
+
+    checks: list[Check]
+    bundle: bundles.Bundle | None = None
+    champion: str = ""
+    champion_uri: str = ""
+    compared: Compared | None = None
 
 
 @step
@@ -43,77 +56,30 @@ def run(
     rules: Mapping[str, Any],
     champion: str,
     attempt: str,
-) -> Judged:
+) -> GateOutput:
     """Judge the model and write the verdict."""
     checked = Rules.create(**rules)
     with open_workspace(evaluation.rpartition("/")[0], "gate") as folder:
-        here = str(folder.download_file(evaluation)) if evaluation else ""
-        if here:
-            with contextlib.suppress(OSError):  # nothing may be there, or be written
-                Path(here).with_name(VERDICT).unlink()
-        judged = judge(checked, accuracy, here, champion, bundle)
-        version = judged.champion
-        blessed, why = verdict_of(judged.checks)
-        document = without_evaluation(blessed, judged.checks)
-        if here.endswith(f"/{FILE}"):
-            document = _leave(Path(here), judged, checked)
+        local = str(folder.download_file(evaluation)) if evaluation else ""
+        if local:
+            with contextlib.suppress(OSError):  # missing, or read-only
+                Path(local).with_name(VERDICT).unlink()
+        judgement = judge(checked, accuracy, local, champion, bundle)
+        version = judgement.champion
+        blessed, why = verdict_of(judgement.checks)
+        if local.endswith(f"/{FILE}"):
+            document = _write_verdict(Path(local), judgement, checked)
+        else:
+            title = "Blessed" if blessed else "Not blessed"
+            document = render_page("gate.html", title=title, checks=judgement.checks)
     Path(gate_report.path).write_text(document, encoding="utf-8")
-    Path(gate_verdict.path).write_text(markdown(blessed, judged.checks), encoding="utf-8")
+    Path(gate_verdict.path).write_text(markdown(blessed, judgement.checks), encoding="utf-8")
     gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
     print(why)
     if attempt and not blessed:
-        where = open_destination(champion)
-        attempts.note(where, attempt, version="", champion=version, reason=why)
-    return Judged(blessed, version)
-
-
-class Judgement(NamedTuple):
-    """What came of each rule, the bundle judged, the champion: which, where, and the comparison."""
-
-    checks: list[Check]
-    bundle: bundled.Bundled | None = None
-    champion: str = ""
-    champion_uri: str = ""
-    compared: Compared | None = None
-
-
-def _leave(evaluation: Path, judged: Judgement, rules: Rules) -> str:
-    """Leave the verdict, and the report with it, beside the evaluation; the report.
-
-    A folder may refuse them where there is no bundle, so that nothing is published by them.
-
-    Raises:
-        StorageError: it refuses them, and there is one.
-    """
-    found, bundle, compared = Evaluation.read(evaluation), judged.bundle, judged.compared
-    facts = {
-        "model": found.model,
-        "split": found.split,
-        "samples": found.samples,
-        "accuracy": found.accuracy,
-        "checkpoint_digest": found.checkpoint_digest,
-        "dataset_digest": found.dataset_digest,
-        "samples_digest": found.samples_digest,
-        "evaluation_sha256": sha256(evaluation),
-        "bundle": bundle.version if bundle else "",
-        "champion": judged.champion,
-        "champion_uri": judged.champion_uri,
-        "champion_accuracy": compared.champion_accuracy if compared else None,
-        "compared": compared.model_dump(mode="json") if compared else None,
-    }
-    target = evaluation.with_name(VERDICT)
-    with bundle.documents() if bundle else contextlib.nullcontext() as documents:
-        try:
-            with atomic_write(target) as file:
-                file.write(record(judged.checks, rules.given(), facts))
-            return report.write(evaluation.parent, documents)
-        except OSError as error:
-            if bundle is None:
-                return report.html(evaluation.parent)
-            raise StorageError(
-                f"the verdict cannot be written to {target}: {reason(error)}; make the run's "
-                "folder writable and give it room"
-            ) from None
+        store = open_destination(champion)
+        attempts.note(store, attempt, version="", champion=version, reason=why)
+    return GateOutput(blessed, version)
 
 
 def judge(
@@ -122,38 +88,111 @@ def judge(
     """Apply the rules.
 
     Raises:
-        InputError: for a rule that lacks what it compares with, or a file that cannot be used.
+        InputError: An input of a rule is missing, or a file is invalid.
     """
     if not (math.isfinite(accuracy) and 0 <= accuracy <= 1):
         raise InputError(f"accuracy is {accuracy}: it is a share of the samples, 0 to 1")
     rules.check_inputs(evaluation, bundle, champion)
-    found = Evaluation.read(Path(evaluation)) if evaluation else None
-    if found is not None and abs(found.accuracy - accuracy) > 1e-6:
+    record = Evaluation.read(Path(evaluation)) if evaluation else None
+    if record is not None and abs(record.accuracy - accuracy) > 1e-6:
         raise InputError(
-            f"accuracy is {accuracy} but {evaluation} says {found.accuracy}: connect both to the "
+            f"accuracy is {accuracy} but {evaluation} has {record.accuracy}: connect both to the "
             "same evaluate step"
         )
-    judged = Judgement(own_checks(rules, accuracy, found))
+    judgement = Judgement(model_checks(rules, accuracy, record))
     if bundle:
-        of_bundle = bundled.read(bundle, Path(evaluation))
-        checks = bundled.bundle_checks(rules, of_bundle)
-        judged = Judgement(judged.checks + checks, of_bundle)
-    if not champion or found is None:
-        return judged
-    held = find(champion)
-    if held is None:
-        must = rules.champion_must_exist
-        none = Check("champion_must_exist", not must, f"there is no champion at {champion} yet")
-        return judged._replace(checks=[*judged.checks, none])
-    vouched = signed(rules.champion_key, held)
+        contents = bundles.read(bundle, Path(evaluation))
+        checks = judgement.checks + bundles.bundle_checks(rules, contents)
+        judgement = judgement._replace(checks=checks, bundle=contents)
+    if not champion or record is None:
+        return judgement
+    current = find(champion)
+    if current is None:
+        required = rules.champion_must_exist
+        words = f"there is no champion at {champion} yet"
+        check = Check("champion_must_exist", not required, words)
+        return judgement._replace(checks=[*judgement.checks, check])
+    checks = check_signature(rules.champion_key, current)
     if rules.champion_must_exist:
-        said = f"there is a champion, {held.version or held.uri}"
-        vouched.append(Check("champion_must_exist", True, said))
-    came = against(rules, found, Path(evaluation).parent, held)
+        words = f"there is a champion, {current.version or current.uri}"
+        checks.append(Check("champion_must_exist", True, words))
+    comparison = compare_with_champion(rules, record, Path(evaluation).parent, current)
     return Judgement(
-        judged.checks + vouched + came.checks,
-        judged.bundle,
-        held.version,
-        held.uri,
-        came.compared,
+        checks=judgement.checks + checks + comparison.checks,
+        bundle=judgement.bundle,
+        champion=current.version,
+        champion_uri=current.uri,
+        compared=comparison.compared,
     )
+
+
+def verdict_of(checks: Sequence[Check]) -> tuple[bool, str]:
+    """Return whether all checks hold, and one line with the checks that decided it."""
+    blessed = all(check.holds for check in checks)
+    words = "; ".join(check.words for check in checks if check.holds == blessed)
+    return blessed, " ".join(f"{'blessed' if blessed else 'not blessed'}: {words}".split())
+
+
+def markdown(blessed: bool, checks: Sequence[Check]) -> str:
+    """Return the verdict as a heading and a list of the checks, for the KFP UI."""
+    lines = [f"## {'Blessed' if blessed else 'Not blessed'}", ""]
+    lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]
+    return "\n".join(lines) + "\n"
+
+
+def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
+    """Write verdict and report beside the evaluation and return the report.
+
+    Without a bundle the folder may be read-only, as nothing is published with the verdict.
+
+    Raises:
+        StorageError: The folder is read-only or full, and there is a bundle.
+    """
+    bundle, target = judgement.bundle, evaluation.with_name(VERDICT)
+    with bundle.documents() if bundle else contextlib.nullcontext() as documents:
+        try:
+            with atomic_write(target) as file:
+                file.write(_verdict(evaluation, judgement, rules))
+            return report.write(evaluation.parent, documents)
+        except OSError as error:
+            if bundle is None:
+                return report.html(evaluation.parent)
+            raise StorageError(
+                f"the verdict cannot be written to {target}: {reason(error)}; make the run's "
+                "folder writable and free space"
+            ) from None
+
+
+def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
+    """Return the verdict as JSON. Equal inputs give equal bytes."""
+    record, bundle, compared = Evaluation.read(evaluation), judgement.bundle, judgement.compared
+    blessed, why = verdict_of(judgement.checks)
+    fields = ("model", "split", "samples", "accuracy", "checkpoint_digest", "dataset_digest")
+    document = {
+        "format": FORMAT,
+        "blessed": blessed,
+        "reason": why,
+        **{name: getattr(record, name) for name in (*fields, "samples_digest")},
+        "evaluation_sha256": sha256(evaluation),
+        "bundle": bundle.version if bundle else "",
+        "champion": judgement.champion,
+        "champion_uri": judgement.champion_uri,
+        "champion_accuracy": compared.champion_accuracy if compared else None,
+        "compared": compared.model_dump(mode="json") if compared else None,
+        "asked": dict(sorted(rules.given().items())),
+        "rules": [
+            {
+                "rule": check.rule,
+                "holds": check.holds,
+                "value": _finite(check.value),
+                "bound": _finite(check.bound),
+                "words": check.words,
+            }
+            for check in judgement.checks
+        ],
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

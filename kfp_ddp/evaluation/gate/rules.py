@@ -1,5 +1,6 @@
-"""The rules that a model must meet, and what each of them needs to be asked."""
+"""Rules of the gate, and the checks of those that look at the model alone."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
@@ -7,97 +8,98 @@ from pydantic import Field
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
+from kfp_ddp.models.evaluation import Evaluation
 
 
 class Rules(Settings):
-    """Thresholds; each default is met by every model, so a rule that is not set asks nothing."""
+    """Thresholds of the gate. Every model meets the defaults."""
 
     patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
 
     min_accuracy: float = Field(0.0, ge=0, le=1)
-    """Accuracy that the model must have, as a share: 0.97 for 97 %."""
+    """Minimum accuracy, as a share: 0.97 for 97 %."""
     use_lower_bound: bool = False
-    """Hold min_accuracy against the lower end of the accuracy's 95 % interval."""
+    """Apply min_accuracy to the lower end of the accuracy's 95 % interval."""
     min_balanced_accuracy: float = Field(0.0, ge=0, le=1)
-    """Mean recall of the classes with samples, as a share: large classes count no more than small
-    ones."""
+    """Minimum mean recall of the classes with samples, as a share."""
     min_class_recall: float = Field(0.0, ge=0, le=1)
-    """Recall that every class must have, as a share: 0.97 for 97 %; without samples it has
-    none."""
+    """Minimum recall of every class, as a share: 0.97 for 97 %. A class without samples fails."""
     min_slice_accuracy: float = Field(0.0, ge=0, le=1)
-    """Accuracy that every slice by tags must have, as a share, if it has min_slice_samples."""
+    """Minimum accuracy of every slice with at least min_slice_samples, as a share."""
     min_slice_samples: int = Field(30, ge=1)
-    """Samples from which on min_slice_accuracy counts for a slice."""
+    """Samples from which min_slice_accuracy applies to a slice."""
     max_calibration_error: float = Field(1.0, ge=0, le=1)
-    """Expected calibration error to have at most, as a share: 0.97 for 97 %."""
+    """Maximum expected calibration error, as a share: 0.97 for 97 %."""
     min_improvement: float = Field(0.0, ge=-1, le=1)
-    """Accuracy to gain on the champion, a share: 0.001 asks for a tenth of a percent more; at 0 a
-    tie passes."""
+    """Minimum gain of accuracy over the champion, as a share: 0.001 for 0.1 %. At 0 a tie
+    passes."""
     max_p_value: float = Field(1.0, gt=0, le=1)
-    """Chance that the gain is luck, by McNemar's exact test on the same samples; 1 to not ask."""
+    """Maximum p-value of the gain, by McNemar's exact test on the same samples; 1 for no test."""
     champion_must_exist: bool = False
-    """Fail where no model lies at champion yet, as after a misspelt name; false for a first run."""
+    """Fail if there is no champion yet, for example after a misspelt name; false for a first
+    run."""
     champion_key: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret that holds a public key in PEM: a champion that is not signed by
-    its private half is not believed; empty to not ask."""
+    """Key of the bucket's secret with a public key in PEM, which must verify the champion's
+    signature; empty for no verification."""
     max_latency_ms: float = Field(0.0, ge=0)
-    """Milliseconds that the answer to one image may take, the median where the bundle was made; 0
-    to not ask."""
+    """Maximum median latency of one image in milliseconds, measured during export; 0 for no
+    limit."""
     budget_of: str = "model.onnx"
-    """The file of the bundle whose latency and memory are bounded."""
+    """File of the bundle to which the limits of latency and memory apply."""
     max_bundle_mb: float = Field(0.0, ge=0)
-    """Size of all files of the bundle together, in 10^6 bytes; 0 to not ask."""
+    """Maximum size of all files of the bundle, in 10^6 bytes; 0 for no limit."""
     max_memory_mb: float = Field(0.0, ge=0)
-    """Memory at most of the process that only serves the model, in 10^6 bytes; 0 to not ask."""
+    """Maximum memory of a process that only serves the model, in 10^6 bytes; 0 for no limit."""
     must_serve: bool = False
-    """Fail where no process with the runtime alone has answered from the bundle; one that answered
-    wrongly always fails."""
+    """Fail if the bundle was not served by a process with only the runtime. Incorrect answers
+    always fail."""
     max_variant_loss: float = Field(1.0, ge=0, le=1)
-    """Accuracy that a variant of the bundle may lose against the model, as a share."""
+    """Maximum loss of accuracy of a variant against the model, as a share."""
     min_variant_agreement: float = Field(0.0, ge=0, le=1)
-    """Share of the samples for which a variant must tell the class that the model does."""
+    """Minimum share of the samples for which a variant predicts the same class as the model."""
 
     @property
     def need_evaluation(self) -> list[str]:
-        """The rules set that ask for more than the accuracy alone."""
-        asked = {
-            "use_lower_bound": self.use_lower_bound,
-            "min_balanced_accuracy": self.min_balanced_accuracy > 0,
-            "min_class_recall": self.min_class_recall > 0,
-            "min_slice_accuracy": self.min_slice_accuracy > 0,
-            "max_calibration_error": self.max_calibration_error < 1,
-        }
-        return [name for name, is_set in asked.items() if is_set]
+        """Return the rules that are set and need more than the accuracy."""
+        return self._set(
+            use_lower_bound=self.use_lower_bound,
+            min_balanced_accuracy=self.min_balanced_accuracy > 0,
+            min_class_recall=self.min_class_recall > 0,
+            min_slice_accuracy=self.min_slice_accuracy > 0,
+            max_calibration_error=self.max_calibration_error < 1,
+        )
 
     @property
     def need_champion(self) -> list[str]:
-        """The rules set that compare with a champion."""
-        asked = {
-            "min_improvement": self.min_improvement != 0,
-            "max_p_value": self.max_p_value < 1,
-            "champion_must_exist": self.champion_must_exist,
-            "champion_key": bool(self.champion_key),
-        }
-        return [name for name, is_set in asked.items() if is_set]
+        """Return the rules that are set and need a champion."""
+        return self._set(
+            min_improvement=self.min_improvement != 0,
+            max_p_value=self.max_p_value < 1,
+            champion_must_exist=self.champion_must_exist,
+            champion_key=bool(self.champion_key),
+        )
 
     @property
     def need_bundle(self) -> list[str]:
-        """The rules set that look at what serves."""
-        asked = {
-            "max_latency_ms": self.max_latency_ms > 0,
-            "max_bundle_mb": self.max_bundle_mb > 0,
-            "max_memory_mb": self.max_memory_mb > 0,
-            "must_serve": self.must_serve,
-            "max_variant_loss": self.max_variant_loss < 1,
-            "min_variant_agreement": self.min_variant_agreement > 0,
-        }
-        return [name for name, is_set in asked.items() if is_set]
+        """Return the rules that are set and need a bundle."""
+        return self._set(
+            max_latency_ms=self.max_latency_ms > 0,
+            max_bundle_mb=self.max_bundle_mb > 0,
+            max_memory_mb=self.max_memory_mb > 0,
+            must_serve=self.must_serve,
+            max_variant_loss=self.max_variant_loss < 1,
+            min_variant_agreement=self.min_variant_agreement > 0,
+        )
+
+    @staticmethod
+    def _set(**rules: bool) -> list[str]:
+        return [name for name, is_set in rules.items() if is_set]
 
     def check_champion(self, champion: str) -> None:
-        """Refuse rules that compare with a champion where none is named.
+        """Reject rules that need a champion if there is none.
 
         Raises:
-            InputError: naming the rule.
+            InputError: Names the rule.
         """
         if self.need_champion and not champion:
             raise InputError(
@@ -106,10 +108,10 @@ class Rules(Settings):
             )
 
     def check_inputs(self, evaluation: str, bundle: str, champion: str) -> None:
-        """Refuse rules that ask for what the step was not given.
+        """Reject rules whose input is missing.
 
         Raises:
-            InputError: naming the rule and the output to connect.
+            InputError: Names the rule and the output to connect.
         """
         needed = self.need_evaluation + (["champion"] if champion else [])
         needed += ["bundle"] if bundle else []
@@ -124,3 +126,118 @@ class Rules(Settings):
                 "export"
             )
         self.check_champion(champion)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one rule."""
+
+    rule: str
+    """Name of the setting, or of a check that always applies."""
+    holds: bool
+    words: str
+    """The comparison as text."""
+    value: float | None = None
+    bound: float | None = None
+
+
+def at_least(rule: str, name: str, value: float, bound: float) -> Check:
+    """Check `value >= bound`."""
+    holds = value >= bound
+    words = f"{name} {_format(value, bound)} {'>=' if holds else '<'} {bound:g}"
+    return Check(rule, holds, words, value, bound)
+
+
+def at_most(rule: str, name: str, value: float, bound: float, decimals: int = 4) -> Check:
+    """Check `value <= bound`."""
+    holds = value <= bound
+    words = f"{name} {_format(value, bound, decimals)} {'<=' if holds else '>'} {bound:g}"
+    return Check(rule, holds, words, value, bound)
+
+
+def _format(value: float, bound: float, decimals: int = 4) -> str:
+    """Return the value with enough decimals to distinguish it from 0 and from the bound."""
+    short = f"{value:.{decimals}f}"
+    distinct = float(short) not in (0.0, bound) or value in (0.0, bound)
+    return short if distinct else f"{value:.9g}"
+
+
+def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
+    """Apply the rules that look at the model alone.
+
+    Args:
+        rules: All rules.
+        accuracy: Of the model.
+        evaluation: Of the model; None if no rule needs it.
+    """
+    if evaluation is None:
+        return [at_least("min_accuracy", "accuracy", accuracy, rules.min_accuracy)]
+    checks = [_accuracy(rules, accuracy, evaluation)]
+    if rules.min_balanced_accuracy > 0:
+        checks.append(_balanced(rules.min_balanced_accuracy, evaluation))
+    if rules.min_class_recall > 0:
+        checks.append(_class_recall(rules.min_class_recall, evaluation))
+    if rules.min_slice_accuracy > 0:
+        checks.append(_slices(rules.min_slice_accuracy, rules.min_slice_samples, evaluation))
+    if rules.max_calibration_error < 1:
+        error, bound = evaluation.calibration_error, rules.max_calibration_error
+        checks.append(at_most("max_calibration_error", "calibration error", error, bound))
+    return checks + _single_class(evaluation)
+
+
+def _accuracy(rules: Rules, accuracy: float, evaluation: Evaluation) -> Check:
+    name = "accuracy"
+    if rules.use_lower_bound:
+        name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
+    return at_least("min_accuracy", name, accuracy, rules.min_accuracy)
+
+
+def _single_class(evaluation: Evaluation) -> list[Check]:
+    """Return a failure if all samples are of one of several classes."""
+    classes = [one for one in evaluation.classes if one.samples]
+    if len(classes) != 1 or len(evaluation.classes) == 1:
+        return []
+    words = (
+        f"all {classes[0].samples} samples of {evaluation.split} are of class {classes[0].name}, "
+        "so the accuracy is meaningless: evaluate on a split with other classes"
+    )
+    return [Check("classes", False, words)]
+
+
+def _balanced(bound: float, evaluation: Evaluation) -> Check:
+    rule, value = "min_balanced_accuracy", evaluation.balanced_accuracy
+    recalls = [one.recall for one in evaluation.classes if one.samples]
+    if value is None and recalls:  # a record of an earlier version
+        value = sum(recalls) / len(recalls)
+    if value is None:
+        return Check(rule, False, f"no class has samples, so no balanced accuracy >= {bound:g}")
+    return at_least(rule, "balanced accuracy", value, bound)
+
+
+def _class_recall(bound: float, evaluation: Evaluation) -> Check:
+    rule = "min_class_recall"
+    empty = [one.name for one in evaluation.classes if not one.samples]
+    if empty:
+        more = f" and {len(empty) - 1} more" if empty[1:] else ""
+        words = f"class {empty[0]}{more} has no samples in {evaluation.split}, so no recall"
+        return Check(rule, False, f"{words} >= {bound:g}")
+    if not evaluation.classes:
+        return Check(rule, False, f"the evaluation has no classes, so no recall >= {bound:g}")
+    worst = min(evaluation.classes, key=lambda one: one.recall)
+    return at_least(rule, f"lowest class recall ({worst.name})", worst.recall, bound)
+
+
+def _slices(bound: float, min_samples: int, evaluation: Evaluation) -> Check:
+    rule, slices = "min_slice_accuracy", evaluation.slices
+    if not slices:
+        return Check(rule, False, f"no slices were evaluated, so no accuracy >= {bound:g}")
+    judged = [one for one in slices if one.samples >= min_samples]
+    if not judged:
+        largest = max(slices, key=lambda one: one.samples)
+        words = f"the largest slice ({largest.name}={largest.value}) has {largest.samples} samples"
+        return Check(rule, False, f"{words}, but {min_samples} are required", bound=bound)
+    worst = min(judged, key=lambda one: one.accuracy)
+    small = len(slices) - len(judged)
+    note = f"; {small} with less than {min_samples} not judged" if small else ""
+    name = f"lowest slice accuracy ({worst.name}={worst.value}, {worst.samples} samples{note})"
+    return at_least(rule, name, worst.accuracy, bound)

@@ -1,4 +1,4 @@
-"""How the ranks of an evaluation ended, as the step tells it."""
+"""Errors of the ranks of an evaluation, and their command line."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.core.failure import Failure
-from kfp_ddp.evaluation import launched
+from kfp_ddp.evaluation import engine
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.local import Ended
 
@@ -44,10 +44,10 @@ def test_the_first_cause_is_told(
             (folder / "logs" / "failure.json").write_text(failure.to_json())
         return ended
 
-    monkeypatch.setattr(launched, "run_ranks", run_ranks)
+    monkeypatch.setattr(engine, "run_ranks", run_ranks)
     request = Request.create(checkpoint="c", run_dir=str(run_dir), data="d")
     with pytest.raises(kind, match=says):
-        launched.here(request, 3)
+        engine.run_local_ranks(request, 3)
 
 
 def test_a_request_reaches_the_ranks_as_it_was_given() -> None:

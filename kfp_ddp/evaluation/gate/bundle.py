@@ -1,4 +1,4 @@
-"""The rules that look at what serves: the bundle's sizes, times, memory and variants."""
+"""Rules on the bundle: size, latency, memory, variants and serving."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,7 @@ from pydantic import Field, ValidationError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored, first_fault
-from kfp_ddp.evaluation.gate.checks import Check, at_least, at_most, own_checks
-from kfp_ddp.evaluation.gate.rules import Rules
+from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS
 from kfp_ddp.models.sealed import Sealed
@@ -26,8 +25,8 @@ class _Time(Stored):
     median_ms: float
 
 
-class _Asked(Stored):
-    """What a process with the runtime alone came to with one file."""
+class _Served(Stored):
+    """Result of one file in a process with only the runtime."""
 
     failed: str = ""
     latency: dict[str, _Time] = Field(default_factory=dict)
@@ -37,31 +36,31 @@ class _Asked(Stored):
 class _Infra(Stored):
     passed: bool
     reason: str = ""
-    files: dict[str, _Asked] = Field(default_factory=dict)
+    files: dict[str, _Served] = Field(default_factory=dict)
 
 
 class _Latency(Stored):
     runtimes: dict[str, dict[str, _Time]] = Field(default_factory=dict)
 
 
-class Bundled(NamedTuple):
-    """What a bundle tells of itself, as its manifest lists it."""
+class Bundle(NamedTuple):
+    """Records of a bundle that its manifest lists."""
 
     sealed: Sealed
     size: int
-    """Bytes of all its files."""
+    """Bytes of all files."""
     infra: _Infra | None
     latency: _Latency
     variants: variants.Record
 
     @property
     def version(self) -> str:
-        """What it is called."""
+        """Version of the bundle."""
         return self.sealed.version
 
     @contextmanager
     def documents(self) -> Iterator[Path]:
-        """A folder with its own records, for the report: no weights, nothing that is not listed."""
+        """Yield a folder with the listed JSON records, for the report."""
         with tempfile.TemporaryDirectory() as folder:
             for name in self.sealed.listed or {}:
                 if name.endswith(".json") and "/" not in name:
@@ -73,52 +72,47 @@ class Bundled(NamedTuple):
 M = TypeVar("M", bound=Stored)
 
 
-def read(bundle: str, evaluation: Path) -> Bundled:
-    """A bundle, if it is whole and of this evaluation.
+def read(bundle: str, evaluation: Path) -> Bundle:
+    """Read a bundle of this evaluation.
 
     Args:
-        bundle: Folder or address.
-        evaluation: The file that export was given.
+        bundle: Folder or URI.
+        evaluation: Input of export.
 
     Raises:
-        InputError: it is not there, damaged, or of another evaluation.
+        InputError: The bundle is missing, damaged or of another evaluation.
     """
-    where = open_destination(bundle)
-    found = Sealed.at(where, "", "the bundle", "export the model again")
-    if found.listed is None:
+    store = open_destination(bundle)
+    sealed = Sealed.at(store, "", "the bundle", "export the model again")
+    if sealed.listed is None:
         raise InputError(f"there is no bundle at {bundle}: connect the bundle output of export")
-    if found.listed.get(METRICS) != sha256(evaluation):
+    if sealed.listed.get(METRICS) != sha256(evaluation):
         raise InputError(
             f"the bundle {bundle} is not of {evaluation}: give evaluate, export and gate the same "
             "checkpoint, in this order"
         )
-    return Bundled(
-        sealed=found,
-        size=sum(size for _, size in where.list("")),
-        infra=_parsed(found, INFRA, _LARGEST, _Infra),
-        latency=_parsed(found, LATENCY, _LARGEST, _Latency) or _Latency(),
-        variants=_parsed(found, variants.FILE, variants.LARGEST, variants.Record)
+    return Bundle(
+        sealed=sealed,
+        size=sum(size for _, size in store.list("")),
+        infra=_parse(sealed, INFRA, _LARGEST, _Infra),
+        latency=_parse(sealed, LATENCY, _LARGEST, _Latency) or _Latency(),
+        variants=_parse(sealed, variants.FILE, variants.LARGEST, variants.Record)
         or variants.Record(),
     )
 
 
-def _parsed(found: Sealed, name: str, limit: int, model: type[M]) -> M | None:
-    content = found.read(name, limit)
+def _parse(sealed: Sealed, name: str, limit: int, model: type[M]) -> M | None:
+    content = sealed.read(name, limit)
     try:
         return None if content is None else model.model_validate_json(content)
     except ValidationError as error:
         raise InputError(
-            f"{found.uri}/{name} cannot be judged: {first_fault(error)}; {found.advice}"
+            f"{sealed.uri}/{name} is invalid: {first_fault(error)}; {sealed.advice}"
         ) from None
 
 
-def bundle_checks(rules: Rules, bundle: Bundled) -> list[Check]:
-    """The rules that look at the bundle; a process that answered wrongly always fails.
-
-    Args:
-        rules: All of them.
-        bundle: What is judged.
-    """
+def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
+    """Apply the rules on the bundle. Incorrect answers while serving always fail."""
     return [
         *_serves(rules.must_serve, bundle.infra),
         *_latency(rules.max_latency_ms, rules.budget_of, bundle),
@@ -131,24 +125,24 @@ def bundle_checks(rules: Rules, bundle: Bundled) -> list[Check]:
 def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
     rule = "must_serve"
     if infra is None or not infra.files:
-        why = infra.reason if infra else "no process with the runtime alone was asked"
+        reason = infra.reason if infra else "it was not tried in a process with only the runtime"
         if must:
-            yield Check(rule, False, f"the bundle is not known to serve: {why}")
+            yield Check(rule, False, f"the bundle may not serve: {reason}")
     elif infra.passed:
         yield Check(rule, True, f"the bundle serves: {', '.join(sorted(infra.files))}")
     else:
         yield Check(rule, False, f"the bundle does not serve: {infra.reason or 'it failed'}")
 
 
-def _latency(bound: float, name: str, bundle: Bundled) -> Iterator[Check]:
+def _latency(bound: float, name: str, bundle: Bundle) -> Iterator[Check]:
     rule = "max_latency_ms"
     if not bound:
         return
-    asked = bundle.infra.files.get(name) if bundle.infra else None
-    times = asked.latency if asked and asked.latency else bundle.latency.runtimes.get(name, {})
+    served = bundle.infra.files.get(name) if bundle.infra else None
+    times = served.latency if served and served.latency else bundle.latency.runtimes.get(name, {})
     if _BATCH in times:
-        what = f"milliseconds for one image by {name}"
-        yield at_most(rule, what, times[_BATCH].median_ms, bound, decimals=2)
+        label = f"milliseconds for one image by {name}"
+        yield at_most(rule, label, times[_BATCH].median_ms, bound, decimals=2)
     else:
         yield _unmeasured(rule, "latency", name, bundle.latency.runtimes, bound)
 
@@ -160,15 +154,18 @@ def _memory(bound: float, name: str, infra: _Infra | None) -> Iterator[Check]:
     files = infra.files if infra else {}
     used = files[name].memory_mb if name in files else None
     if used is None:
-        measured = {each: one for each, one in files.items() if one.memory_mb is not None}
+        measured = [file for file, one in files.items() if one.memory_mb is not None]
         yield _unmeasured(rule, "memory", name, measured, bound)
     else:
         yield at_most(rule, f"MB of memory to serve {name}", used, bound, decimals=1)
 
 
-def _unmeasured(rule: str, what: str, name: str, measured: Iterable[str], bound: float) -> Check:
-    known = ", ".join(sorted(measured)) or "none"
-    return Check(rule, False, f"no {what} of {name} was measured (known: {known})", None, bound)
+def _unmeasured(
+    rule: str, quantity: str, name: str, measured: Iterable[str], bound: float
+) -> Check:
+    names = ", ".join(sorted(measured)) or "none"
+    words = f"no {quantity} of {name} was measured (measured: {names})"
+    return Check(rule, False, words, None, bound)
 
 
 def _size(bound: float, size: int) -> Iterator[Check]:
@@ -177,20 +174,20 @@ def _size(bound: float, size: int) -> Iterator[Check]:
 
 
 def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
-    """Each further form of the model, held against the rules for the model and those for it."""
-    for name, why in record.left_out.items():
-        yield Check("variants", True, f"variant {name} is left out: {why}")
+    """Apply the rules of the model and of variants to each variant."""
+    for name, reason in record.left_out.items():
+        yield Check("variants", True, f"variant {name} is left out: {reason}")
     for rule in rules.need_bundle:
         if "variant" in rule and not record.variants:
             yield Check(rule, True, "the bundle has no variants")
     for one in record.variants:
-        checks = own_checks(rules, one.evaluation.accuracy, one.evaluation)
+        checks = model_checks(rules, one.evaluation.accuracy, one.evaluation)
         if rules.max_variant_loss < 1:
-            what = "accuracy lost"
-            checks.append(at_most("max_variant_loss", what, -one.gain, rules.max_variant_loss))
+            loss, limit = -one.gain, rules.max_variant_loss
+            checks.append(at_most("max_variant_loss", "loss of accuracy", loss, limit))
         if rules.min_variant_agreement > 0:
-            what, bound = "agreement with the model", rules.min_variant_agreement
-            checks.append(at_least("min_variant_agreement", what, one.agreement, bound))
+            label, bound = "agreement with the model", rules.min_variant_agreement
+            checks.append(at_least("min_variant_agreement", label, one.agreement, bound))
         for check in checks:
             words = f"variant {one.name}: {check.words}"
             yield Check(check.rule, check.holds, words, check.value, check.bound)

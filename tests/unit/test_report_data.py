@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kfp_ddp.evaluation.ingredients import dataset_facts
+from kfp_ddp.evaluation.report_data import dataset_facts
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.events import MAX_POINTS, downsample
 from kfp_ddp.training.splits import sides_of
@@ -34,10 +34,10 @@ def test_the_manifest_tells_counts_and_images_that_the_training_has_seen(tmp_pat
     assert (found.sides["train"], found.sides["val"]) == (6, 4)
     assert found.training == {"a": 3, "b": 3}
     assert found.problems == [
-        "1 training images have the content of images of this split, 25.0% of it: "
+        "1 training images are equal to images of this split, 25.0% of it: "
         "the first is train/a/2.png = val/a/y.png",
-        "1 images of this split have the content of another, of two classes, one of which is "
-        "wrong: the first is val/b/z.png = val/a/x.png",
+        "1 images of this split are equal to another one with another class, one of which is "
+        "incorrect: the first is val/b/z.png = val/a/x.png",
     ]
 
 

@@ -1,0 +1,191 @@
+"""Comparison of a model with the champion, on the same samples. Does not import torch."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.step import needed_secret
+from kfp_ddp.evaluation.comparison import compare
+from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most
+from kfp_ddp.evaluation.results import samples_digest
+from kfp_ddp.models.champion import Champion
+from kfp_ddp.models.evaluation import AGAIN, FILE, Compared, Evaluation, Told
+
+Predictions = dict[str, Told]
+_MAX_NAMED = 3
+"""Classes in a line."""
+
+
+class Comparison(NamedTuple):
+    """Checks of the comparison, and its figures if the two are comparable."""
+
+    checks: list[Check]
+    compared: Compared | None = None
+
+
+def check_signature(key: str, champion: Champion) -> list[Check]:
+    """Verify the champion's signature.
+
+    Args:
+        key: Key of the bucket's secret with a public key; '' for no verification.
+        champion: The champion.
+
+    Raises:
+        InputError: The key is missing or invalid, or did not sign the champion.
+    """
+    from kfp_ddp.models import signature
+
+    if not key:
+        return []
+    pem = needed_secret(key, "champion_key")
+    signer = signature.by_key(signature.public_key(pem.encode(), f"champion_key ({key})"))
+    signature.check(champion.sealed, signer)
+    return [Check("champion_key", True, f"the champion is signed by {signer.name}")]
+
+
+def compare_with_champion(
+    rules: Rules, challenger: Evaluation, folder: Path, champion: Champion
+) -> Comparison:
+    """Apply the rules on the gain over the champion.
+
+    If its own evaluation is of other samples, the champion's evaluation on the samples of the
+    challenger counts, which evaluate writes.
+
+    Args:
+        rules: All rules.
+        challenger: The model's evaluation.
+        folder: Of that evaluation.
+        champion: The champion.
+
+    Raises:
+        InputError: Predictions are missing, damaged or of another evaluation.
+    """
+    own, other, note = challenger, champion.evaluation, ""
+    own_predictions = _predictions(challenger, folder, rules.max_p_value < 1)
+    if champion.evaluation.same_samples(challenger):
+        other_predictions = champion.told()
+        if other_predictions is None and rules.max_p_value < 1:
+            raise InputError(
+                f"max_p_value compares sample by sample, but {champion.uri}/"
+                f"{champion.evaluation.predictions} is not found: keep the predictions beside the "
+                "evaluation, or leave max_p_value at 1"
+            )
+        if not challenger.of_known_content:
+            note = " (the samples have the same names; neither side has a digest of their content)"
+    else:
+        again = _evaluated_again(folder / AGAIN, champion)
+        if again is not None and again.same_samples(challenger):
+            scope = "on this split"
+        elif again is not None and (
+            part := _known_classes(challenger, own_predictions, champion, again)
+        ):
+            own, own_predictions = part
+            scope = f"on the {own.samples} samples of its classes"
+        else:
+            return Comparison([Check("champion", False, incomparable(champion, challenger))])
+        other, other_predictions = again, again.read_told(folder / AGAIN)
+        note = f" (champion {champion.version} re-evaluated {scope}: {again.accuracy:.4f})"
+    both = None
+    if own_predictions is not None and other_predictions is not None:
+        both = own_predictions, other_predictions
+    compared = compare(own, other, both, where=champion.uri, version=champion.version)
+    checks = gain_checks(rules, compared, note)
+    return Comparison(checks + class_checks(champion.evaluation, challenger), compared)
+
+
+def gain_checks(rules: Rules, compared: Compared, note: str = "") -> list[Check]:
+    """Apply the rules on the gain; `note` is appended to the first check."""
+    name = "improvement on the champion"
+    gain = at_least("min_improvement", name, compared.gain, rules.min_improvement)
+    checks = [Check(gain.rule, gain.holds, gain.words + note, gain.value, gain.bound)]
+    if rules.max_p_value < 1 and compared.p_value is not None:
+        name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
+        checks.append(at_most("max_p_value", name, compared.p_value, rules.max_p_value))
+    return checks
+
+
+def class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
+    """Return a note if the classes differ from those of the champion."""
+    old, new = ([one.name for one in side.classes] for side in (champion, challenger))
+    if old == new:
+        return []
+    if sorted(old) == sorted(new):
+        return [Check("classes", True, "the champion has the same classes in another order")]
+    added = [name for name in new if name not in set(old)]
+    removed = [name for name in old if name not in set(new)]
+    changes = (("added", added), ("removed", removed))
+    listing = ", ".join(f"{verb} {_first(names)}" for verb, names in changes if names)
+    return [Check("classes", True, f"classes differ from the champion's: {listing}")]
+
+
+def incomparable(champion: Champion, challenger: Evaluation) -> str:
+    """Return why a champion was not evaluated on the samples of the challenger."""
+    reason = (
+        f"the champion was {champion.evaluation.differs(challenger)}, so the two are not comparable"
+    )
+    if name := champion.unknown_class(challenger):
+        removed = _class_names(champion.evaluation).difference(_class_names(challenger))
+        return (
+            f"{reason}, and it does not have the class {name!r} of this split"
+            f"{_renamed(name, removed)}: run once with champion empty to export this model as the "
+            "next champion"
+        )
+    if not champion.version:
+        return (
+            f"{reason}, and {champion.uri} has only its evaluation: give its bundle, "
+            "which evaluate can evaluate on this split"
+        )
+    return f"{reason}: give evaluate the same champion, which it then evaluates on this split"
+
+
+def _predictions(challenger: Evaluation, folder: Path, required: bool) -> Predictions | None:
+    if not required and not (folder / challenger.predictions).is_file():
+        return None
+    return challenger.read_told(folder)
+
+
+def _evaluated_again(folder: Path, champion: Champion) -> Evaluation | None:
+    """Return the evaluation of this champion on the samples of the challenger, if there is one."""
+    if not (folder / FILE).is_file():
+        return None
+    again = Evaluation.read(folder / FILE)
+    same_model = again.checkpoint_digest == champion.evaluation.checkpoint_digest
+    return again if same_model else None
+
+
+def _known_classes(
+    challenger: Evaluation, predictions: Predictions | None, champion: Champion, again: Evaluation
+) -> tuple[Evaluation, Predictions] | None:
+    """Return the challenger on the samples of the champion's classes.
+
+    None if the champion was not evaluated again on exactly these.
+    """
+    known = _class_names(champion.evaluation)
+    part = {path: one for path, one in (predictions or {}).items() if one.target in known}
+    digest = samples_digest((path, one.target) for path, one in part.items())
+    if (len(part), digest, challenger.dataset_digest) != (
+        again.samples,
+        again.samples_digest,
+        again.dataset_digest,
+    ):
+        return None
+    correct = sum(one.right for one in part.values())
+    return challenger.model_copy(update={"samples": len(part), "correct": correct}), part
+
+
+def _class_names(evaluation: Evaluation) -> set[str]:
+    return {one.name for one in evaluation.classes}
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if names[_MAX_NAMED:] else ""
+    return " ".join(map(repr, names[:_MAX_NAMED])) + more
+
+
+def _renamed(name: str, removed: set[str]) -> str:
+    """Return a question whether a similar class was renamed; '' without a similar one."""
+    lower = {other.casefold(): other for other in sorted(removed)}
+    similar = difflib.get_close_matches(name.casefold(), lower)
+    return f" (was {lower[similar[0]]!r} renamed? then use the old name)" if similar else ""

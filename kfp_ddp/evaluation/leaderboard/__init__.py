@@ -1,1 +1,0 @@
-"""Comparison of the trials of a sweep."""

@@ -1,0 +1,174 @@
+"""Data of the report beyond the evaluation: mistakes, settings, events and dataset."""
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.report.data import Dataset, Mistake, ReportData
+from kfp_ddp.report.events import downsample, read_events
+from kfp_ddp.storage import manifest
+from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training.layout import Layout, lay_out
+from kfp_ddp.training.shards import Where
+from kfp_ddp.training.sides import SIDES, TRAIN
+
+if TYPE_CHECKING:
+    from kfp_ddp.evaluation.predict import Predictions
+    from kfp_ddp.training.checkpoint import ModelInfo
+    from kfp_ddp.training.splits import Index
+
+THUMBNAIL_SIDE = 112
+_PER_CONFIDENT = 3
+"""Mistakes with the highest loss for each one with the highest confidence."""
+
+
+def report_data(
+    predictions: "Predictions",
+    info: "ModelInfo",
+    *,
+    run_dir: Path,
+    dataset: Path,
+    split: str,
+    worst: int,
+    test: Evaluation | None,
+) -> ReportData:
+    """Return the content of `report.json`.
+
+    Args:
+        predictions: Of all samples.
+        info: Of the model.
+        run_dir: Of the training, for its events.
+        dataset: Folder of the version.
+        split: Name of the evaluated split.
+        worst: Number of mistakes.
+        test: Evaluation of the same checkpoint on the test split.
+    """
+    most = info.config.get("max_pixels", MAX_PIXELS)
+    pixels = most if isinstance(most, int) else MAX_PIXELS
+    by_loss, index = predictions.worst(worst), predictions.index
+    targets = predictions.predicted.new_tensor(index.targets)
+    wrong = (predictions.predicted != targets).nonzero()[:, 0]
+    order = wrong[predictions.confidence[wrong].argsort(descending=True, stable=True)]
+    others = [int(position) for position in order[: 2 * worst] if int(position) not in by_loss]
+    confident = others[: worst // _PER_CONFIDENT]
+    return ReportData(
+        config=dict(info.config),
+        events=downsample(read_events(RunFolder(run_dir).metrics)),
+        dataset=dataset_facts(dataset, index, info.config, split),
+        mistakes=[_mistake(predictions, position, pixels) for position in by_loss],
+        surest=[_mistake(predictions, position, pixels) for position in confident],
+        test=test,
+    )
+
+
+def _mistake(predictions: "Predictions", position: int, max_pixels: int) -> Mistake:
+    index = predictions.index
+    picture, tiny = _thumbnail(index.where(position), max_pixels)
+    return Mistake(
+        path=predictions.relative(position),
+        target=index.classes[index.targets[position]],
+        predicted=index.classes[int(predictions.predicted[position])],
+        confidence=float(predictions.confidence[position]),
+        loss=float(predictions.loss[position]),
+        picture=picture,
+        tiny=tiny,
+    )
+
+
+def _thumbnail(where: Where, max_pixels: int) -> tuple[str, bool]:
+    """Return the picture as WebP in base64, at most 112 pixels wide and high, and if it is tiny."""
+    from PIL import Image
+
+    from kfp_ddp.training.images import read
+
+    # The decoder of the training, as another one may reject the image.
+    picture = Image.fromarray(read(where, max_pixels=max_pixels).permute(1, 2, 0).numpy())
+    tiny = max(picture.size) < THUMBNAIL_SIDE // 2
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", lossless=tiny, quality=80)
+    return base64.b64encode(buffer.getvalue()).decode(), tiny
+
+
+def dataset_facts(
+    version: Path, index: "Index", config: Mapping[str, object], split: str
+) -> Dataset:
+    """Return the manifest of a dataset version, and its problems.
+
+    Args:
+        version: Folder of the version.
+        index: The evaluated images.
+        config: Of the training.
+        split: Name of the evaluated split.
+    """
+    head = manifest.header(version / manifest.NAME)
+    layout = _layout(version, config, index.classes) if head and split in SIDES else None
+    names = (Path(path).relative_to(version).as_posix() for path in index.paths)
+    evaluated = dict(zip(names, index.targets, strict=True))
+    counts = layout.train.counts(len(index.classes)) if layout else []
+    return Dataset(
+        name=str(head.get("dataset", "")),
+        source=str(head.get("source", "")),
+        digest=str(head.get("digest", "")),
+        files=_count(head, "files"),
+        bytes=_count(head, "bytes"),
+        sides={side: len(part) for side, part in layout.parts.items()} if layout else {},
+        training=dict(zip(index.classes, counts, strict=True)) if layout else {},
+        problems=_problems(version, evaluated, layout if split != TRAIN else None),
+    )
+
+
+def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...]) -> Layout | None:
+    """Return the sides by the names in the manifest; None if a table of labels defines them."""
+    share = config.get("val_fraction")
+    share = share if isinstance(share, int | float) else 0
+    if config.get("labels"):
+        return None
+    names = (row.name for row in manifest.rows(version / manifest.NAME))
+    try:
+        return lay_out(names, val_fraction=share, classes=classes)
+    except InputError:
+        return None
+
+
+def _problems(version: Path, evaluated: Mapping[str, int], layout: Layout | None) -> list[str]:
+    """Return images of equal content: on two sides, or twice in the evaluated split."""
+    trained = set(layout.train.names) if layout else set()
+    first: dict[tuple[int, int], str] = {}
+    doubled: list[tuple[str, str]] = []
+    for row in manifest.rows(version / manifest.NAME):
+        if row.name in evaluated:
+            original = first.setdefault((row.size, row.crc), row.name)
+            if original != row.name:
+                doubled.append((original, row.name))
+    leaked = [
+        (first[row.size, row.crc], row.name)
+        for row in manifest.rows(version / manifest.NAME)
+        if row.name in trained and (row.size, row.crc) in first
+    ]
+    lines = []
+    if leaked:
+        part = len({name for name, _ in leaked}) / len(evaluated)
+        lines.append(
+            f"{len(leaked):,} training images are equal to images of this split, "
+            f"{part:.1%} of it: the first is {leaked[0][1]} = {leaked[0][0]}"
+        )
+    mislabelled = [pair for pair in doubled if evaluated[pair[0]] != evaluated[pair[1]]]
+    if doubled:
+        first_pair = (mislabelled or doubled)[0]
+        note = " with another class, one of which is incorrect" if mislabelled else ""
+        lines.append(
+            f"{len(mislabelled or doubled):,} images of this split are equal to another one{note}: "
+            f"the first is {first_pair[1]} = {first_pair[0]}"
+        )
+    return lines
+
+
+def _count(head: Mapping[str, object], name: str) -> int:
+    value = head.get(name)
+    return value if isinstance(value, int) else 0
