@@ -13,7 +13,7 @@ from kfp_ddp.client.trainings import Training, read_trainings
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.failure import last_words, root_cause
+from kfp_ddp.jobs.failure import error_in_log, root_cause
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 
@@ -172,4 +172,4 @@ def _cause(result: Description, api: Callable[[], Api]) -> str:
     failures = [training.failure for training in result.trainings if training.failure]
     if failures:
         return failures[0].error
-    return one_line(last_words(log).text) or one_line(run.error) or UNKNOWN
+    return one_line(error_in_log(log).text) or one_line(run.error) or UNKNOWN

@@ -1,7 +1,5 @@
 """The inputs of `job` from a function, a file or a folder: `job(**as_function(train), ...)`."""
 
-import __future__
-
 import ast
 import builtins
 import dis
@@ -25,22 +23,22 @@ def as_function(
     func_args: Mapping[str, Any] | None = None,
     later: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Inputs of `job` by which every worker calls the function.
+    """Return inputs of `job` with which every worker calls a function.
 
     Args:
         func: A plain function that imports what it uses inside itself.
-        func_args: Its arguments by name: texts, numbers, booleans, None, lists and dicts.
-        later: Names of arguments that come when the pipeline runs, as words name=value in `args`.
+        func_args: Its arguments by name: strings, numbers, booleans, None, lists and dicts.
+        later: Names of arguments given when the pipeline runs, as name=value in `args`.
 
     Raises:
-        InputError: a function or arguments that cannot travel.
+        InputError: a function or arguments that cannot be transferred.
     """
     text = source_of(func, func_args or {}, later)
     return {"script": packed_text(text, f"function {func.__name__}")}
 
 
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
-    """Inputs of `job` by which every worker runs a Python file with arguments.
+    """Return inputs of `job` with which every worker runs a Python file with arguments.
 
     Raises:
         InputError: it cannot be read, is not in UTF-8, or is too large for a pipeline.
@@ -51,197 +49,163 @@ def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
 def as_folder(
     path: str | Path, entry: str, args: Sequence[str] = (), upload: str = ""
 ) -> dict[str, Any]:
-    """Inputs of `job` by which every worker runs a file or a module in a folder of code.
+    """Return inputs of `job` with which every worker runs a file or a module of a folder.
 
     Args:
-        path: The folder; hidden files and `__pycache__` stay out.
-        entry: What runs: a file such as train.py, or a module such as package.train.
+        path: The folder; hidden files and `__pycache__` are left out.
+        entry: What to run: a file such as train.py, or a module such as package.train.
         args: Its arguments.
-        upload: Where the packed folder is put, by its digest: gs://bucket/prefix, another bucket's
-            address, or a folder on a claim that the workers mount under this very path; '' to let
-            the pipeline itself carry it.
+        upload: Where to put the packed folder, named by its digest: gs://bucket/prefix, another
+            bucket, or a folder on a PVC that the workers mount at this path; '' to put it into the
+            pipeline itself.
 
     Raises:
-        InputError: a folder that cannot be packed, has no such entry or is too large to be carried.
-        StorageError: a place that cannot be written.
+        InputError: a folder that cannot be packed, lacks the entry, or is too large.
+        StorageError: the upload failed.
     """
     archive = folder_of.archive_of(path)
     folder_of.check(archive, entry)
     if upload:
-        code = _uploaded(archive, upload)
+        code = _upload(archive, upload)
     else:
         code = carried(folder_of.as_data_url(archive), f"folder {path}")
     return {"code": code, "entry": entry, "args": words(args)}
 
 
-def _uploaded(archive: bytes, upload: str) -> str:
+def _upload(archive: bytes, upload: str) -> str:
     from kfp_ddp.storage.destination import open_destination
 
     name = folder_of.digest_of(archive) + folder_of.SUFFIX
-    place = open_destination(upload)
-    place.prepare()
+    destination = open_destination(upload)
+    destination.prepare()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, name)
         file.write_bytes(archive)
-        place.put(file, name)
+        destination.put(file, name)
     return f"{upload.rstrip('/')}/{name}"
 
 
-# What an indented function stands under: its lines are not changed, which may be inside a string.
+# Annotations need not be evaluated: they may use names of the function's module.
+HEADER = "from __future__ import annotations\n"
+# The lines of an indented function are not changed, since they may be inside a string.
 INDENTED = "if True:\n"
-OF_ANY_FILE = ("__name__", "__doc__", "__annotations__", "__conditional_annotations__")
+MODULE_NAMES = ("__name__", "__doc__", "__annotations__", "__conditional_annotations__")
 LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
-# A word name=value of the job's args sets or replaces one: what is known when the pipeline runs.
+# An argument name=value of the job adds or replaces one: a value known when the pipeline runs.
 CALL = """
 
 if __name__ == "__main__":
     import json as _json
     import sys as _sys
 
-    _given = _json.loads({arguments!r})
+    _arguments = _json.loads({arguments!r})
     for _word in _sys.argv[1:]:
         _name, _equals, _value = _word.partition("=")
         if not _equals:
-            raise SystemExit("error: " + repr(_word) + " is no argument; write name=value")
+            raise SystemExit("error: " + repr(_word) + " is not an argument; write name=value")
         try:
-            _given[_name] = _json.loads(_value)
+            _arguments[_name] = _json.loads(_value)
         except ValueError:
-            _given[_name] = _value
-    {name}(**_given)
+            _arguments[_name] = _value
+    {name}(**_arguments)
 """
 
 
 def source_of(
     func: Callable[..., Any], func_args: Mapping[str, Any], later: Iterable[str] = ()
 ) -> str:
-    """The text of a Python file that calls the function with these arguments.
+    """Return the text of a Python file that calls a function with arguments.
 
     Args:
         func: A plain function that imports what it uses inside itself.
-        func_args: Its arguments by name, of what JSON has.
-        later: Names of arguments that come as words name=value when the file runs.
+        func_args: Its arguments by name, of types that JSON has.
+        later: Names of arguments given as name=value when the file runs.
 
     Raises:
-        InputError: a function that is not all in its source, or arguments that do not fit it.
+        InputError: a function that its source alone does not define, or arguments that do not fit.
     """
-    function, source = _plain(func), ""
+    function = _plain(func)
     name = function.__name__
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
-        raise InputError(f"{name} has no source to be found: define it in a file") from None
-    if source[:1].isspace():
-        source = INDENTED + source
-    text = source if source.endswith("\n") else source + "\n"
-    if function.__code__.co_flags & __future__.annotations.compiler_flag:
-        text = "from __future__ import annotations\n" + text
-    text = _alone(name, text)
+        raise InputError(f"{name} has no source: define it in a file") from None
+    text = HEADER + (INDENTED if source[:1].isspace() else "") + source
+    text += "" if source.endswith("\n") else "\n"
+    _check_complete(name, text)
     arguments = _as_json(name, func_args)
-    _check_fits(function, {**func_args, **dict.fromkeys(later)})
+    try:
+        inspect.signature(function).bind(**{**func_args, **dict.fromkeys(later)})
+    except TypeError as error:
+        raise InputError(f"func_args do not fit {name}: {error}") from None
     return text + CALL.format(arguments=arguments, name=name)
 
 
 def _plain(func: object) -> FunctionType:
-    """The function itself, if it is one that its source alone makes again."""
+    """Return the function, if its source alone can define it again."""
     name = getattr(func, "__name__", type(func).__name__)
     if inspect.ismethod(func):
-        raise InputError(f"{name} is a method of an object, which does not travel: use a function")
+        raise InputError(f"{name} is a method of an object, which is not packed: use a function")
     if not isinstance(func, FunctionType):
-        raise InputError(f"{name} is no Python function: give one that `def` makes")
+        raise InputError(f"{name} is not a Python function: give one defined with `def`")
     if name == "<lambda>":
-        raise InputError("a lambda has no name to be called by: give a function that `def` makes")
+        raise InputError("a lambda has no name to call it by: give a function defined with `def`")
     if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
         raise InputError(f"{name} is async, and nothing awaits it: call asyncio.run inside it")
     if inspect.isgeneratorfunction(func):
-        raise InputError(f"{name} yields, so that a call of it runs nothing: return instead")
+        raise InputError(f"{name} yields, so calling it runs nothing: return instead")
     if hasattr(func, "__wrapped__"):
-        raise InputError(f"{name} is decorated, and its decorator does not travel: take it off")
+        raise InputError(f"{name} is decorated, and its decorator is not packed: remove it")
     if func.__closure__:
         names = ", ".join(func.__code__.co_freevars)
         raise InputError(
-            f"{name} uses {names} of the function around it: make it an argument of {name}"
+            f"{name} uses {names} of the enclosing function: make it an argument of {name}"
         )
     return func
 
 
-def _alone(name: str, text: str) -> str:
-    """The source, if it needs nothing of its module; without annotations that do.
+def _check_complete(name: str, text: str) -> None:
+    """Check that the source defines one function, which uses nothing of its module.
 
     Raises:
-        InputError: it does, or defines something else.
+        InputError: otherwise.
     """
+    no_function = f"the source of {name} is not a function: define it with `def`, on own lines"
     try:
-        made = next((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)), None)
-        if made is None or made.name != name:
-            raise SyntaxError("it does not begin with its definition")
-        if made.decorator_list:
-            raise InputError(f"{name} is decorated, and its decorator does not travel: take it off")
-        if _missing(name, text):
-            text = _without_annotations(text, made)
-        missing = _missing(name, text)
+        tree = ast.parse(text)
+        code = compile(text, "script.py", "exec", dont_inherit=True)
     except SyntaxError as error:
+        raise InputError(f"{no_function} ({error.msg})") from None
+    definition = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)), None)
+    if definition is None or definition.name != name:
+        raise InputError(no_function)
+    if definition.decorator_list:
+        raise InputError(f"{name} is decorated, and its decorator is not packed: remove it")
+    known = {*dir(builtins), *MODULE_NAMES, name, *_names(code, "STORE_GLOBAL")}
+    if missing := sorted({*_names(code, *LOADS)} - known):
         raise InputError(
-            f"the source of {name} is no function by itself ({error.msg}): define it with `def`, "
-            "on lines of its own"
-        ) from None
-    if missing:
-        raise InputError(
-            f"{name} uses {', '.join(missing)} of its module, which does not travel: import or "
+            f"{name} uses {', '.join(missing)} of its module, which is not packed: import or "
             "define it inside the function"
         )
-    return text
-
-
-def _missing(name: str, text: str) -> list[str]:
-    """What a text uses and does not define."""
-    code = compile(text, "script.py", "exec", dont_inherit=True)
-    known = {*dir(builtins), *OF_ANY_FILE, name, *_names(code, "STORE_GLOBAL")}
-    return sorted({*_names(code, *LOADS)} - known)
-
-
-def _without_annotations(text: str, made: ast.FunctionDef) -> str:
-    """The text with blanks for the annotations of a function's arguments and of what it returns."""
-    lines = text.encode().split(b"\n")
-    spec = made.args
-    every = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
-    spans = [
-        ((each.lineno, each.col_offset + len(each.arg.encode())), _end(each))
-        for each in every
-        if each is not None and each.annotation is not None
-    ]
-    if made.returns is not None:
-        row = made.returns.lineno
-        start = lines[row - 1].rfind(b"->", 0, made.returns.col_offset)
-        spans.append(((row, max(start, 0)), _end(made.returns)))
-    for (first, start), (last, end) in spans:
-        for row in range(first, last + 1):
-            line = lines[row - 1]
-            left = start if row == first else 0
-            right = end if row == last else len(line)
-            lines[row - 1] = line[:left] + b" " * (right - left) + line[right:]
-    return b"\n".join(lines).decode()
-
-
-def _end(node: ast.arg | ast.expr) -> tuple[int, int]:
-    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def _names(code: CodeType, *operations: str) -> Iterator[str]:
-    """What some operations name, in this code and in all that is defined in it.
+    """Yield the names used by some operations in code and in all code defined in it.
 
-    A class looks its own names up as it does global ones.
+    A class looks up its own names as it does global ones.
     """
-    own = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
-    for each in dis.get_instructions(code):
-        if each.opname in operations and each.argval not in own:
-            yield str(each.argval)
+    instructions = list(dis.get_instructions(code))
+    own = {item.argval for item in instructions if item.opname == "STORE_NAME"}
+    for item in instructions:
+        if item.opname in operations and item.argval not in own:
+            yield str(item.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant, *operations)
 
 
 def _as_json(name: str, func_args: Mapping[str, Any]) -> str:
-    """The arguments as JSON, from which the very same come back."""
+    """Return the arguments as JSON, if they come back from it unchanged."""
     for key, value in func_args.items():
         if hasattr(value, "pattern") and hasattr(value, "channel_type"):
             raise InputError(
@@ -250,31 +214,13 @@ def _as_json(name: str, func_args: Mapping[str, Any]) -> str:
             )
         try:
             text = json.dumps(value, allow_nan=False)
-            same = _same(json.loads(text), value)
+            # 1, 1.0 and True are equal, but their texts differ.
+            same = repr(json.loads(text)) == repr(value)
         except (TypeError, ValueError, RecursionError):
             same = False
         if not same:
             raise InputError(
-                f"func_args[{key!r}] of {name} is nothing that JSON carries unchanged: "
-                "give texts, numbers, booleans, None, and lists and dicts of them"
+                f"func_args[{key!r}] of {name} does not come back from JSON unchanged: "
+                "give strings, numbers, booleans, None, and lists and dicts of them"
             )
     return json.dumps(dict(func_args), allow_nan=False)
-
-
-def _same(found: Any, given: Any) -> bool:
-    """Whether two values are alike to the type: 1, 1.0 and True are equal in Python."""
-    if type(found) is not type(given):
-        return False
-    if isinstance(given, dict):
-        return found.keys() == given.keys() and all(_same(found[k], given[k]) for k in given)
-    if isinstance(given, list):
-        return len(found) == len(given) and all(map(_same, found, given))
-    return bool(found == given)
-
-
-def _check_fits(function: FunctionType, func_args: Mapping[str, Any]) -> None:
-    """Refuse arguments that the function has not, or that it lacks."""
-    try:
-        inspect.signature(function).bind(**func_args)
-    except TypeError as error:
-        raise InputError(f"func_args do not fit {function.__name__}: {error}") from None

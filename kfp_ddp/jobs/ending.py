@@ -1,10 +1,10 @@
-"""Cancel and eviction told apart, and what is done about each in the moment that is left.
+"""Cancel and eviction of the step: how they differ, and the reaction in the short time left.
 
-Both reach a step as SIGTERM, and after it there are 30 ms to 0.7 s: KFP's launcher dies at once
-and its parent looks for that once a second. A cancelled run's Workflow has
-spec.activeDeadlineSeconds 0 (or a shutdown) before that; an evicted step's own pod has a
-deletionTimestamp. Argo runs that step again under the same name, or fails the run, whichever of
-the pod's end and its going it sees first; nothing in the step can choose.
+Both reach a step as SIGTERM, and 30 ms to 0.7 s remain after it: KFP's launcher dies at once, and
+its parent checks for that once a second. Before that, the Workflow of a cancelled run has
+spec.activeDeadlineSeconds 0 (or a shutdown), and the pod of an evicted step has a
+deletionTimestamp. Argo then either retries the step under the same name or fails the run,
+depending on whether it sees the pod's end or its removal first. The step cannot choose.
 """
 
 import os
@@ -28,37 +28,37 @@ WARM_SECONDS = 10.0
 
 
 class Ending:
-    """Watches for the end of the run and of this step, and answers the signal of either."""
+    """Watches for a cancel of the run and an eviction of this step, and handles their signals."""
 
     def __init__(self, api: Api, owner: Owner | None, changed: threading.Event) -> None:
         self.api, self.owner = api, owner
         self.quick = api.another()
-        """A connection that is kept open for the last request."""
+        """A connection that stays open for the last request."""
         self.warmed_at = -WARM_SECONDS
         self.job_path = ""
         self.before_exit: Callable[[], None] = lambda: None
         self.newest_step: Callable[[], int | None] = lambda: None
-        """Looks for the step from which Retry would go on; None where none is known."""
+        """Returns the step from which Retry would resume; None for unknown."""
         self.resumes_from: int | None = None
-        """What it found last."""
-        self.told = False
-        """Whether an eviction was told."""
-        self.telling = threading.Lock()
+        """Its last result."""
+        self.reported = False
+        """Whether the eviction was reported."""
+        self.reporting = threading.Lock()
         self.changed, self.stirred, self.over = changed, threading.Event(), threading.Event()
         self.watches: list[WatchCache] = []
         if owner is not None:
-            one = {"fieldSelector": f"metadata.name={owner.workflow}"}
+            query = {"fieldSelector": f"metadata.name={owner.workflow}"}
             workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self.watches.append(WatchCache(api, workflows, one, self.stirred))
-            one = {"fieldSelector": f"metadata.name={owner.pod}"}
-            self.watches.append(WatchCache(api, core(api.namespace, "pods"), one, self.stirred))
+            self.watches.append(WatchCache(api, workflows, query, self.stirred))
+            query = {"fieldSelector": f"metadata.name={owner.pod}"}
+            self.watches.append(WatchCache(api, core(api.namespace, "pods"), query, self.stirred))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch, and handle SIGTERM and SIGINT, for the length of a `with` block."""
+        """Watch, and handle SIGTERM and SIGINT, during a `with` block."""
         for watch in self.watches:
             watch.start()
-        threading.Thread(target=self._stand_by, daemon=True, name="eviction").start()
+        threading.Thread(target=self._wait, daemon=True, name="eviction").start()
         self.warm()
         numbers = (signal.SIGTERM, signal.SIGINT)
         previous = [signal.signal(number, self._on_signal) for number in numbers]
@@ -73,19 +73,19 @@ class Ending:
             self.stirred.set()
 
     def cancelled(self) -> bool:
-        """Whether the run was terminated: nobody wants the job any more."""
-        return any(terminated(each) for each in self._objects())
+        """Return whether the run was terminated, so that the job is no longer needed."""
+        return any(terminated(item) for item in self._objects())
 
     def evicted(self) -> bool:
-        """Whether this step's own pod is being deleted; it will be run again."""
-        return any(_deleted(each) for each in self._objects())
+        """Return whether this step's own pod is being deleted; Argo may retry it."""
+        return any(_deleted(item) for item in self._objects())
 
     def wake(self, changed: threading.Event) -> None:
-        """Set this event when something changes."""
+        """Set this event on each change."""
         self.changed = changed
 
     def leave_if_cancelled(self, job: str) -> None:
-        """Delete the job and leave where nobody wants it any more; `job` is what it is called.
+        """Delete the job of a terminated run; `job` is its title.
 
         Raises:
             RunCancelledError: the run was terminated.
@@ -95,7 +95,7 @@ class Ending:
             raise RunCancelledError(f"the run was terminated; {job} is deleted")
 
     def warm(self) -> None:
-        """Open the connection for the last request, or keep it open; now and then is enough."""
+        """Open the connection for the last request, or keep it open."""
         if time.monotonic() - self.warmed_at < WARM_SECONDS:
             return
         self.warmed_at = time.monotonic()
@@ -104,66 +104,66 @@ class Ending:
             self.quick.call("GET", path, seconds=2)
 
     def delete_job(self) -> None:
-        """Delete the job for good; one that is gone is fine."""
+        """Delete the job, if it exists."""
         if self.job_path:
             self.api.delete(self.job_path)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Leave the job to a successor on eviction, delete it otherwise; then be gone."""
+        """On eviction leave the job to the retry of this step, else delete it; then exit."""
         name = self.job_path.rpartition("/")[2]
         evicted = not self.cancelled() and self.evicted()
-        # The thread that tells may be at it.
-        if not self.cancelled() and self.telling.acquire(timeout=LOOK_SECONDS):
+        # The other thread may be about to report.
+        if not self.cancelled() and self.reporting.acquire(timeout=LOOK_SECONDS):
             self._look_for_newest_step()
         if not evicted and not self.cancelled():
-            _tell_kubernetes(self._words())  # first: asking may take longer than there is
+            _report_to_kubernetes(self._message())  # first: a request may take too long
             evicted = self._evicted_now()
         if evicted:
-            said = self._words()
-            _tell_kubernetes(said)
-            said += f"; job {name} goes on and will be taken up again, unless the run ends for this"
+            message = self._message()
+            _report_to_kubernetes(message)
+            message += f"; job {name} keeps running for the retry, unless the run fails"
         else:
-            said = f"stopped; job {name} is deleted"
-            _tell_kubernetes(said)
+            message = f"stopped; job {name} is deleted"
+            _report_to_kubernetes(message)
             try:
                 if self.job_path:
                     self.quick.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
             except ApiError as error:
                 if error.status != 404:
-                    said = f"stopped; job {name} could not be deleted ({error.message})"
+                    message = f"stopped; job {name} could not be deleted ({error.message})"
         try:
-            _print(f"\n{said}\n")
+            _print(f"\n{message}\n")
             self.before_exit()
         finally:
             os._exit(PREEMPTED)
 
-    def _stand_by(self) -> None:
-        """Tell of an eviction from a thread of its own, and pass on what changes.
+    def _wait(self) -> None:
+        """Report an eviction from a separate thread, and forward changes.
 
-        The main thread may wait for the claim, for longer than there is.
+        The main thread may be blocked by the PVC for longer than the time left.
         """
         while not self.over.is_set():
             self.stirred.wait()
             self.stirred.clear()
-            self.tell_of_eviction()
+            self.report_eviction()
             self.changed.set()
 
-    def tell_of_eviction(self) -> None:
-        """Say it as soon as it is seen, for after the signal there may be no time to."""
-        if self.told or not self.evicted() or self.cancelled():
+    def report_eviction(self) -> None:
+        """Report an eviction as soon as it is seen: after the signal there may be no time."""
+        if self.reported or not self.evicted() or self.cancelled():
             return
-        with self.telling:
+        with self.reporting:
             self._look_for_newest_step()
-            self.told = True
-            _tell_kubernetes(self._words())
-            _print(f"{self._words()}\n")
+            self.reported = True
+            _report_to_kubernetes(self._message())
+            _print(f"{self._message()}\n")
 
     def _look_for_newest_step(self) -> None:
-        """Look once, and no longer than there is time: a claim that hangs may not keep this step.
+        """Update the newest step within a time limit, since the PVC may hang.
 
-        A step that was told stays, so that the log and the run's error name the same one.
+        A reported step does not change, so that the log and the run's error agree.
         """
-        if self.told:
+        if self.reported:
             return
 
         def look() -> None:
@@ -174,47 +174,47 @@ class Ending:
         looking.start()
         looking.join(LOOK_SECONDS)
 
-    def _words(self) -> str:
+    def _message(self) -> str:
         if self.resumes_from is None:
-            return "launcher was evicted; Retry takes its job up, or makes it anew"
-        return f"launcher was evicted; Retry goes on from step {self.resumes_from} or later"
+            return "launcher was evicted; Retry adopts its job, or creates a new one"
+        return f"launcher was evicted; Retry resumes from step {self.resumes_from} or later"
 
     def _objects(self) -> list[Object]:
-        return [each for watch in self.watches for each in list(watch.objects.values())]
+        return [item for watch in self.watches for item in list(watch.objects.values())]
 
     def _evicted_now(self) -> bool:
-        """Ask about the own pod: the watch may be a moment behind the signal.
+        """Return whether the own pod is deleted, by a request: the watch may be late.
 
-        A pod that was deleted by force is gone before its processes are, and the one that takes
-        its place has its name.
+        A pod deleted by force is removed before its processes end, and its replacement has the
+        same name.
         """
         if self.owner is None:
             return False
         try:
             path = core(self.api.namespace, "pods", self.owner.pod)
-            found = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
+            pod = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
         except ApiError as error:
             return error.status == 404
-        uid = found["metadata"]["uid"]
-        return _deleted(found) or os.environ.get("KFP_POD_UID", uid) != uid
+        uid = pod["metadata"]["uid"]
+        return _deleted(pod) or os.environ.get("KFP_POD_UID", uid) != uid
 
 
 def _print(text: str) -> None:
-    """Print at once: the print of another thread, or one that a signal interrupts, locks stdout."""
+    """Print without the lock of stdout, which an interrupted print may own."""
     with suppress(OSError):
         os.write(1, text.encode())
 
 
-def _tell_kubernetes(said: str) -> None:
-    """Leave the line where Argo takes the error of a step, and so of its run, from."""
+def _report_to_kubernetes(message: str) -> None:
+    """Write the termination message, which Argo shows as the error of the step and the run."""
     path = Path(os.environ.get("KFP_DDP_TERMINATION_LOG", TERMINATION_LOG))
     with suppress(OSError):
         if path.exists():
-            path.write_text(said)
+            path.write_text(message)
 
 
 def terminated(item: Object) -> bool:
-    """Whether it is the Workflow of a run that was cancelled."""
+    """Return whether an object is the Workflow of a cancelled run."""
     spec = item.get("spec") or {}
     if "containers" in spec:
         return False

@@ -14,7 +14,7 @@ from kfp_ddp.k8s.objects import condition, every_container
 from kfp_ddp.k8s.pods import DISRUPTED, failure_reason
 
 STOPPED = (137, 143)
-"""Exit codes of a program that was told to stop and ends, or does not until it is killed."""
+"""Exit codes of a program that ends on SIGTERM, or is killed because it does not."""
 
 
 def root_cause(
@@ -24,28 +24,28 @@ def root_cause(
     lost: Sequence[Object] = (),
     never_started: str = "",
 ) -> Failure:
-    """The first failure that is no consequence of another one; a pod that never started is one.
+    """Return the first failure that is not a consequence of another one.
 
     Args:
-        pods: The job's pods as they are now.
-        job_message: What the job's own condition says, for when no pod says anything.
-        last_lines: The end of each pod's log, by uid, for a pod that left no message of ours.
-        lost: Pods that were removed while they ran, and so tell nothing themselves.
-        never_started: The pod that waited to start for longest, and for what; '' for none.
+        pods: The job's pods now.
+        job_message: The message of the job's own condition, used if no pod shows a cause.
+        last_lines: The last lines of each pod's log, by uid, for programs that write no record.
+        lost: Pods that were removed while they ran.
+        never_started: The pod that waited longest to start, and its reason; '' for none.
     """
     lines = last_lines or {}
-    # Of those that failed in one second a pod whose log was read comes before those that say less.
-    by_words = sorted(pods, key=lambda pod: pod["metadata"].get("uid") not in lines)
-    found = [failure for pod in by_words if (failure := _of_pod(pod, lines)) is not None]
-    found += [_of_lost(pod) for pod in lost]
-    first = first_cause(found)
+    # Of pods that failed in the same second, those whose log was read come first.
+    by_log = sorted(pods, key=lambda pod: pod["metadata"].get("uid") not in lines)
+    failures = [failure for pod in by_log if (failure := _of_pod(pod, lines)) is not None]
+    failures += [_of_lost(pod) for pod in lost]
+    first = first_cause(failures)
     if never_started and (first is None or first.consequence):
         retryable = first is not None and first.retryable
         return Failure(1, -1, f"{never_started} (it never started)", retryable)
     if never_started and first is not None:
         return replace(first, error=f"{first.error}; besides, {never_started}")
-    silent = job_message or "the job failed and left no pod that says why"
-    return first or Failure(1, -1, silent, retryable=False)
+    unknown = job_message or "the job failed, and no pod shows why"
+    return first or Failure(1, -1, unknown, retryable=False)
 
 
 def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
@@ -68,7 +68,7 @@ def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | N
 
 
 def _of_lost(pod: Object) -> Failure:
-    """A lost pod explains what its peers say of it, and nothing that a pod says of itself."""
+    """Return the failure of a removed pod, which explains only errors about a lost peer."""
     line = f"{pod_title(pod)}: its pod was removed while it ran"
     return Failure(1, -1, line, retryable=True, time=math.inf)
 
@@ -79,27 +79,27 @@ def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Fail
         line = f"{who}: out of memory (OOMKilled); raise memory, or lower batch_size or workers"
         return Failure(code, -1, line, retryable=False, time=finished, pod=pod)
     message = str(ended.get("message") or "").strip()
-    told = Failure.parse(message) or _of_log(code, message, log)
-    lost = lost_peer(told.words)
+    failure = Failure.parse(message) or _of_log(code, message, log)
+    lost = lost_peer(failure.words)
     return Failure(
         exit_code=code,
-        rank=told.rank,
-        error=f"{who}: {told.words}"[:600],
-        retryable=told.retryable or code >= 128 or lost,
-        time=told.time or finished,
-        consequence=told.consequence or lost,
+        rank=failure.rank,
+        error=f"{who}: {failure.words}"[:600],
+        retryable=failure.retryable or code >= 128 or lost,
+        time=failure.time or finished,
+        consequence=failure.consequence or lost,
         pod=pod,
     )
 
 
 def _of_log(code: int, message: str, log: Sequence[str]) -> Failure:
-    """What the end of the log says; Kubernetes may give it as the message of another program."""
-    # A message that is the log's end may lack what torchrun's report comes after.
-    words = last_words(log if log and (not message or ROOT in message) else message.splitlines())
-    text = words.text
-    if words.rank < 0:
+    """Return the failure by the end of the log, which may also be the termination message."""
+    # Such a message may lack the lines before torchrun's report.
+    error = error_in_log(log if log and (not message or ROOT in message) else message.splitlines())
+    text = error.text
+    if error.rank < 0:
         text = f"exit code {code}" + (f": {text}" if text else "")
-    return Failure(code, words.rank, text, retryable=False, time=0)
+    return Failure(code, error.rank, text, retryable=False, time=0)
 
 
 def _seconds(stamp: str | None) -> float:
@@ -108,8 +108,10 @@ def _seconds(stamp: str | None) -> float:
 
 # torchrun's report, by _format_failure of torch.distributed.elastic.multiprocessing.errors.
 ROOT = "Root Cause (first observed failure):"
-OWN_REPORT = re.compile(r"failed \(exitcode: -?\d+\) local_rank:|elastic\.multiprocessing\.errors")
-BLOCK = 7  # lines of it: index, time, host, rank, exitcode, error_file, traceback
+LAUNCHER_REPORT = re.compile(
+    r"failed \(exitcode: -?\d+\) local_rank:|elastic\.multiprocessing\.errors"
+)
+BLOCK = 7  # its lines: index, time, host, rank, exitcode, error_file, traceback
 FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
 # Open MPI's reports: a rank that exited or was killed, and a node that went away.
 MPI_EXIT = ("mpirun detected that", "mpirun noticed that")
@@ -122,55 +124,58 @@ TRACEBACK = "Traceback (most recent call last):"
 RULE = re.compile(r"[\s=-]*")
 
 
-class Words(NamedTuple):
-    """The failure in one line; `rank` is -1 where the log does not name one."""
+class LogError(NamedTuple):
+    """An error in one line; `rank` is -1 if the log does not name one."""
 
     text: str
     rank: int = -1
 
 
-def last_words(lines: Sequence[str]) -> Words:
-    """What the rank raised that torchrun or mpirun saw fail first; another program's last line."""
-    said = [line for line in lines if line.strip()]
-    at = max((i for i, line in enumerate(said) if line.strip() == ROOT), default=-1)
+def error_in_log(lines: Sequence[str]) -> LogError:
+    """Return the error of the rank that torchrun or mpirun reports as the first to fail.
+
+    For another program this is its last line.
+    """
+    log = [line for line in lines if line.strip()]
+    at = max((i for i, line in enumerate(log) if line.strip() == ROOT), default=-1)
     if at < 0:
-        spoken = [line.strip() for line in said if not RULE.fullmatch(line)]
-        return _of_mpirun(said) or Words(spoken[-1] if spoken else "")
-    block = said[at + 1 : at + 1 + BLOCK]
-    found = [match for line in block if (match := FIELD.fullmatch(line))]
-    fields: dict[str, str] = {match[1]: match[2] for match in found}
+        texts = [line.strip() for line in log if not RULE.fullmatch(line)]
+        return _of_mpirun(log) or LogError(texts[-1] if texts else "")
+    block = log[at + 1 : at + 1 + BLOCK]
+    matches = [match for line in block if (match := FIELD.fullmatch(line))]
+    fields: dict[str, str] = {match[1]: match[2] for match in matches}
     rank = int(fields.get("rank", "-1").split()[0])
-    told = fields.get("traceback", "")
-    if told == TRACEBACK:  # of a program that torch's `record` decorates, indented
-        recorded = [TRACEBACK, *(line[2:] for line in said[at + 1 + BLOCK :])]
-        return Words(_exceptions(recorded)[0][1], rank)
-    if told.startswith("Signal"):
-        return Words(told, rank)
-    before = next((i for i, line in enumerate(said) if OWN_REPORT.search(line)), at)
-    raised = _exceptions(said[:before])
-    of_rank = [text for whose, text in raised if whose == rank] or [text for _, text in raised]
-    return Words(of_rank[-1] or f"exit code {fields.get('exitcode', '?').split()[0]}", rank)
+    traceback = fields.get("traceback", "")
+    if traceback == TRACEBACK:  # of a program decorated with torch's `record`, indented
+        recorded = [TRACEBACK, *(line[2:] for line in log[at + 1 + BLOCK :])]
+        return LogError(_exceptions(recorded)[0][1], rank)
+    if traceback.startswith("Signal"):
+        return LogError(traceback, rank)
+    before = next((i for i, line in enumerate(log) if LAUNCHER_REPORT.search(line)), at)
+    raised = _exceptions(log[:before])
+    of_rank = [text for owner, text in raised if owner == rank] or [text for _, text in raised]
+    return LogError(of_rank[-1] or f"exit code {fields.get('exitcode', '?').split()[0]}", rank)
 
 
-def _of_mpirun(said: Sequence[str]) -> Words | None:
-    """The rank that mpirun's report names, with its signal or with the first exception before."""
-    if MPI_LOST in map(str.strip, said):
-        return Words(MPI_LOST)
-    at = next((i for i, line in enumerate(said) if line.startswith(MPI_EXIT)), -1)
+def _of_mpirun(log: Sequence[str]) -> LogError | None:
+    """Return the error by mpirun's report: a signal, or the first exception before it."""
+    if MPI_LOST in map(str.strip, log):
+        return LogError(MPI_LOST)
+    at = next((i for i, line in enumerate(log) if line.startswith(MPI_EXIT)), -1)
     if at < 0:
         return None
-    report = " ".join(said[at:])
+    report = " ".join(log[at:])
     if killed := MPI_SIGNAL.search(report):
-        return Words(killed[2], int(killed[1]))
+        return LogError(killed[2], int(killed[1]))
     named = MPI_RANK.search(report)
-    end = next((i for i, line in enumerate(said) if line.startswith(MPI_JOB)), at)
-    raised = _exceptions([line for line in said[:end] if not RULE.fullmatch(line)])
-    return Words(raised[0][1], int(named[1]) if named else -1)
+    end = next((i for i, line in enumerate(log) if line.startswith(MPI_JOB)), at)
+    raised = _exceptions([line for line in log[:end] if not RULE.fullmatch(line)])
+    return LogError(raised[0][1], int(named[1]) if named else -1)
 
 
 def _exceptions(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Rank (-1 for unknown) and first line of each exception that a traceback ends with."""
-    found: list[tuple[int, str]] = []
+    """Return the rank (-1 for unknown) and the first line of each exception with a traceback."""
+    exceptions: list[tuple[int, str]] = []
     inside: dict[int, bool] = {}
     for line in lines:
         prefix = PREFIX.match(line)
@@ -179,6 +184,6 @@ def _exceptions(lines: Sequence[str]) -> list[tuple[int, str]]:
         if text.endswith(TRACEBACK):
             inside[rank] = True
         elif inside.get(rank) and not text.startswith("  "):
-            found.append((rank, text.strip()))
+            exceptions.append((rank, text.strip()))
             inside[rank] = False
-    return found or [(-1, lines[-1].strip() if lines else "")]
+    return exceptions or [(-1, lines[-1].strip() if lines else "")]

@@ -1,4 +1,4 @@
-"""Making a job exactly once, and finding the one that an earlier launcher made."""
+"""Create a job exactly once, or adopt the job of an earlier launcher."""
 
 import time
 from collections.abc import Iterable
@@ -15,25 +15,25 @@ from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import annotation, label
 
 REPORTED = "kfp-ddp/reported"
-"""The mark of a failed job whose failure ended a step: whoever comes later wants a new one."""
+"""Marks a failed job whose failure ended a step: a retry of the step needs a new job."""
 PREEMPTED = "kfp-ddp/preempted"
-"""The mark of a failed job that failed of its preemption alone, which counts as no attempt."""
+"""Marks a job that failed only because of a preemption, which is not counted as an attempt."""
 AVOIDS = "kfp-ddp/avoids"
-"""The nodes that a job avoids, for those that are made after it."""
+"""The nodes that a job avoids, for the attempts after it."""
 DELETION_SECONDS = 300
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass
 class Jobs:
-    """The jobs of one launch: one for each attempt, named after it."""
+    """The jobs of one launch, one for each attempt."""
 
     api: Api
     spec: LaunchSpec
     identity: Identity
     owner: Owner | None
     avoided: frozenset[str] = frozenset()
-    """Nodes on which an attempt stood still, by their hostname."""
+    """Hostnames of nodes on which an attempt stalled."""
 
     @property
     def kind(self) -> Kind:
@@ -42,79 +42,81 @@ class Jobs:
 
     @cached_property
     def runtime(self) -> Runtime | None:
-        """What the jobs are made from; None for a kind without runtimes."""
+        """The runtime of the jobs; None for a kind without runtimes."""
         return self.kind.find_runtime(self.api, self.spec)
 
     def path(self, attempt: int) -> str:
-        """Path of an attempt's job."""
+        """Return the path of an attempt's job."""
         return self.kind.path(self.api.namespace, self.identity.job_name(attempt))
 
     def attempts(self) -> dict[int, Object]:
-        """The jobs that exist, by attempt."""
+        """Return the existing jobs by attempt."""
         path = self.kind.path(self.api.namespace)
         query = {"labelSelector": self.identity.selector()}
         try:
-            found = self.api.call("GET", path, query=query, retry=True)
+            listing = self.api.call("GET", path, query=query, retry=True)
         except ApiError as error:
             raise InputError(self._no_access("list", error)) from error
-        jobs = {int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in found["items"]}
+        jobs = {
+            int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in listing["items"]
+        }
         named = self.identity.job_name
         return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
 
     def ensure(self, attempt: int) -> Object:
-        """Create the attempt's job, or adopt it when it is there and ours.
+        """Create the attempt's job, or adopt an existing one of this run.
 
         Raises:
-            InputError: when a job of this name is not ours, was made from another
-                specification, or cannot be created.
-            JobError: when one of this name does not go away.
+            InputError: a job of this name belongs to another run or has other settings, or the
+                job cannot be created.
+            JobError: a deleted job of this name does not disappear.
         """
         wait_until = time.monotonic() + DELETION_SECONDS
         while True:
             try:
-                found = self.api.retry(lambda: self._create(attempt))
-                print(f"created {self.kind.title} {found['metadata']['name']}", flush=True)
-                return found
+                job = self.api.retry(lambda: self._create(attempt))
+                print(f"created {self.kind.title} {job['metadata']['name']}", flush=True)
+                return job
             except ApiError as error:
                 if error.status != 409:
                     raise InputError(self._refused(error)) from error
             try:
-                found = self.api.call("GET", self.path(attempt), retry=True)
+                job = self.api.call("GET", self.path(attempt), retry=True)
             except ApiError as error:
                 if error.status == 404:
                     continue
                 raise InputError(self._refused(error)) from error
-            self._check_ours(found)
-            if "deletionTimestamp" not in found["metadata"]:
-                print(f"adopting {self.kind.title} {found['metadata']['name']}", flush=True)
-                return found
+            self._check_owner(job)
+            if "deletionTimestamp" not in job["metadata"]:
+                print(f"adopting {self.kind.title} {job['metadata']['name']}", flush=True)
+                return job
             if time.monotonic() > wait_until:
                 raise JobError(
-                    f"{self.kind.title} {found['metadata']['name']} has been terminating for "
+                    f"{self.kind.title} {job['metadata']['name']} has been terminating for "
                     f"{DELETION_SECONDS / 60:g} minutes; check its finalizers"
                 )
             time.sleep(0.5)
 
     def check_queued(self, attempt: int) -> None:
-        """Make sure that Kueue would hold the job: one that it does not manage runs at once.
+        """Check that Kueue would suspend the job: a job that it does not manage runs at once.
 
         Raises:
-            InputError: when it would not, which no object of Kueue tells but a dry run.
+            InputError: it would not. Only a dry run shows this.
         """
         path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
         try:
             dry = {"dryRun": "All"}
-            found = self.api.call("POST", path, body, dry, retry=True)
+            job = self.api.call("POST", path, body, dry, retry=True)
         except ApiError:
-            return  # what is wrong is told when it is created
-        if not self.kind.suspended(found):
+            return  # creating the job reports what is wrong
+        if not self.kind.suspended(job):
             raise InputError(
                 f"queue={self.spec.queue!r}: Kueue here does not manage {self.kind.plural}."
                 f"{self.kind.group_version}; enable that integration, or leave queue empty"
             )
 
     def manifest(self, attempt: int, script_map: str = "") -> Object:
-        """The job object of an attempt."""
+        """Return the manifest of an attempt's job."""
         meta = metadata(self.spec, self.identity, self.api.namespace, attempt, self.owner)
         spec = self.spec
         if self.avoided:
@@ -129,7 +131,7 @@ class Jobs:
         return self.api.call("POST", path, body, {"fieldValidation": "Strict"})
 
     def _script_map(self) -> str:
-        """The ConfigMap of what travels, made if need be; '' where we have no right to make one."""
+        """Create the ConfigMap of the files; return its name, '' for no files or no right."""
         if not payload.files(self.spec):
             return ""
         path = core(self.api.namespace, "configmaps")
@@ -146,36 +148,37 @@ class Jobs:
             if not payload.fits_variables(self.spec):
                 raise InputError(
                     "the script, the code or the packages do not fit into a variable of 128 KiB, "
-                    f"and no ConfigMap may be made for them ({error.message}); apply deploy/rbac, "
-                    "or put them into the image"
+                    f"and there is no right to create a ConfigMap ({error.message}); apply "
+                    "deploy/rbac, or put them into the image"
                 ) from error
             return ""
         return name
 
     def _check_script(self, path: str, body: Object) -> None:
-        """Refuse a map of this name that does not hold what this run made."""
+        """Check that an existing ConfigMap has the labels and data of this run."""
         meta = body["metadata"]
-        found = self.api.call("GET", f"{path}/{meta['name']}")
-        labels = found["metadata"].get("labels") or {}
+        existing = self.api.call("GET", f"{path}/{meta['name']}")
+        labels = existing["metadata"].get("labels") or {}
         ours = labels.items() >= meta["labels"].items()
-        same = all((found.get(name) or {}) == body.get(name, {}) for name in ("data", "binaryData"))
+        parts = ("data", "binaryData")
+        same = all((existing.get(name) or {}) == body.get(name, {}) for name in parts)
         if not ours or not same:
             raise InputError(
-                f"ConfigMap {meta['name']} exists and does not hold this run's script; it is left "
-                "alone: delete it, or rename the task"
+                f"ConfigMap {meta['name']} exists and is not of this run; "
+                "it was not changed: delete it, or rename the task"
             )
 
-    def _check_ours(self, found: Object) -> None:
-        name, run_id = found["metadata"]["name"], label(found, RUN)
-        if run_id != self.identity.run_id or label(found, TASK) != self.identity.task:
+    def _check_owner(self, job: Object) -> None:
+        name, run_id = job["metadata"]["name"], label(job, RUN)
+        if run_id != self.identity.run_id or label(job, TASK) != self.identity.task:
             raise InputError(
                 f"{self.kind.title} {name} exists and is not of this run "
-                f"(run {run_id or 'unknown'}); it is left alone: rename the task"
+                f"(run {run_id or 'unknown'}); it was not changed: rename the task"
             )
-        if label(found, SPEC) != self.identity.spec_digest:
+        if label(job, SPEC) != self.identity.spec_digest:
             raise InputError(
-                f"{self.kind.title} {name} of this run was made from another specification; "
-                "delete it to start anew"
+                f"{self.kind.title} {name} of this run was created with other settings; "
+                "delete it to start again"
             )
 
     def _refused(self, error: ApiError) -> str:
@@ -197,7 +200,7 @@ class Jobs:
         return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
 
     def mark(self, attempt: int, mark: str) -> None:
-        """Note on a failed job what it is to those who come later: REPORTED or PREEMPTED."""
+        """Mark a failed job for later launchers as REPORTED or PREEMPTED."""
         body = {"metadata": {"annotations": {mark: "true"}}}
         try:
             self.api.call("PATCH", self.path(attempt), body, retry=True)
@@ -207,9 +210,9 @@ class Jobs:
 
 
 def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Object:
-    """The ConfigMap by which a script, code and packages reach the pods of every attempt.
+    """Return the ConfigMap with script, code and packages for the pods of every attempt.
 
-    It is immutable, and one from before a script was edited may be there: names tell them apart.
+    It is immutable, and its name has a digest, since one of an earlier script may exist.
     """
     name = f"{identity.name}-{identity.spec_digest[:8]}"
     meta: Object = {"name": name, "labels": identity.labels(0)}
@@ -220,7 +223,7 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
 
 
 def away_from(nodes: Iterable[str], affinity: Object) -> Object:
-    """An affinity that avoids nodes, too, where there are others: a job that waits helps nobody."""
+    """Return an affinity that also avoids nodes, if there are others."""
     hosts = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(nodes)}
     term = {"weight": 100, "preference": {"matchExpressions": [hosts]}}
     of_nodes = dict(affinity.get("nodeAffinity") or {})
@@ -229,12 +232,12 @@ def away_from(nodes: Iterable[str], affinity: Object) -> Object:
 
 
 def avoided(jobs: dict[int, Object]) -> frozenset[str]:
-    """The nodes that the newest of these jobs avoids."""
+    """Return the nodes that the newest of these jobs avoids."""
     if not jobs:
         return frozenset()
     return frozenset(filter(None, annotation(jobs[max(jobs)], AVOIDS).split(",")))
 
 
 def marked(job: Object, mark: str) -> bool:
-    """Whether a job bears the mark REPORTED or PREEMPTED."""
+    """Return whether a job has the mark REPORTED or PREEMPTED."""
     return annotation(job, mark) != ""

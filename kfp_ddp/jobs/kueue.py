@@ -1,4 +1,4 @@
-"""Kueue: whether a queue can be used, and what a job in it waits for, in words."""
+"""Kueue: whether a queue can be used, and what a job in it waits for."""
 
 from functools import lru_cache
 
@@ -14,10 +14,10 @@ NAMED_AT_MOST = 3
 
 @lru_cache(maxsize=8)
 def group_version(api: Api) -> str:
-    """The version of its API that the server prefers; '' where there is no Kueue.
+    """Return the preferred version of Kueue's API; '' for a cluster without Kueue.
 
     Raises:
-        ApiError: when it cannot be told now.
+        ApiError: the server does not answer.
     """
     try:
         return str(api.call("GET", f"/apis/{GROUP}")["preferredVersion"]["groupVersion"])
@@ -28,25 +28,25 @@ def group_version(api: Api) -> str:
 
 
 def path(api: Api, plural: str, name: str = "") -> str:
-    """Path of a collection of Kueue in our namespace, or of one object; '' without Kueue."""
+    """Return the path of a collection of Kueue, or of one object; '' without Kueue."""
     version = group_version(api)
     return custom(version, api.namespace, plural, name) if version else ""
 
 
 def check_queue(api: Api, queue: str) -> list[str]:
-    """Warnings about a LocalQueue that admits nothing now.
+    """Return warnings about a LocalQueue that admits no jobs now.
 
     Raises:
-        InputError: when there is no such queue, or no Kueue. Without the right to look at
-            queues both count as there.
+        InputError: no such queue, or no Kueue. Without the right to read queues, both count as
+            existing.
     """
     try:
-        where = api.retry(lambda: path(api, "localqueues", queue))
-        if not where:
+        queue_path = api.retry(lambda: path(api, "localqueues", queue))
+        if not queue_path:
             raise InputError(
                 f"queue={queue!r}: this cluster has no Kueue; install it, or leave queue empty"
             )
-        found = api.call("GET", where, retry=True)
+        local_queue = api.call("GET", queue_path, retry=True)
     except ApiError as error:
         if error.status == 404:
             raise InputError(
@@ -54,55 +54,55 @@ def check_queue(api: Api, queue: str) -> list[str]:
                 "use one of `kubectl get localqueues`"
             ) from error
         return []
-    trouble = inactive(found)
-    return [f"queue {queue} admits nothing now: {trouble}"] if trouble else []
+    trouble = inactive(local_queue)
+    return [f"queue {queue} admits no jobs now: {trouble}"] if trouble else []
 
 
 def inactive(queue: Object) -> str:
-    """Why a LocalQueue admits nothing; '' when it is active."""
+    """Return why a LocalQueue admits no jobs; '' if it is active."""
     stopped = condition(queue, "Active", "False")
     return one_line(stopped.get("message") or stopped.get("reason", "")) if stopped else ""
 
 
 def waiting(job: Object, api: Api) -> str:
-    """Which queue holds a suspended job, why, and what stands before it."""
+    """Return which queue a suspended job waits in, why, and behind which jobs."""
     queue = label(job, QUEUE_LABEL)
     if not queue:
-        return "suspended; somebody else must resume it"
+        return "suspended; it must be resumed by hand"
     try:
-        where = path(api, "workloads")
-        workloads = api.call("GET", where).get("items", []) if where else []
+        url = path(api, "workloads")
+        workloads = api.call("GET", url).get("items", []) if url else []
     except ApiError:
         return f"waiting in queue {queue}"
     uid = job["metadata"]["uid"]
-    ours = next((each for each in workloads if _owner(each).get("uid") == uid), None)
+    ours = next((item for item in workloads if _owner(item).get("uid") == uid), None)
     if ours is None or not conditions(ours):
-        return f"waiting for Kueue to take it into queue {queue}"
-    others = [each for each in workloads if each is not ours and not condition(each, "Finished")]
-    others = [each for each in others if each["spec"].get("queueName") == queue]
-    ahead = [each for each in others if _rank(each) < _rank(ours) and not _holds(each)]
-    holders = [each for each in others if _holds(each)]
-    words = f"waiting in queue {queue}"
+        return f"waiting for Kueue to add it to queue {queue}"
+    others = [item for item in workloads if item is not ours and not condition(item, "Finished")]
+    others = [item for item in others if item["spec"].get("queueName") == queue]
+    ahead = [item for item in others if _rank(item) < _rank(ours) and not _has_quota(item)]
+    holders = [item for item in others if _has_quota(item)]
+    line = f"waiting in queue {queue}"
     evicted = condition(ours, "Evicted")
     if evicted is not None:
-        words = f"{_evicted(evicted, workloads)}; {words}"
-    words += f", behind {_names(ahead)}" if ahead else ", first in line"
+        line = f"{_evicted(evicted, workloads)}; {line}"
+    line += f", behind {_names(ahead)}" if ahead else ", first in line"
     if holders:
-        words += f", while {_names(holders)} hold{'' if len(holders) > 1 else 's'} quota"
+        line += f", while {_names(holders)} ha{'ve' if len(holders) > 1 else 's'} the quota"
     pending = (condition(ours, "QuotaReserved", "False") or {}).get("message", "")
     if pending and pending != (evicted or {}).get("message"):
-        words += f" ({one_line(pending)})"
-    return words
+        line += f" ({one_line(pending)})"
+    return line
 
 
 def _evicted(evicted: Object, workloads: list[Object]) -> str:
-    """Why a job was put back into its queue, with the name of what came before it."""
-    how = "preempted" if evicted.get("reason") == "Preempted" else "put back"
+    """Return why a job was evicted into its queue, with the name of the preempting job."""
+    how = "preempted" if evicted.get("reason") == "Preempted" else "evicted"
     message = one_line(evicted.get("message", ""))
     for workload in workloads:
         known = f"a workload (UID: {workload['metadata'].get('uid')}, "
-        head, found, tail = message.partition(known)
-        if found:
+        head, match, tail = message.partition(known)
+        if match:
             message = f"{head}{_names([workload])}{tail.partition(')')[2]}"
     return f"{how} ({message})"
 
@@ -112,20 +112,20 @@ def _owner(workload: Object) -> Object:
     return owners[0]
 
 
-def _holds(workload: Object) -> bool:
+def _has_quota(workload: Object) -> bool:
     return condition(workload, "QuotaReserved") is not None
 
 
 def _rank(workload: Object) -> tuple[int, str]:
-    """Kueue's order: by priority, then by age."""
+    """Return Kueue's sort key: priority, then age."""
     return -int(workload["spec"].get("priority") or 0), workload["metadata"]["creationTimestamp"]
 
 
 def _names(workloads: list[Object]) -> str:
-    """The jobs of some workloads, the first few by name."""
-    named = []
+    """Return the names of the first jobs of some workloads."""
+    names = []
     for workload in sorted(workloads, key=_rank)[:NAMED_AT_MOST]:
         owner = _owner(workload)
-        named.append(f"{owner.get('kind', 'Workload')} {owner.get('name', '')}".strip())
-    more = len(workloads) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+        names.append(f"{owner.get('kind', 'Workload')} {owner.get('name', '')}".strip())
+    more = len(workloads) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -28,105 +28,101 @@ VARIABLES = {
     CODE: "KFP_DDP_CODE",
 }
 AS_TEXT = (SCRIPT, START)
-# As bytes, which may begin with a byte order mark.
+# Bytes, since the text may begin with a byte order mark.
 RUN_FROM_ENV = (
     "import os, sys; exec(compile(os.environb[b'{variable}'], '{file}', 'exec', dont_inherit=True))"
 )
-# Linux takes variables of 128 KiB each; a ConfigMap holds 1 MiB.
+# Limits: 128 KiB for a variable in Linux, 1 MiB for a ConfigMap.
 VARIABLE_BYTES, MAP_BYTES = 130_000, 1_000_000
 
 
 def files(spec: LaunchSpec) -> dict[str, bytes]:
-    """The files that travel with a job, by name."""
-    found = {}
+    """Return the files that a job brings to its workers, by name."""
+    content = {}
     if spec.script:
-        found[SCRIPT] = spec.script.encode()
+        content[SCRIPT] = spec.script.encode()
     if spec.prepares():
-        found[START] = PROGRAM.read_bytes()
+        content[START] = PROGRAM.read_bytes()
     if spec.packages_to_install:
-        found[PACKAGES] = "".join(f"{pin}\n" for pin in spec.packages_to_install).encode()
+        content[PACKAGES] = "".join(f"{pin}\n" for pin in spec.packages_to_install).encode()
     if spec.code.startswith(code.PREFIX):
-        found[CODE] = code.from_data_url(spec.code)
-    return found
+        content[CODE] = code.from_data_url(spec.code)
+    return content
 
 
 def variables(spec: LaunchSpec, script_map: str) -> dict[str, str]:
-    """What workers are told of the files: where each lies in the map, or all of it without one."""
-    found, carried = {}, files(spec)
+    """Return the workers' variables: paths of the files in the ConfigMap, or their contents."""
+    env, content_of = {}, files(spec)
     if not script_map:
-        for name, content in carried.items():
-            found[VARIABLES[name]] = unexpanded(_in_a_variable(name, content))
-    elif PACKAGES in carried:
-        found[f"{VARIABLES[PACKAGES]}_FILE"] = f"{FOLDER}/{PACKAGES}"
+        for name, content in content_of.items():
+            env[VARIABLES[name]] = unexpanded(_as_variable(name, content))
+    elif PACKAGES in content_of:
+        env[f"{VARIABLES[PACKAGES]}_FILE"] = f"{FOLDER}/{PACKAGES}"
     if spec.code:
-        packed = carried.get(CODE)
-        found["KFP_DDP_CODE_SHA256"] = (
-            code.digest_of(packed) if packed else code.digest_in(spec.code)
-        )
+        packed = content_of.get(CODE)
+        env["KFP_DDP_CODE_SHA256"] = code.digest_of(packed) if packed else code.digest_in(spec.code)
         if script_map or not packed:
-            found[f"{VARIABLES[CODE]}_FILE"] = f"{FOLDER}/{CODE}" if packed else spec.code
+            env[f"{VARIABLES[CODE]}_FILE"] = f"{FOLDER}/{CODE}" if packed else spec.code
     if spec.pip_index_urls:
-        found["KFP_DDP_PIP_INDEX_URLS"] = unexpanded(" ".join(spec.pip_index_urls))
-    return found
+        env["KFP_DDP_PIP_INDEX_URLS"] = unexpanded(" ".join(spec.pip_index_urls))
+    return env
 
 
 def python(name: str, script_map: str) -> list[str]:
-    """The command that runs one of the files with Python."""
+    """Return the command that runs one of the files with Python."""
     if script_map:
         return ["python3", f"{FOLDER}/{name}"]
     return ["python3", "-c", RUN_FROM_ENV.format(variable=VARIABLES[name], file=name)]
 
 
 def map_data(spec: LaunchSpec) -> dict[str, Mapping[str, str]]:
-    """The data of the ConfigMap that brings the files.
+    """Return the data of the ConfigMap with the files.
 
     Raises:
-        InputError: more than one holds.
+        InputError: they are too large for one.
     """
-    carried = files(spec)
-    size = sum(map(len, carried.values()))
+    content_of = files(spec)
+    size = sum(map(len, content_of.values()))
     if size > MAP_BYTES:
         raise InputError(
-            f"script, code and packages have {size:,} bytes, and a ConfigMap holds {MAP_BYTES:,}: "
-            "put the code into a bucket or on a claim, as as_folder does with upload"
+            f"script, code and packages have {size:,} bytes, and a ConfigMap {MAP_BYTES:,}: "
+            "put the code into a bucket or on a PVC, as as_folder does with upload"
         )
     data: dict[str, Mapping[str, str]] = {
-        "data": {name: content.decode() for name, content in carried.items() if name != CODE}
+        "data": {name: content.decode() for name, content in content_of.items() if name != CODE}
     }
-    if CODE in carried:
-        data["binaryData"] = {CODE: base64.b64encode(carried[CODE]).decode()}
+    if CODE in content_of:
+        data["binaryData"] = {CODE: base64.b64encode(content_of[CODE]).decode()}
     return data
 
 
 def fits_variables(spec: LaunchSpec) -> bool:
-    """Whether the files can travel without a ConfigMap."""
-    return all(
-        len(_in_a_variable(*each).encode()) <= VARIABLE_BYTES for each in files(spec).items()
-    )
+    """Return whether the files fit into variables."""
+    return all(len(_as_variable(*item).encode()) <= VARIABLE_BYTES for item in files(spec).items())
 
 
-def _in_a_variable(name: str, content: bytes) -> str:
-    """A file as the value of a variable; what Python runs from there is its text."""
+def _as_variable(name: str, content: bytes) -> str:
+    """Return a file as the value of a variable, base64 unless it is a program."""
     return content.decode() if name in AS_TEXT else base64.b64encode(content).decode()
 
 
 WITH_IT = 200_000
-"""Bytes of a ConfigMap that the script and the packages may take beside the code."""
+"""Bytes of a ConfigMap reserved for the script and the packages."""
 
 
 def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
-    """The job with its code checked, and where its workers can have it.
+    """Return the job with its code checked, and placed where its workers can read it.
 
-    What lies in a bucket travels by a ConfigMap or, when it is too large, by the work claim; what
-    lies on a claim of theirs the workers read from there, and hold it to its digest.
+    Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC. Code on a PVC of
+    the workers remains there; they verify its digest.
 
     Args:
         spec: The job.
-        run_dir: Folder of the run on a claim; None for none.
+        run_dir: Folder of the run on a PVC; None for none.
 
     Raises:
-        InputError: code that cannot be had, is not what its name says, or cannot reach the workers.
-        StorageError: the claim cannot be written.
+        InputError: missing or invalid code, or code that cannot reach the workers.
+        StorageError: the PVC cannot be written.
     """
     if not spec.code:
         return spec
@@ -135,16 +131,16 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
         return spec
     if spec.code.startswith("/"):
         _check_mounted(spec, spec.code)
-        if os.path.exists(spec.code):  # not where the claim is mounted in the workers alone
-            _fetched(spec)
+        if os.path.exists(spec.code):  # the PVC may be mounted only in the workers
+            _fetch(spec)
         return spec
-    archive = _fetched(spec)
+    archive = _fetch(spec)
     if len(archive) <= MAP_BYTES - WITH_IT:
         return spec.model_copy(update={"code": code.as_data_url(archive)})
     if run_dir is None:
         raise InputError(
-            f"the code has {len(archive):,} bytes packed, more than a ConfigMap brings: mount a "
-            "claim on the task and name a folder on it as work_dir"
+            f"the code has {len(archive):,} bytes packed, too many for a ConfigMap: mount a "
+            "PVC on the task and set work_dir to a folder on it"
         )
     file = run_dir / "code" / Path(spec.code).name
     _check_mounted(spec, str(file))
@@ -158,25 +154,26 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
     return spec.model_copy(update={"code": str(file)})
 
 
-def _fetched(spec: LaunchSpec) -> bytes:
-    """The archive, which is what its name says and can be unpacked."""
-    place, _, name = spec.code.rpartition("/")
-    archive = open_destination(place or "/").read(name, code.MOST_PACKED)
+def _fetch(spec: LaunchSpec) -> bytes:
+    """Return the archive, with its digest and content verified."""
+    folder, _, name = spec.code.rpartition("/")
+    archive = open_destination(folder or "/").read(name, code.MOST_PACKED)
     if archive is None:
-        raise InputError(f"code={spec.code} is not there: upload it with as_folder")
-    found, wanted = code.digest_of(archive), code.digest_in(spec.code)
-    if found != wanted:
+        raise InputError(f"code={spec.code} not found: upload it with as_folder")
+    digest = code.digest_of(archive)
+    if digest != code.digest_in(spec.code):
         raise InputError(
-            f"code={spec.code} has SHA-256 {found[:12]}..., not the one of its name: upload it anew"
+            f"code={spec.code} has SHA-256 {digest[:12]}..., not the one of its name: upload it "
+            "again"
         )
     code.check(archive, spec.entry)
     return archive
 
 
 def _check_mounted(spec: LaunchSpec, path: str) -> None:
-    mounts = [str(each["mountPath"]) for each in spec.volume_mounts] + list(spec.claims)
+    mounts = [str(item["mountPath"]) for item in spec.volume_mounts] + list(spec.claims)
     if not covering(path, mounts):
         raise InputError(
-            f"code {path} lies on no claim that the workers mount; mount one on the task with "
+            f"code {path} is not on a PVC that the workers mount; mount one on the task with "
             "kubernetes.mount_pvc"
         )

@@ -1,4 +1,4 @@
-"""One launch from start to end: check, create or adopt, follow, try again, report."""
+"""One launch from start to end: check, create or adopt, follow, retry, report."""
 
 import threading
 import time
@@ -20,8 +20,8 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, core
 
 SILENCE_SECONDS = 120.0
-# Only whether there is one is asked, each half a second: a thousand pods are 10 MB.
-ONE_THAT_WRITES = {
+# A list of a thousand pods is 10 MB, and this one is requested each half a second.
+ONE_WRITING = {
     "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Pending",
     "limit": "1",
 }
@@ -29,9 +29,9 @@ ONE_THAT_WRITES = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A launch that succeeded: its last job, how many attempts it took, and the last one's pods.
+    """A successful launch: its last job, that job's pods, and the number of attempts.
 
-    `last_lines` are the ends of their logs, by uid.
+    `last_lines` are the last lines of the pods' logs, by uid.
     """
 
     job: Object
@@ -50,29 +50,29 @@ def launch(
     progress: bool = False,
     stall_minutes: float = 0,
 ) -> Finished:
-    """Run the job of a specification to its end, whatever happens to this process meanwhile.
+    """Run a job to its end; a retry of this process continues where it was.
 
     Args:
         spec: The job.
         run_id: Id of the pipeline run.
         task_name: Name of the task in the pipeline.
-        task_id: Tells iterations of a loop apart; '' outside of one.
+        task_id: Distinguishes iterations of a loop; '' outside of a loop.
         api: The cluster, in the namespace of the job.
-        run_dir: Folder on a claim for the heartbeat and the cursors in the logs.
-        progress: Whether the job writes metrics there, which become lines of progress.
-        stall_minutes: How long its ranks, by what they tell there, may stand still; 0 for ever.
+        run_dir: Folder on a PVC for the heartbeat and the log cursors.
+        progress: Whether the job writes metrics there, to print as progress.
+        stall_minutes: How long its ranks may stall, by their reports there; 0 for no limit.
 
     Raises:
-        InputError: what cannot be used, before anything is created.
-        JobError: a job that failed, with its root cause, or took too long.
+        InputError: invalid settings, before anything is created.
+        JobError: the job failed, with its root cause, or took too long.
         RunCancelledError: the run was terminated; the job is deleted.
     """
     owner = find_owner(api)
     jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), owner)
-    there = jobs.attempts()
-    attempts = Attempts.of(there, jobs.kind)
-    jobs.avoided = avoided(there)
-    if attempts.current not in there:
+    existing = jobs.attempts()
+    attempts = Attempts.resume(existing, jobs.kind)
+    jobs.avoided = avoided(existing)
+    if attempts.current not in existing:
         _check(jobs, attempts.current)
     ending = Ending(api, owner, threading.Event())
     with ending.watching():
@@ -81,13 +81,13 @@ def launch(
             limits = _limits(spec, stall_minutes)
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.state.phase == "succeeded":
-                return Finished(outcome.job, attempts.made, outcome.pods, outcome.last_lines)
+                return Finished(outcome.job, attempts.count, outcome.pods, outcome.last_lines)
             if outcome.given_up:
                 ending.delete_job()
             if outcome.stall and outcome.stall.node:
                 jobs.avoided |= {outcome.stall.node}
             if outcome.preempted:
-                _count_no_attempt(jobs, attempts)
+                _discount_preempted(jobs, attempts)
             else:
                 _retry_or_raise(jobs, attempts, outcome)
             _wait_for_pods(jobs, attempts.current, ending)
@@ -96,69 +96,69 @@ def launch(
 
 @dataclass
 class Attempts:
-    """The attempt that a launch is at, and the series of attempts that it is part of."""
+    """The current attempt of a launch, and the series of attempts that it belongs to."""
 
     current: int = 0
     first: int = 0
     preempted: set[int] = field(default_factory=set)
-    """Those that failed of their preemption alone, which use up no retry."""
+    """Attempts that failed only because of a preemption, which use up no retry."""
 
     @classmethod
-    def of(cls, jobs: dict[int, Object], kind: Kind) -> "Attempts":
-        """Where to start, by the jobs that are there.
+    def resume(cls, jobs: dict[int, Object], kind: Kind) -> "Attempts":
+        """Return the attempt to continue with, by the existing jobs.
 
-        A failed job whose failure was not told yet is ours to judge; one that was told is over, and
-        the step was run again by somebody who wants a new one.
+        A failed job whose failure was not reported yet is still to be judged. If it was reported,
+        a user has retried the step and expects a new job.
         """
         if not jobs:
             return cls()
         newest = max(jobs)
-        told = [number for number, job in jobs.items() if marked(job, REPORTED)]
-        first = max(told) + 1 if told else min(jobs)
+        reported = [number for number, job in jobs.items() if marked(job, REPORTED)]
+        first = max(reported) + 1 if reported else min(jobs)
         preempted = {number for number, job in jobs.items() if marked(job, PREEMPTED)}
         if newest in preempted:
             return cls(newest + 1, first, preempted)
-        if newest in told and kind.state(jobs[newest]).phase == "failed":
+        if newest in reported and kind.state(jobs[newest]).phase == "failed":
             return cls(newest + 1, newest + 1, preempted)
         return cls(newest, first, preempted)
 
     @property
-    def made(self) -> int:
-        """How many there were."""
+    def count(self) -> int:
+        """The number of attempts."""
         return self.current - self.first + 1
 
     def retries_left(self, retries: int) -> int:
-        """How many of so many retries are left after the current attempt."""
+        """Return how many of the retries are left after the current attempt."""
         return retries - len(set(range(self.first, self.current)) - self.preempted)
 
 
 def _check(jobs: Jobs, attempt: int) -> None:
-    """Find what can be found before a job is created; raises InputError."""
+    """Check what can be checked before a job is created; raise InputError."""
     for warning in check_job.check(jobs.api, jobs.spec):
         print(f"warning: {warning}", flush=True)
     if jobs.spec.scheduler == "kueue" and jobs.spec.queue:
         jobs.check_queued(attempt)
 
 
-def _count_no_attempt(jobs: Jobs, attempts: Attempts) -> None:
+def _discount_preempted(jobs: Jobs, attempts: Attempts) -> None:
     jobs.mark(attempts.current, PREEMPTED)
     attempts.preempted.add(attempts.current)
     name = jobs.identity.job_name(attempts.current)
-    print(f"{name} could not go on after its preemption; making a new job", flush=True)
+    print(f"{name} could not resume after its preemption; creating a new job", flush=True)
 
 
 def _retry_or_raise(jobs: Jobs, attempts: Attempts, outcome: Outcome) -> None:
-    """Return where another attempt may help; raises JobError with the cause where none does."""
+    """Return if another attempt may help, else raise JobError with the cause."""
     retries, failure = jobs.spec.retries, _cause(outcome, jobs.spec)
     left = attempts.retries_left(retries)
     if not failure.retryable or left <= 0:
         jobs.mark(attempts.current, REPORTED)
         raise JobError(_report(jobs, attempts, failure, pods_kept=not outcome.given_up))
-    print(f"{failure.error}; trying again, {left} of {retries} retries left", flush=True)
+    print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
 
 
 def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
-    """Why a job failed; at its deadline its pods tell of a signal only, which is no cause."""
+    """Return why a job failed; at its deadline the pods show only a signal."""
     if outcome.state.past_deadline:
         limit = f"deadline_minutes={spec.deadline_minutes:g}"
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
@@ -189,40 +189,40 @@ def _follow(
 
 
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
-    # A job that is a whole is not left to pods that cannot meet any more.
-    whole = not spec.elastic and spec.restart_policy == "Never"
+    # Without elasticity or restarts, a job with separated pods cannot recover.
+    rigid = not spec.elastic and spec.restart_policy == "Never"
     return Limits(
         deadline=spec.deadline_minutes * 60,
         pending=spec.pending_minutes * 60,
         enough_pods=spec.node_range()[0] if spec.elastic else 0,
         crashes=spec.restarts() if spec.elastic else 0,
-        silence=SILENCE_SECONDS if whole and spec.job_kind.waits_silently else 0,
+        silence=SILENCE_SECONDS if rigid and spec.job_kind.waits_silently else 0,
         pods=spec.pods() + spec.job_kind.extra_pods,
         stall=stall_minutes * 60,
     )
 
 
 def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
-    """Wait until the failed attempt writes no more, lest two jobs share one folder.
+    """Wait until the failed attempt writes no more, so that no two jobs share a folder.
 
-    The operator removes running pods of a failed job, and they may save before they go. A pod
-    on a node that is gone stays for ever, so the wait has an end.
+    The operator removes the running pods of a failed job, and they may save before they end. A pod
+    on a lost node remains forever, so the wait has a limit.
     """
     selector = jobs.kind.pod_selector(jobs.identity.job_name(attempt))
     path = core(jobs.api.namespace, "pods")
-    query = {"labelSelector": selector, **ONE_THAT_WRITES}
+    query = {"labelSelector": selector, **ONE_WRITING}
     deadline = time.monotonic() + jobs.spec.grace_seconds + 60
     while time.monotonic() < deadline and not ending.cancelled():
-        found = jobs.api.call("GET", path, query=query, retry=True)
-        if not found["items"] and not found["metadata"].get("continue"):
+        pods = jobs.api.call("GET", path, query=query, retry=True)
+        if not pods["items"] and not pods["metadata"].get("continue"):
             return
         time.sleep(0.5)
 
 
 def _report(jobs: Jobs, attempts: Attempts, failure: Failure, pods_kept: bool) -> str:
-    """The failure in one line; `pods_kept` is whether its pod may still be there to be asked."""
+    """Return the failure in one line; `pods_kept` is whether its pod may still exist."""
     name = jobs.identity.job_name(attempts.current)
-    tries = f" after {attempts.made} attempts" if attempts.made > 1 else ""
+    tries = f" after {attempts.count} attempts" if attempts.count > 1 else ""
     where = "; log above" if failure.pod else ""
     if failure.pod and pods_kept:
         where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"

@@ -10,7 +10,7 @@ from kfp_ddp.k8s.api import Api, Object, own_pod
 
 
 def own_claims(api: Api) -> dict[str, str]:
-    """Claims that the step's own pod mounts, by path; {} outside of a pod of KFP."""
+    """Return the PVCs that the step's own pod mounts, by path; {} outside of a pod of KFP."""
     pod = own_pod(api)
     if pod is None:
         return {}
@@ -19,9 +19,9 @@ def own_claims(api: Api) -> dict[str, str]:
 
 
 def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
-    """The claims among some volumes, by the name of the volume."""
+    """Return the PVCs among some volumes, by the name of the volume."""
     kind = "persistentVolumeClaim"
-    return {each["name"]: each[kind]["claimName"] for each in volumes if kind in each}
+    return {item["name"]: item[kind]["claimName"] for item in volumes if kind in item}
 
 
 def _by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
@@ -32,17 +32,17 @@ def _by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, s
 def with_folders(
     api: Api, fields: dict[str, Any], data: str, written: str, task: str
 ) -> dict[str, Any]:
-    """`fields` with the claims of both folders, that of the data read-only where it can be.
+    """Return `fields` with the PVCs of both folders, that of the data read-only if possible.
 
     Args:
         api: The cluster.
-        fields: Those of LaunchSpec.
-        data: The dataset, which may be one that each pod brings.
-        written: Folder that the workers write to, or its address.
+        fields: Fields of LaunchSpec.
+        data: The dataset; one that each node copies has no PVC.
+        written: Folder or address that the workers write to.
         task: Name of the step.
 
     Raises:
-        InputError: a folder that lies on no claim.
+        InputError: a folder that is not on a PVC.
     """
     on_claims = {"dataset_path": data, "work_dir": written}
     if is_per_node(data):
@@ -50,57 +50,57 @@ def with_folders(
     if is_remote(written):
         del on_claims["work_dir"]
     fields = with_claims(fields, list(on_claims.values()), own_claims(api))
-    every = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
+    mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in on_claims.items():
-        if not covering(path, every):
+        if not covering(path, mounts):
             raise InputError(
-                f"{what} {path} lies on no claim that the workers could mount; mount one on the "
+                f"{what} {path} is not on a PVC that the workers could mount; mount one on the "
                 f"{task} task with kubernetes.mount_pvc"
             )
     return read_only(fields, data, written)
 
 
 def check_carried(job: Mapping[str, Any]) -> None:
-    """Refuse a training in a bucket whose pods would begin with different checkpoints.
+    """Refuse settings with which pods of a training in a bucket start from different checkpoints.
 
     Args:
         job: Fields of LaunchSpec that were set.
 
     Raises:
-        InputError: naming the one.
+        InputError: naming the setting.
     """
     for name, only in (("elastic", ""), ("restart_policy", "Never")):
         if (value := job.get(name, only)) != only:
             raise InputError(
-                f"job sets {name}={value!r}, where pods come anew while others go on, and work in "
-                "a bucket is fetched when a job begins: leave it out, or use a work claim"
+                f"job sets {name}={value!r}, which replaces pods while others run, but work in a "
+                "bucket is downloaded when a job starts: remove it, or use a work claim"
             )
 
 
 def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]) -> dict[str, Any]:
-    """`fields` with a claim for each path that no mount among them covers yet."""
+    """Return `fields` with a PVC for each path that is not covered by a mount yet."""
     mounted = [m["mountPath"] for m in fields.get("volume_mounts") or ()]
-    found = dict(fields.get("claims") or {})
+    all_claims = dict(fields.get("claims") or {})
     for path in paths:
-        if covering(path, [*mounted, *found]):
+        if covering(path, [*mounted, *all_claims]):
             continue
         mount = covering(path, list(claims))
         if mount:
-            found[mount] = claims[mount]
-    return {**fields, "claims": found}
+            all_claims[mount] = claims[mount]
+    return {**fields, "claims": all_claims}
 
 
 def covering(path: str, mounts: list[str]) -> str:
-    """The deepest mount that a path lies on; '' for none."""
+    """Return the deepest mount that contains a path; '' for none."""
     parents = {str(PurePosixPath(path)), *map(str, PurePosixPath(path).parents)}
     inside = [m for m in mounts if str(PurePosixPath(m)) in parents]
     return max(inside, key=len, default="")
 
 
 def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]:
-    """`fields` with the mount under `path` read-only, unless `written` lies on it too.
+    """Return `fields` with the mount of `path` read-only, unless it also contains `written`.
 
-    KFP itself cannot mount a claim read-only, and Kubernetes does not enforce ReadOnlyMany.
+    KFP itself cannot mount a PVC read-only, and Kubernetes does not enforce ReadOnlyMany.
     """
     mounts = [dict(m) for m in fields.get("volume_mounts") or ()]
     claims = dict(fields.get("claims") or {})
@@ -108,26 +108,26 @@ def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]
     mount = covering(path, every)
     if not mount or mount == covering(written, every):
         return fields
-    for each in mounts:
-        if each["mountPath"] == mount:
-            each["readOnly"] = True
+    for item in mounts:
+        if item["mountPath"] == mount:
+            item["readOnly"] = True
     if mount in claims and not claims[mount].endswith(":ro"):
         claims[mount] += ":ro"
     return {**fields, "volume_mounts": mounts, "claims": claims}
 
 
 def claim_of(fields: dict[str, Any], path: str) -> str:
-    """Name of the claim that a path lies on; '' for none."""
+    """Return the name of the PVC that contains a path; '' for none."""
     claims = {m: name.removesuffix(":ro") for m, name in (fields.get("claims") or {}).items()}
     claims |= _by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
     return str(claims.get(covering(path, list(claims)), ""))
 
 
 def passed_through(task_config: Any) -> dict[str, Any]:
-    """Fields of LaunchSpec from a dsl.TaskConfig; every part of it may be None."""
+    """Return fields of LaunchSpec from a dsl.TaskConfig, any part of which may be None."""
     if task_config is None:
         return {}
-    given = {
+    parts = {
         "affinity": task_config.affinity,
         "tolerations": task_config.tolerations,
         "node_selector": task_config.node_selector,
@@ -136,33 +136,33 @@ def passed_through(task_config: Any) -> dict[str, Any]:
         "volume_mounts": task_config.volume_mounts,
         "resources": _quantities(task_config.resources or {}),
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in parts.items() if value}
 
 
 def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` over what was set on the task: lists and mappings of both are joined."""
+    """Return `fields` over the settings of the task: lists and mappings of both are merged."""
     task = passed_through(task_config)
-    found = {**task, **fields}
-    for name, given in task.items():
+    merged = {**task, **fields}
+    for name, value in task.items():
         own = fields.get(name)
         if own:
-            found[name] = _joined(given, own) if isinstance(given, dict) else [*given, *own]
+            merged[name] = _merge(value, own) if isinstance(value, dict) else [*value, *own]
         else:
-            found[name] = given
-    return found
+            merged[name] = value
+    return merged
 
 
-def _joined(given: Object, own: Object) -> Object:
-    """`own` over `given`, part by part: a limit that is set here drops none that is set there."""
-    found = {**given, **own}
-    for name in given.keys() & own.keys():
-        if isinstance(given[name], dict) and isinstance(own[name], dict):
-            found[name] = _joined(given[name], own[name])
-    return found
+def _merge(base: Object, own: Object) -> Object:
+    """Return `own` merged over `base` at every level, so that no limit of either is dropped."""
+    merged = {**base, **own}
+    for name in base.keys() & own.keys():
+        if isinstance(base[name], dict) and isinstance(own[name], dict):
+            merged[name] = _merge(base[name], own[name])
+    return merged
 
 
 def _quantities(resources: Object) -> Object:
-    """Limits and requests alone, as strings, which is what every kind of job takes."""
+    """Return only limits and requests, as strings, as every kind of job expects them."""
     return {
         part: {name: str(value) for name, value in resources[part].items() if value != ""}
         for part in ("limits", "requests")

@@ -64,7 +64,7 @@ def in_queue(queue: Queue, code: str = COUNT, **more: Any) -> dict[str, Any]:
 def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
     with queue.taken("80m") as other:
         step = LaunchStep(queue.grounds, in_queue(queue)).start()
-        step.saw(f"waiting in queue {queue.name}, first in line, while Job {other} holds quota")
+        step.saw(f"waiting in queue {queue.name}, first in line, while Job {other} has the quota")
         step.saw("insufficient unused quota for cpu")
         assert step.workers() == []
     assert step.wait() == "Succeeded", step.log()
@@ -201,7 +201,7 @@ def test_a_trainjob_that_is_taken_back_goes_on_from_its_checkpoint(
     until(lambda: trained(step, work) >= 9, "the third epoch")
     (job,) = step.jobs(TRAINJOB)
     suspend(grounds, job, True)
-    step.saw("is queued: suspended; somebody else must resume it")
+    step.saw("is queued: suspended;  must resume it")
     until(lambda: step.workers() == [], "the end of its pods", 60)
     suspend(grounds, job, False)
     assert step.wait() == "Succeeded", step.log()
@@ -223,7 +223,7 @@ def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind:
     plural = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}[kind]
     with queue.taken("80m") as other:
         step = LaunchStep(queue.grounds, in_queue(queue, kind=kind)).start()
-        step.saw(f"first in line, while Job {other} holds quota")
+        step.saw(f"first in line, while Job {other} has the quota")
         step.terminate()
         until(lambda: step.jobs(plural) == [], "the job's deletion", 5)
         assert step.wait() == "Failed"

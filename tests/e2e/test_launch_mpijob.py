@@ -70,7 +70,7 @@ def test_a_lost_worker_is_tried_again(grounds: Grounds) -> None:
     step.saw("rank 1 runs")
     (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
     grounds.core.delete_namespaced_pod(lost, grounds.namespace, grace_period_seconds=0)
-    step.saw("trying again, 1 of 1 retries left")
+    step.saw("retrying, 1 of 1 retries left")
     until(lambda: len(step.jobs(MPIJOB)) == 2, "the second job", 60)
     step.terminate()
     assert step.wait() == "Failed"

@@ -144,7 +144,7 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds)
     grounds.custom.patch_namespaced_custom_object(group, version, space, plural, name, patch)
     second = LaunchStep(grounds, python("print('mine')"), run_id=first.run_id).start()
     assert second.wait() == "Failed"
-    assert "exists and is not of this run (run somebody-else); it is left alone" in second.log()
+    assert "exists and is not of this run (run somebody-else); it was not changed" in second.log()
     kept = grounds.custom.get_namespaced_custom_object(group, version, space, plural, name)
     assert kept["metadata"]["uid"] == job["metadata"]["uid"]
 
@@ -198,7 +198,7 @@ def test_a_deadline_that_the_operator_enforces_is_not_tried_again(grounds: Groun
     )
     assert step.wait() == "Failed"
     assert "it took longer than deadline_minutes=5 and was ended" in step.log().splitlines()[-1]
-    assert "trying again" not in step.log()
+    assert "retrying" not in step.log()
     assert len(step.jobs()) == 1
 
 

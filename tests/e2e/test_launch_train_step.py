@@ -176,7 +176,7 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     kill = "import os, psutil; [p.kill() for p in psutil.process_iter() if p.pid != os.getpid()]"
     run_in(grounds, first.metadata.name, ["python3", "-c", kill], "pytorch")
     assert step.wait() == "Succeeded", step.log()
-    assert "trying again, 1 of 1 retries left" in step.log()
+    assert "retrying, 1 of 1 retries left" in step.log()
     lines = work.read(f"{step.run_id}/train/metrics.jsonl")
     assert lines is not None
     events = [json.loads(line) for line in lines.splitlines()]
@@ -226,7 +226,7 @@ def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
     assert "stopped" in run_in(
         grounds, second.metadata.name, ["python3", "-c", STOP_RANK], "pytorch"
     )
-    step.saw("trying again, 1 of 1 retries left")
+    step.saw("retrying, 1 of 1 retries left")
     told = next(line for line in step.log().splitlines() if "; it is ended" in line)
     where = f"(worker-1 on node {second.spec.node_name})"
     assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in told
@@ -254,7 +254,7 @@ def test_a_first_worker_that_is_lost_before_the_ranks_have_met_costs_one_try(
     until(lambda: run_in(grounds, worker, ranks, "pytorch").strip() != "0", "the worker's rank")
     grounds.core.delete_namespaced_pod(first, grounds.namespace, grace_period_seconds=0)
     assert step.wait() == "Succeeded", step.log()
-    assert "worker-0: its pod was removed while it ran; trying again, 1 of 1" in step.log()
+    assert "worker-0: its pod was removed while it ran; retrying, 1 of 1" in step.log()
 
 
 @pytest.mark.parametrize("elastic", ["", "2:2"])

@@ -94,7 +94,7 @@ def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
     step.start()
     assert step.wait() == "Failed"
     assert "it took longer than deadline_minutes=0.3 and was ended" in step.log().splitlines()[-1]
-    assert "trying again" not in step.log()
+    assert "retrying" not in step.log()
     assert len(step.jobs(TRAINJOB)) == 1
 
 

@@ -116,7 +116,7 @@ def test_an_evicted_launcher_that_ends_its_run_says_from_where_retry_goes_on(
     assert run.succeeded is False
     step = run.steps["train"]
     assert len(step.attempts) == 1
-    said = re.search(r"launcher was evicted; Retry goes on from step (\d+) or later", log(run))
+    said = re.search(r"launcher was evicted; Retry resumes from step (\d+) or later", log(run))
     assert said is not None, run.explain()
     assert step.attempts[0].error == f"main: Error (exit code 143): {said[0]}"
     assert run.steps["teardown"].succeeded, run.explain()

@@ -127,7 +127,7 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is no address: write gs://bucket/x"),
         (
             {"work": "gs://bucket/x", "job": {"elastic": "1:2"}},
-            "job sets elastic='1:2', where pods come anew while others go on, and work in a bucket",
+            "job sets elastic='1:2', which replaces pods while others run, and work in a bucket",
         ),
         (
             {"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}},

@@ -54,8 +54,8 @@ def test_large_code_from_a_bucket_travels_by_the_work_claim(folder: Path, tmp_pa
     run_dir = tmp_path / "work" / "run"
     run_dir.mkdir(parents=True)
     said = refused(specification(uploaded, claims={str(tmp_path / "work"): "work"}))
-    assert said.endswith("mount a claim on the task and name a folder on it as work_dir")
-    assert "lies on no claim that the workers mount" in refused(specification(uploaded), run_dir)
+    assert said.endswith("mount a PVC on the task and set work_dir to a folder on it")
+    assert "is not on a PVC that the workers mount" in refused(specification(uploaded), run_dir)
     spec = specification(uploaded, claims={str(tmp_path / "work"): "work"})
     for _ in range(2):  # the second time it is there
         found = bring(spec, run_dir)
@@ -75,7 +75,7 @@ def test_a_claim_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path
 
 def test_code_on_a_claim_is_read_by_the_workers_from_there(folder: Path, tmp_path: Path) -> None:
     inputs = as_folder(folder, "train.py", upload=f"{tmp_path}/claim")
-    assert "lies on no claim that the workers mount" in refused(specification(inputs))
+    assert "is not on a PVC that the workers mount" in refused(specification(inputs))
     spec = specification(inputs, claims={str(tmp_path): "work"})
     assert bring(spec, None) == spec
     Path(inputs["code"]).unlink()
@@ -85,9 +85,9 @@ def test_code_on_a_claim_is_read_by_the_workers_from_there(folder: Path, tmp_pat
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda file: file.unlink(), "is not there: upload it with as_folder"),
-        (lambda file: file.write_bytes(b"else"), "..., not the one of its name: upload it anew"),
-        (lambda file: file.write_bytes(b""), "..., not the one of its name: upload it anew"),
+        (lambda file: file.unlink(), "not found: upload it with as_folder"),
+        (lambda file: file.write_bytes(b"else"), "..., not the one of its name: upload it again"),
+        (lambda file: file.write_bytes(b""), "..., not the one of its name: upload it again"),
     ],
     ids=["missing", "changed", "empty"],
 )

@@ -149,7 +149,7 @@ def test_what_is_known_when_the_pipeline_runs_comes_as_words(tmp_path: Path) -> 
     lacking = workers.run(specification(inputs), tmp_path / "b")
     assert "missing 1 required positional argument: 'lr'" in lacking.stderr.decode()
     wrong = workers.run(specification({**inputs, "args": ["lr"]}), tmp_path / "c")
-    assert wrong.stderr.decode() == "error: 'lr' is no argument; write name=value\n"
+    assert wrong.stderr.decode() == "error: 'lr' is not an argument; write name=value\n"
 
 
 # fmt: off
@@ -221,23 +221,23 @@ class Holder:
 @pytest.mark.parametrize(
     ("func", "says"),
     [
-        (lambda: 1, "a lambda has no name to be called by"),
-        (around(), "closing uses outer of the function around it: make it an argument"),
-        (cached, "cached is no Python function"),
-        (decorated, "decorated is decorated, and its decorator does not travel"),
+        (lambda: 1, "a lambda has no name"),
+        (around(), "closing uses outer of the enclosing function"),
+        (cached, "cached is not a Python function"),
+        (decorated, "decorated is decorated"),
         (functools.wraps(plain)(lambda: 1), "plain is decorated"),
-        (functools.partial(alone, 1), "partial is no Python function"),
+        (functools.partial(alone, 1), "partial is not a Python function"),
         (waits, "waits is async, and nothing awaits it"),
-        (yields, "yields yields, so that a call of it runs nothing"),
-        (of_module, "of_module uses Path, json of its module, which does not travel: import"),
+        (yields, "yields yields"),
+        (of_module, "of_module uses Path, json of its module"),
         (plain, "plain uses json_of of its module"),
         (defaults, "defaults uses string of its module"),
         (Holder().method, "method is a method of an object"),
-        (Holder(), "Holder is no Python function"),
-        (Holder, "Holder is no Python function"),
-        (print, "print is no Python function"),
-        ("train.py", "str is no Python function"),
-        (None, "NoneType is no Python function"),
+        (Holder(), "Holder is not a Python function"),
+        (Holder, "Holder is not a Python function"),
+        (print, "print is not a Python function"),
+        ("train.py", "str is not a Python function"),
+        (None, "NoneType is not a Python function"),
     ],
 )
 def test_a_function_that_is_not_all_in_its_source_is_one_line(func: Any, says: str) -> None:
@@ -250,7 +250,7 @@ def test_a_function_that_is_not_all_in_its_source_is_one_line(func: Any, says: s
 def test_a_function_without_a_file_is_one_line() -> None:
     space: dict[str, Any] = {}
     exec("def typed(): pass", space)
-    with pytest.raises(InputError, match=r"^typed has no source to be found: define it in a file$"):
+    with pytest.raises(InputError, match=r"^typed has no source: define it in a file$"):
         as_function(space["typed"])
 
 
@@ -270,7 +270,7 @@ def test_a_function_without_a_file_is_one_line() -> None:
     ids=repr,
 )
 def test_arguments_that_json_would_change_are_one_line(bad: Any) -> None:
-    with pytest.raises(InputError, match=r"^func_args\['lr'\] of alone is nothing that JSON"):
+    with pytest.raises(InputError, match=r"^func_args\['lr'\] of alone does not come back"):
         as_function(alone, {"lr": bad})
 
 

@@ -14,7 +14,7 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
 
 
 def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
-    attempts = Attempts.of(jobs, KINDS["pytorchjob"])
+    attempts = Attempts.resume(jobs, KINDS["pytorchjob"])
     return attempts.current, attempts.first
 
 
@@ -35,13 +35,13 @@ def test_one_that_failed_of_its_preemption_is_made_anew_in_its_series() -> None:
 
 
 def test_one_that_failed_of_its_preemption_uses_up_no_retry() -> None:
-    attempts = Attempts.of(
+    attempts = Attempts.resume(
         {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
     )
-    assert (attempts.current, attempts.made) == (2, 3)
+    assert (attempts.current, attempts.count) == (2, 3)
     assert attempts.retries_left(3) == 2
-    assert Attempts.of({}, KINDS["pytorchjob"]).retries_left(3) == 3
-    attempts = Attempts.of(
+    assert Attempts.resume({}, KINDS["pytorchjob"]).retries_left(3) == 3
+    attempts = Attempts.resume(
         {0: job("Failed", REPORTED), 1: job("Failed"), 2: job()}, KINDS["pytorchjob"]
     )
-    assert (attempts.made, attempts.retries_left(1)) == (2, 0)
+    assert (attempts.count, attempts.retries_left(1)) == (2, 0)

@@ -20,7 +20,7 @@ JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
 POD = "/api/v1/namespaces/space/pods/step"
 EVICTED: Object = {"metadata": {"uid": "p", "deletionTimestamp": "now"}, "spec": {"containers": []}}
 CANCELLED: Object = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
-GOES_ON = "; job x goes on and will be taken up again, unless the run ends for this"
+GOES_ON = "; job x keeps running for the retry, unless the run fails"
 
 
 class Cluster:
@@ -69,12 +69,12 @@ def ended(
 @pytest.mark.parametrize(
     ("seen", "step", "error", "says", "asks"),
     [
-        ([EVICTED], 40, "launcher was evicted; Retry goes on from step 40 or later", GOES_ON, []),
-        ([EVICTED], 0, "launcher was evicted; Retry goes on from step 0 or later", GOES_ON, []),
+        ([EVICTED], 40, "launcher was evicted; Retry resumes from step 40 or later", GOES_ON, []),
+        ([EVICTED], 0, "launcher was evicted; Retry resumes from step 0 or later", GOES_ON, []),
         (
             [EVICTED],
             None,
-            "launcher was evicted; Retry takes its job up, or makes it anew",
+            "launcher was evicted; Retry adopts its job, or creates a new one",
             GOES_ON,
             [],
         ),
@@ -110,12 +110,12 @@ def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
     ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
     steps = iter((7, 8, 9))
     ending.newest_step = lambda: next(steps)
-    ending.tell_of_eviction()
+    ending.report_eviction()
     assert told.read_text() == ""
     ending.watches[1].objects = {"p": EVICTED}
-    ending.tell_of_eviction()
-    ending.tell_of_eviction()
-    assert told.read_text() == "launcher was evicted; Retry goes on from step 7 or later"
+    ending.report_eviction()
+    ending.report_eviction()
+    assert told.read_text() == "launcher was evicted; Retry resumes from step 7 or later"
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
@@ -133,7 +133,7 @@ def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
         ending.watches.append(pods)
         pods.changed.set()
         assert changed.wait(60)
-    assert told.read_text() == "launcher was evicted; Retry takes its job up, or makes it anew"
+    assert told.read_text() == "launcher was evicted; Retry adopts its job, or creates a new one"
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
@@ -156,9 +156,9 @@ def test_a_step_that_was_told_stays(
     ending.watches[1].objects = {"p": EVICTED}
     ending.job_path, steps = JOB, iter((7, 8))
     ending.newest_step = lambda: next(steps)
-    ending.tell_of_eviction()
+    ending.report_eviction()
     ending._on_signal(signal.SIGTERM, None)
-    said = "launcher was evicted; Retry goes on from step 7 or later"
+    said = "launcher was evicted; Retry resumes from step 7 or later"
     assert capfd.readouterr().out.split("\n") == [said, "", said + GOES_ON, ""]
 
 
@@ -167,7 +167,7 @@ def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
 ) -> None:
     ended(monkeypatch, Cluster(), [EVICTED], None)
     words = told.read_text()
-    assert words == "launcher was evicted; Retry takes its job up, or makes it anew"
+    assert words == "launcher was evicted; Retry adopts its job, or creates a new one"
     released = threading.Event()
 
     def hang() -> int:
@@ -183,7 +183,7 @@ def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
         ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
         ending.newest_step = look
         ending.watches[1].objects = {"p": EVICTED}
-        ending.tell_of_eviction()
+        ending.report_eviction()
         assert told.read_text() == words
     released.set()
 

@@ -60,7 +60,7 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     """The map of the first one is immutable and stays when its job is deleted to start anew."""
     store = Store()
     make(store, "print('old')")
-    with pytest.raises(InputError, match="made from another specification; delete it"):
+    with pytest.raises(InputError, match="created with other settings; delete it"):
         make(store, "print('new')")
     for path in [path for path in store.objects if "pytorchjobs" in path]:
         del store.objects[path]
@@ -84,7 +84,7 @@ class Closed(Store):
 @pytest.mark.parametrize("script", ["x" * 130_001, "∑" * 50_000])
 def test_what_fits_no_variable_needs_a_config_map(script: str) -> None:
     make(Store(), script)
-    with pytest.raises(InputError, match="no ConfigMap may be made for them") as error:
+    with pytest.raises(InputError, match="no right to create a ConfigMap") as error:
         make(Closed(), script)
     assert "\n" not in str(error.value)
     job = make(Closed(), "x" * 129_000)
@@ -92,7 +92,7 @@ def test_what_fits_no_variable_needs_a_config_map(script: str) -> None:
 
 
 def test_what_fits_no_config_map_is_told_before_one_is_made() -> None:
-    with pytest.raises(InputError, match=r"have 1,000,001 bytes, and a ConfigMap holds 1,000,000"):
+    with pytest.raises(InputError, match=r"have 1,000,001 bytes, and a ConfigMap 1,000,000"):
         make(Store(), "x" * 1_000_001)
 
 
@@ -145,7 +145,7 @@ def test_a_script_of_somebody_else_is_not_mounted(change: dict[str, Any]) -> Non
     store.objects[path] |= change
     for job in [each for each in store.objects if "pytorchjobs" in each]:
         del store.objects[job]
-    with pytest.raises(InputError, match="does not hold this run's script; it is left alone"):
+    with pytest.raises(InputError, match="exists and is not of this run; it was not changed"):
         make(store, "print('ours')")
     assert list(store.objects) == [path]
 

@@ -1,6 +1,6 @@
 """What is made of the end of a log, with reports as torchrun of torch 2.15 wrote them."""
 
-from kfp_ddp.jobs.failure import Words, last_words
+from kfp_ddp.jobs.failure import LogError, error_in_log
 
 REPORT = """\
 E1121 14:53:53.818000 1 site-packages/torch/distributed/elastic/multiprocessing/api.py:1002] \
@@ -28,8 +28,8 @@ Root Cause (first observed failure):
 SEE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
-def words(before: str, told: str = SEE, code: int = 1) -> Words:
-    return last_words((before + REPORT.format(told=told, code=code)).splitlines())
+def words(before: str, told: str = SEE, code: int = 1) -> LogError:
+    return error_in_log((before + REPORT.format(told=told, code=code)).splitlines())
 
 
 def test_the_exception_of_the_rank_that_torchrun_names() -> None:
@@ -42,12 +42,12 @@ def test_the_exception_of_the_rank_that_torchrun_names() -> None:
 [rank1]: which has a second line
 [rank0]: RuntimeError: Connection closed by peer [10.244.0.53]:62375.
 """
-    assert words(log) == Words("ValueError: no such layer", 1)
+    assert words(log) == LogError("ValueError: no such layer", 1)
 
 
 def test_a_rank_that_joined_no_group_has_no_prefix() -> None:
     log = "epoch 1\nTraceback (most recent call last):\n  File x\nKeyError: 'x'\n"
-    assert words(log) == Words("KeyError: 'x'", 1)
+    assert words(log) == LogError("KeyError: 'x'", 1)
 
 
 def test_the_last_of_a_chain_of_exceptions() -> None:
@@ -62,27 +62,27 @@ def test_the_last_of_a_chain_of_exceptions() -> None:
 [rank1]:   File y
 [rank1]: ValueError: no such layer
 """
-    assert words(log) == Words("ValueError: no such layer", 1)
+    assert words(log) == LogError("ValueError: no such layer", 1)
 
 
 def test_a_signal() -> None:
     told = "Signal 11 (SIGSEGV) received by PID 8"
-    assert words("epoch 1\n", told, -11) == Words(told, 1)
+    assert words("epoch 1\n", told, -11) == LogError(told, 1)
 
 
 def test_a_recorded_traceback() -> None:
     told = 'Traceback (most recent call last):\n    File "x", line 1, in main\n  KeyError: 1\n'
-    assert words("epoch 1\n", told) == Words("KeyError: 1", 1)
+    assert words("epoch 1\n", told) == LogError("KeyError: 1", 1)
 
 
 def test_a_program_that_only_prints_before_it_leaves() -> None:
-    assert words("cannot read /data\n", code=3) == Words("cannot read /data", 1)
-    assert words("", code=3) == Words("exit code 3", 1)
+    assert words("cannot read /data\n", code=3) == LogError("cannot read /data", 1)
+    assert words("", code=3) == LogError("exit code 3", 1)
 
 
 def test_another_program_s_last_line_that_is_no_rule() -> None:
-    assert last_words(["ValueError: x", "", "====="]) == Words("ValueError: x")
-    assert last_words([]) == Words("")
+    assert error_in_log(["ValueError: x", "", "====="]) == LogError("ValueError: x")
+    assert error_in_log([]) == LogError("")
 
 
 MPIRUN = """\
@@ -107,13 +107,13 @@ the job to be terminated. The first process to do so was:
 
 def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -> None:
     """As Open MPI 4.1 wrote them."""
-    assert last_words(MPIRUN.splitlines()) == Words("ValueError: no such layer", 1)
+    assert error_in_log(MPIRUN.splitlines()) == LogError("ValueError: no such layer", 1)
     killed = "mpirun noticed that process rank 3 with PID 0 on node a exited on signal 9 (Killed)."
-    assert last_words(["epoch 1", "-" * 74, killed, "-" * 74]) == Words("signal 9 (Killed)", 3)
+    assert error_in_log(["epoch 1", "-" * 74, killed, "-" * 74]) == LogError("signal 9 (Killed)", 3)
     lost = ["ORTE has lost communication with a remote daemon.", "", "  HNP daemon: x", "the job."]
-    assert last_words(lost) == Words(lost[0])
+    assert error_in_log(lost) == LogError(lost[0])
 
 
 def test_mpirun_of_a_program_that_only_exits_gives_what_it_said_last() -> None:
     said = ["bad flag --x", *MPIRUN.splitlines()[5:]]
-    assert last_words(said) == Words("bad flag --x", 1)
+    assert error_in_log(said) == LogError("bad flag --x", 1)

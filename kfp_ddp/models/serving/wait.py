@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.failure import last_words
+from kfp_ddp.jobs.failure import error_in_log
 from kfp_ddp.jobs.identity import WORKFLOWS, find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.pods import Reason, Wait, track
@@ -133,7 +133,7 @@ class Watched:
             log = str(self.api.call("GET", path, query=query, raw=True)["value"])
         except ApiError:
             return ""
-        return last_words(log.splitlines()).text
+        return error_in_log(log.splitlines()).text
 
     def _give_up(self, stands: dict[str, Wait], now: float) -> None:
         """End the wait for a reason that has stood too long; a registry may be down for longer."""
