@@ -138,8 +138,13 @@ def _part(part: str, name: str, lowest: int, highest: int) -> str:
     if name == "weekday" and last == 7:
         if step:
             raise InputError(f"{part!r} as weekday has a step beyond Saturday: list the days")
-        return f"{first}-6,0" if first < 7 else "0"
-    return f"{first}-{last}{step}"
+        return f"{_span(first, 6)},0" if first < 7 else "0"
+    return f"{_span(first, last)}{step if first < last else ''}"
+
+
+def _span(first: int, last: int) -> str:
+    """Return a range; croniter reads one of a single number, such as 1-1, as a star."""
+    return f"{first}-{last}" if first < last else str(first)
 
 
 def _number(word: str, name: str, lowest: int, highest: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs of a KFP server looked into where there is no cluster: their files lie in a bucket."""
+"""Inspect runs of a KFP server without a cluster: their files are in a bucket."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def fill(s3: Any, tmp_path: Path, task: Path) -> str:
-    """Put the folder of a task below a prefix of runs; the prefix."""
+    """Upload the folder of a task, and return the URI of the runs."""
     for path in task.rglob("*"):
         if path.is_file():
             name = f"runs/{RUN}/{task.name}/{path.relative_to(task).as_posix()}"
@@ -36,11 +36,10 @@ def fill(s3: Any, tmp_path: Path, task: Path) -> str:
 
 
 def called(server: KfpServer, *words: str) -> Result:
-    """What a command answers."""
     return CliRunner().invoke(app, [*words, "--host", server.url, "--namespace", "kubeflow"])
 
 
-def test_a_run_in_a_bucket_is_described_compared_and_brought(
+def test_a_run_in_a_bucket_is_described_compared_and_downloaded(
     kfp_server: KfpServer, s3: Any, tmp_path: Path
 ) -> None:
     run_output.task(tmp_path / "train", ("train", "evaluate", "export"), 80, {"epochs": 2})
@@ -55,42 +54,42 @@ def test_a_run_in_a_bucket_is_described_compared_and_brought(
     assert "its pods were not read: no cluster is configured" in described["notes"][0]
 
     compared = json.loads(called(kfp_server, "compare", "last", str(here), "--json").stdout)
-    assert [each["value"] for each in compared["metrics"]["accuracy"]] == [0.8, 0.9]
+    assert [figure["value"] for figure in compared["metrics"]["accuracy"]] == [0.8, 0.9]
     assert compared["settings"]["epochs"] == [2, 3]
 
-    brought = called(kfp_server, "download", "8fa2b9a1", "--json")
-    assert brought.exit_code == 0, brought.output
+    done = called(kfp_server, "download", "8fa2b9a1", "--json")
+    assert done.exit_code == 0, done.output
     assert (tmp_path / "shapes-1/bundle/model.onnx").stat().st_size == 100_000
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 
-def test_a_log_that_kfp_keeps_is_read_where_the_pod_cannot_be(
-    kfp_server: KfpServer, s3: Any
-) -> None:
+def test_a_log_stored_by_kfp_is_read_if_the_pod_cannot_be(kfp_server: KfpServer, s3: Any) -> None:
     spec = {"pipelineInfo": {"name": "train-resnet"}, "root": {"dag": {"tasks": {}}}}
     root = {"parameters": {}, "pipeline_root": "s3://bucket/kfp"}
     kfp_server.record("run_get_failed", pipeline_spec=spec, runtime_config=root)
     key = f"kfp/train-resnet/{RUN}/train/0a1b/executor-logs"
     s3.put_object(Bucket="bucket", Key=key, Body=b"step 1\nerror: rank 0: no room\n")
     assert called(kfp_server, "logs", RUN, "train").stdout == "step 1\nerror: rank 0: no room\n"
-    found = json.loads(called(kfp_server, "describe", RUN, "--json").stdout)
-    assert found["cause"] == "rank 0: no room"
+    document = json.loads(called(kfp_server, "describe", RUN, "--json").stdout)
+    assert document["cause"] == "rank 0: no room"
 
 
-def test_what_cannot_be_looked_into_is_told_in_one_line(kfp_server: KfpServer) -> None:
+def test_what_cannot_be_read_is_an_error_of_one_line(kfp_server: KfpServer) -> None:
     kfp_server.record("run_get_failed", runtime_config={"parameters": {}})
-    said: dict[tuple[str, ...], tuple[type[Exception], str]] = {
-        ("compare", RUN): (InputError, "its pipeline has no parameter work or work_claim"),
-        ("download", RUN): (InputError, "its pipeline has no parameter work or work_claim"),
-        ("logs", RUN, "train"): (InputError, "no cluster is configured"),
-        ("logs", RUN, "trian"): (InputError, "shapes-1 has no step 'trian'"),
-        ("describe", "shapes-2"): (InputError, "there is no run 'shapes-2'"),
+    messages = {
+        ("compare", RUN): "its pipeline has no parameter work or work_claim",
+        ("download", RUN): "its pipeline has no parameter work or work_claim",
+        ("logs", RUN, "train"): "no cluster is configured",
+        ("logs", RUN, "trian"): "shapes-1 has no step 'trian'",
+        ("describe", "shapes-2"): "there is no run 'shapes-2'",
     }
-    for words, (kind, line) in said.items():
+    for words, message in messages.items():
         answer = called(kfp_server, *words)
-        assert isinstance(answer.exception, kind), words
-        assert line in str(answer.exception)
+        assert isinstance(answer.exception, InputError), words
+        assert message in str(answer.exception)
         assert "\n" not in str(answer.exception)
+    kfp_server.fail("*", faults.status(503, "no healthy upstream"))
+    assert isinstance(called(kfp_server, "describe", "last").exception, ServerError)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +104,13 @@ def test_what_cannot_be_looked_into_is_told_in_one_line(kfp_server: KfpServer) -
         ),
     ],
 )
-def test_a_run_that_ended_badly_has_the_cause_that_the_server_knows(
+def test_a_failed_run_has_the_cause_of_the_server(
     kfp_server: KfpServer, recorded: str, more: dict[str, Any], cause: str
 ) -> None:
     run_id = kfp_server.record(recorded, **more)
-    found = json.loads(called(kfp_server, "describe", run_id, "--json").stdout)
-    assert found["cause"] == cause
-    assert found["next"][-1] == f"kfp-ddp retry {run_id[:8]}"
-
-
-def test_a_server_that_is_down_is_told_and_not_waited_for(kfp_server: KfpServer) -> None:
-    kfp_server.fail("*", faults.status(503, "no healthy upstream"))
-    answer = called(kfp_server, "describe", "last")
-    assert isinstance(answer.exception, ServerError)
+    document = json.loads(called(kfp_server, "describe", run_id, "--json").stdout)
+    assert document["cause"] == cause
+    assert document["next"][-1] == f"kfp-ddp retry {run_id[:8]}"
 
 
 def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
@@ -129,7 +122,7 @@ def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
     assert "note" not in answer.stdout
 
 
-def test_a_bundle_comes_from_the_destination_where_the_claim_cannot_be_read(
+def test_the_bundle_is_downloaded_from_the_destination_if_the_pvc_cannot_be_read(
     kfp_server: KfpServer, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -143,8 +136,8 @@ def test_a_bundle_comes_from_the_destination_where_the_claim_cannot_be_read(
     assert answer.exit_code == 0, answer.output
     assert "warning: no cluster is configured" in answer.stderr
     (task,) = json.loads(answer.stdout)["tasks"]
-    brought = json.loads((Path(task["bundle"]) / LINEAGE).read_text())
-    assert brought["run_id"] == RUN
+    lineage_file = json.loads((Path(task["bundle"]) / LINEAGE).read_text())
+    assert lineage_file["run_id"] == RUN
 
     kfp_server.store.runs[RUN]["runtime_config"]["parameters"]["model_name"] = "trees"
     answer = called(kfp_server, "download", RUN, "--output", "there")

@@ -1,4 +1,4 @@
-"""Which models were exported, and how a person makes another one the champion."""
+"""`kfp-ddp models`, `promote` and `rollback`."""
 
 import json
 from pathlib import Path
@@ -42,14 +42,14 @@ def call(where: Destination, *words: str) -> Result:
     return CliRunner().invoke(app, [*words, "--destination", where.uri])
 
 
-def told(where: Destination, *words: str) -> Any:
+def document(where: Destination, *words: str) -> Any:
     done = call(where, *words, "--json")
     assert done.exception is None, done.output
     return json.loads(done.stdout)
 
 
 def refused(where: Destination, *words: str) -> str:
-    """The one line that a command ends with, and the champion stays."""
+    """Return the error of a command that does not change the champion."""
     before = pointed_at(where, "flowers")
     done = call(where, *words)
     assert isinstance(done.exception, InputError), done.output
@@ -58,16 +58,16 @@ def refused(where: Destination, *words: str) -> str:
     return str(done.exception)
 
 
-def test_models_and_versions_are_listed_with_where_they_are_from(
+def test_models_and_versions_are_listed_with_their_lineage(
     where: Destination, line: list[str], tmp_path: Path
 ) -> None:
     other = exported(where, "birds", tmp_path / "birds", 3, Lineage())
-    assert told(where, "models") == {
+    assert document(where, "models") == {
         "birds": {"champion": "", "versions": [other]},
         "flowers": {"champion": line[2], "versions": sorted(line)},
     }
     assert f"flowers: champion {line[2]}, 3 version(s)" in call(where, "models").output
-    found = told(where, "models", "flowers")
+    found = document(where, "models", "flowers")
     version = next(one for one in found["versions"] if one["version"] == line[1])
     assert version.pop("exported_at")
     assert version == {
@@ -93,48 +93,46 @@ def test_rollback_goes_back_step_by_step_and_promote_forward(
     where: Destination, line: list[str]
 ) -> None:
     first, second, third = line
-    assert told(where, "rollback", "flowers") == {
+    assert document(where, "rollback", "flowers") == {
         "name": "flowers", "champion": second, "replaced": third
     }  # fmt: skip
-    assert told(where, "rollback", "flowers")["champion"] == first
-    assert f"{first} is the first known champion of flowers" in refused(
-        where, "rollback", "flowers"
-    )
-    assert told(where, "promote", "flowers", third[:6])["replaced"] == first
-    assert told(where, "rollback", "flowers")["champion"] == first
-
-
-def test_without_a_note_the_bundle_knows_whom_it_was_compared_with(
-    where: Destination, line: list[str]
-) -> None:
+    assert document(where, "rollback", "flowers")["champion"] == first
+    assert f"{first} is the first known champion" in refused(where, "rollback", "flowers")
+    assert document(where, "promote", "flowers", third[:6])["replaced"] == first
+    assert document(where, "rollback", "flowers")["champion"] == first
+    document(where, "promote", "flowers", third)
     for name, _ in list(where.list("flowers/CHAMPIONS")):
-        where.delete(name)
-    assert told(where, "rollback", "flowers")["champion"] == line[1]
+        where.delete(name)  # without a history, the bundle's lineage has the previous champion
+    assert document(where, "rollback", "flowers")["champion"] == second
 
 
-def test_a_version_that_is_damaged_or_gone_is_not_made_the_champion(
-    where: Destination, line: list[str]
+def test_an_invalid_version_is_not_made_the_champion(
+    where: Destination, line: list[str], tmp_path: Path
 ) -> None:
+    for path in (tmp_path / "0").iterdir():
+        where.put(path, f"flowers/{'f' * 12}/{path.name}")
+    message = refused(where, "promote", "flowers", "fff")
+    assert "its files belong to another version" in message
     where.update(f"flowers/{line[1]}/metrics.json", lambda _: b"{}")
     assert "metrics.json is not what MANIFEST.sha256 lists" in refused(where, "rollback", "flowers")
     assert "cannot be the champion" in refused(where, "promote", "flowers", line[1])
     assert "! the champion" in call(where, "models", "flowers").output
     where.delete(f"flowers/{line[1]}/_SUCCESS")
-    said = refused(where, "rollback", "flowers")
-    assert f"the champion of flowers before {line[2]}, was deleted from {where.uri}" in said
-    assert line[0] in said
+    message = refused(where, "rollback", "flowers")
+    assert f"the champion of flowers before {line[2]}, was deleted from {where.uri}" in message
+    assert line[0] in message
 
 
-def test_what_is_not_there_is_one_line(where: Destination, line: list[str]) -> None:
+def test_unknown_names_are_errors_of_one_line(where: Destination, line: list[str]) -> None:
     assert "did you mean 'flowers'" in refused(where, "models", "flower")
     assert "did you mean 'flowers'" in refused(where, "promote", "flowrs", line[0])
     assert "'zz' matches no version of flowers" in refused(where, "promote", "flowers", "zz")
-    said = refused(where, "promote", "flowers", line[0], "--instead-of", line[1])
-    assert f"the champion of flowers is {line[2]}, not {line[1]}" in said
+    message = refused(where, "promote", "flowers", line[0], "--instead-of", line[1])
+    assert f"the champion of flowers is {line[2]}, not {line[1]}" in message
     assert "already" in call(where, "promote", "flowers", line[2]).output
 
 
-def test_one_that_another_moves_meanwhile_stays(
+def test_a_champion_that_changes_meanwhile_is_not_replaced(
     where: Destination, line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described = models.describe
@@ -160,27 +158,18 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert CliRunner().invoke(app, ["models", "--destination", str(tmp_path)]).stdout == ""
 
 
-def test_a_bundle_under_the_name_of_another_is_not_made_the_champion(
-    where: Destination, line: list[str], tmp_path: Path
-) -> None:
-    for path in (tmp_path / "0").iterdir():
-        where.put(path, f"flowers/{'f' * 12}/{path.name}")
-    said = refused(where, "promote", "flowers", "fff")
-    assert "its files belong to another version" in said
-
-
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
-def test_a_registry_is_told_of_each_move(
+def test_the_registry_is_updated(
     where: Destination, line: list[str], registry_server: RegistryServer
 ) -> None:
-    def told() -> dict[str, str]:
+    def stages() -> dict[str, str]:
         found = registry_server.store.versions
         return {each["name"]: each["customProperties"]["stage"]["string_value"] for each in found}
 
     for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):
         done = call(where, *words, "--model-registry", registry_server.url)
         assert done.exception is None, done.output
-    assert told() == {line[0]: "former", line[2]: "champion"}
+    assert stages() == {line[0]: "former", line[2]: "champion"}
     registry_server.fail("update_model_version", status(500))
     done = call(where, "rollback", "flowers", "--model-registry", registry_server.url)
     assert isinstance(done.exception, StorageError)
@@ -188,7 +177,7 @@ def test_a_registry_is_told_of_each_move(
     assert pointed_at(where, "flowers") == line[1]
     done = call(where, "promote", "flowers", line[1], "--model-registry", registry_server.url)
     assert "already" in done.output
-    assert told() == {line[0]: "former", line[1]: "champion", line[2]: "former"}
+    assert stages() == {line[0]: "former", line[1]: "champion", line[2]: "former"}
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -202,5 +191,5 @@ def test_where_the_registry_is_down_the_champion_stays(
         assert "\n" not in str(done.exception)
         assert pointed_at(where, "flowers") == line[2]
     assert "model_registry" not in refused(where, "promote", "flowers", "zz")
-    said = refused(where, "promote", "flowers", line[0], "--model-registry", "localhost:8080")
-    assert "it should be an address such as http://model-registry-service" in said
+    message = refused(where, "promote", "flowers", line[0], "--model-registry", "localhost:8080")
+    assert "it should be an address such as http://model-registry-service" in message

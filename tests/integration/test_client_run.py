@@ -41,15 +41,14 @@ def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpSer
     assert sent["pipeline_spec"] == {"pipeline_spec": file[0], "platform_spec": file[1]}
 
 
-def test_what_is_typed_goes_over_the_file_and_that_over_what_is_set_once(call: Call) -> None:
+def test_options_override_the_file_and_that_the_configuration(call: Call) -> None:
     Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
     Path("file.yaml").write_text(
         "source: gs://file/x\ngpus_per_node: 8\ndestination: gs://file/models\n"
     )
 
     def sent(*words: str) -> Any:
-        told = call("run", *words, "--dry-run", "--json").stdout
-        return json.loads(told)["parameters"]
+        return json.loads(call("run", *words, "--dry-run", "--json").stdout)["parameters"]
 
     typed = ("gs://typed/x", "--gpus", "1", "-f", "file.yaml")
     expected = {"source": "gs://typed/x", "gpus_per_node": 1, "destination": "gs://file/models"}
@@ -59,7 +58,7 @@ def test_what_is_typed_goes_over_the_file_and_that_over_what_is_set_once(call: C
     assert sent("gs://typed/x")["destination"] == "gs://once/models"
 
 
-def test_images_are_of_the_registry_that_is_set_once(call: Call, kfp_server: KfpServer) -> None:
+def test_images_come_from_the_configured_registry(call: Call, kfp_server: KfpServer) -> None:
     Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
     assert call("run", "gs://bucket/flowers").exit_code == 0
     text = json.dumps(_sent(kfp_server))
@@ -106,7 +105,7 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["mine.py"], "mine.py is not compiled: kfp-ddp compile mine.py"),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_nothing_is_begun(
+def test_invalid_input_is_one_line_and_starts_no_run(
     call: Call, kfp_server: KfpServer, words: list[str], line: str
 ) -> None:
     Path("photos").mkdir()
@@ -114,15 +113,14 @@ def test_what_cannot_be_run_is_one_line_and_nothing_is_begun(
     Path("junk.yaml").write_bytes(b"\x00\x01{{{")
     Path("set.yaml").write_text("rounds: 2\n")
     refused = call("run", *words)
-    told = str(refused.exception)
-    assert line in told
-    assert "\n" not in told
+    assert line in str(refused.exception)
+    assert "\n" not in str(refused.exception)
     assert getattr(refused.exception, "exit_code", None) == 2
     created = [each for each in kfp_server.requests if each.method == "POST"]
     assert created == []
 
 
-def test_a_pipeline_that_the_server_has_is_run_in_its_newest_version_or_another(
+def test_an_uploaded_pipeline_is_run_in_its_newest_or_a_named_version(
     call: Call, kfp_server: KfpServer
 ) -> None:
     own = yaml.safe_dump(OWN).encode()
@@ -141,23 +139,23 @@ def test_a_pipeline_that_the_server_has_is_run_in_its_newest_version_or_another(
         assert "pipeline_spec" not in sent
 
 
-def test_where_there_are_several_users_a_run_is_in_the_namespace_of_one(
+def test_a_run_on_a_multi_user_server_has_a_namespace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with serving(multi_user=True) as server:
-        whose = ["--host", server.url, "-n", "kubeflow-user"]
-        done = CliRunner().invoke(app, ["run", "gs://bucket/flowers", *whose])
+        options = ["--host", server.url, "-n", "kubeflow-user"]
+        done = CliRunner().invoke(app, ["run", "gs://bucket/flowers", *options])
         assert done.exit_code == 0, done.output
         (experiment,) = server.store.experiments.values()
         assert experiment["namespace"] == "kubeflow-user"
-        found = CliRunner().invoke(app, ["status", "last", *whose])
+        found = CliRunner().invoke(app, ["status", "last", *options])
         assert found.exit_code == 0, found.output
         assert server.violations == []
 
 
-def test_a_run_is_waited_for_and_its_end_is_the_commands(
+def test_the_exit_code_of_wait_is_that_of_the_run(
     call: Call, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(server: KfpServer, state: str) -> None:

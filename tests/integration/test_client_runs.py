@@ -24,45 +24,36 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def client(kfp_server: KfpServer) -> Iterator[Any]:
-    with open_client(Connection(host=kfp_server.url)) as opened:
-        yield opened
+    with open_client(Connection(host=kfp_server.url)) as client:
+        yield client
 
 
-def _begin(server: KfpServer, *names: str) -> list[str]:
-    """Runs of these names; their ids."""
-    spec = read(COMPILED / "train_resnet.yaml").body()
-    given = {"parameters": {"source": "gs://bucket/flowers"}}
-    return [
-        str(
-            server.store.create_run(
-                {"display_name": name, "pipeline_spec": spec, "runtime_config": given}, {}
-            )["run_id"]
-        )
-        for name in names
-    ]
+def _create(server: KfpServer, *names: str) -> list[str]:
+    """Create runs of these names, and return their ids."""
+    body = {
+        "pipeline_spec": read(COMPILED / "train_resnet.yaml").body(),
+        "runtime_config": {"parameters": {"source": "gs://bucket/flowers"}},
+    }
+    runs = [server.store.create_run({"display_name": name, **body}, {}) for name in names]
+    return [str(run["run_id"]) for run in runs]
 
 
-def _put(server: KfpServer, name: str, run_id: str) -> None:
-    """Let a run have an id of the test's own."""
-    (old,) = _begin(server, name)
-    run = server.store.runs.pop(old)
-    server.store.runs[run_id] = run | {"run_id": run_id}
+def _create_with_id(server: KfpServer, name: str, run_id: str) -> None:
+    (old,) = _create(server, name)
+    server.store.runs[run_id] = server.store.runs.pop(old) | {"run_id": run_id}
 
 
-def test_a_run_is_found_by_what_a_person_types(client: Any, kfp_server: KfpServer) -> None:
-    first, second = _begin(kfp_server, "flowers-1", "flowers-2")
-    for word, run_id in (
-        *((first, first), (first[:8], first), ("flowers-1", first)),
-        *((second[:8], second), ("last", second)),
-    ):
-        assert find_run(client, word).run_id == run_id
+def test_a_run_is_found_by_id_prefix_name_or_last(client: Any, kfp_server: KfpServer) -> None:
+    first, second = _create(kfp_server, "flowers-1", "flowers-2")
+    words = {first: first, first[:8]: first, "flowers-1": first, "last": second}
+    assert {word: find_run(client, word).run_id for word in words} == words
 
 
-def test_a_run_that_is_gone_or_meant_twice_is_one_line(client: Any, kfp_server: KfpServer) -> None:
+def test_a_missing_or_ambiguous_run_is_one_line(client: Any, kfp_server: KfpServer) -> None:
     with pytest.raises(InputError, match="there is no run yet; kfp-ddp run starts one"):
         find_run(client, "last")
     for run_id, name in (("a1", "twice"), ("a2", "twice"), ("b1", "once")):
-        _put(kfp_server, name, f"{run_id}000000-0000-4000-8000-000000000000")
+        _create_with_id(kfp_server, name, f"{run_id}000000-0000-4000-8000-000000000000")
     gone = "c1000000-0000-4000-8000-000000000000"
     for word, line in (
         ("a", r"^'a' matches 2 runs: a2000000 of .*, a1000000 of .*; give one's id$"),
@@ -76,11 +67,11 @@ def test_a_run_that_is_gone_or_meant_twice_is_one_line(client: Any, kfp_server: 
             find_run(client, word)
 
 
-def test_all_pages_of_runs_are_read_and_a_token_that_leads_to_itself_is_told(
+def test_all_pages_are_read_and_a_repeated_token_is_an_error(
     client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kfp_ddp.client.runs.PAGE", 2)
-    ids = _begin(kfp_server, *(f"run-{number}" for number in range(5)))
+    ids = _create(kfp_server, *(f"run-{number}" for number in range(5)))
     assert sorted(run.run_id for run in newest_runs(client, 100)) == sorted(ids)
     assert len(list(newest_runs(client, 3))) == 3
     kfp_server.fail("list_runs", faults.endless("runs", [{"run_id": "x", "display_name": "x"}]))
@@ -89,7 +80,7 @@ def test_all_pages_of_runs_are_read_and_a_token_that_leads_to_itself_is_told(
 
 
 def test_runs_are_listed_by_state_and_experiment(call: Call, kfp_server: KfpServer) -> None:
-    good, bad, _ = _begin(kfp_server, "good", "bad", "new")
+    good, bad, _ = _create(kfp_server, "good", "bad", "new")
     kfp_server.store.set_state(good, "SUCCEEDED")
     kfp_server.store.set_state(bad, "FAILED")
     table = call("runs").output
@@ -103,7 +94,7 @@ def test_runs_are_listed_by_state_and_experiment(call: Call, kfp_server: KfpServ
 
 
 def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
+    (run_id,) = _create(kfp_server, "flowers")
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     shown = call("status", "flowers").output
     assert [line.strip("│├└─ ").split("  ")[0] for line in shown.splitlines()] == [
@@ -113,16 +104,16 @@ def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> No
         *("· deploy", "· teardown"),
         f"{kfp_server.url}/#/runs/details/{run_id}",
     ]
-    told = json.loads(call("status", run_id[:8], "--json").output)
-    assert told["state"] == "RUNNING"
-    train = told["steps"][1]["steps"][2]
+    document = json.loads(call("status", run_id[:8], "--json").output)
+    assert document["state"] == "RUNNING"
+    train = document["steps"][1]["steps"][2]
     assert (train["name"], train["state"], train["end"]) == ("train", "RUNNING", None)
 
 
 def test_a_watched_run_that_failed_ends_the_command_with_1(
     call: Call, kfp_server: KfpServer
 ) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
+    (run_id,) = _create(kfp_server, "flowers")
     kfp_server.put_run(run_id, "FAILED", DONE | {"train": "FAILED", "teardown": "SUCCEEDED"})
     watched = call("status", "last", "--follow")
     assert "✗ train           failed" in watched.output
@@ -134,7 +125,7 @@ def test_a_watched_run_that_failed_ends_the_command_with_1(
 def test_a_run_is_followed_through_faults_of_the_server(
     client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
+    (run_id,) = _create(kfp_server, "flowers")
     lines: list[str] = []
 
     def progress(step: Step) -> str:
@@ -152,42 +143,26 @@ def test_a_run_is_followed_through_faults_of_the_server(
         yield
 
     steps = meanwhile()
-    teller = follow.LineView(lines.append, progress)
+    view = follow.LineView(lines.append, progress)
     monkeypatch.setattr(follow, "wait", lambda _: next(steps))
-    run = follow.follow(client, run_id, teller)
+    run = follow.follow(client, run_id, view)
     assert run.state == "SUCCEEDED"
-    told = [line.split(maxsplit=1)[1] for line in lines]
-    assert told[0] == "● preflight       running"
-    assert "● train           step 3/9 · loss 0.5" in told
-    assert [line for line in told if "publish" in line] == ["– publish         not run"]
+    texts = [line.split(maxsplit=1)[1] for line in lines]
+    assert texts[0] == "● preflight       running"
+    assert "● train           step 3/9 · loss 0.5" in texts
+    assert [line for line in texts if "publish" in line] == ["– publish         not run"]
 
 
-def test_a_server_that_stays_silent_ends_the_following(
-    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
-    kfp_server.fail("get_run", faults.status(503))
-    monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
-    with pytest.raises(ServerError, match="503"):
-        follow.follow(client, run_id, follow.LineView(print, lambda _: ""))
-
-
-def test_a_run_is_ended_and_goes_on(call: Call, kfp_server: KfpServer) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
-    refused = call("retry", "last")
-    assert "is PENDING: only a run that failed or was cancelled can be retried" in str(
-        refused.exception
-    )
-    told = json.loads(call("cancel", "flowers", "--json").stdout)
-    assert (told["run_id"], told["state"]) == (run_id, "CANCELING")
+def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> None:
+    (run_id,) = _create(kfp_server, "flowers")
+    assert "flowers is PENDING: only a run that failed" in str(call("retry", "last").exception)
+    cancelled = json.loads(call("cancel", "flowers", "--json").stdout)
+    assert (cancelled["run_id"], cancelled["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")
-    refused = call("cancel", "flowers")
-    assert "flowers is already over (FAILED)" in str(refused.exception)
+    assert "flowers is already over (FAILED)" in str(call("cancel", "flowers").exception)
     assert len(kfp_server.asked("terminate_run")) == 1
     assert call("retry", run_id[:8]).exit_code == 0
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
-    kfp_server.store.set_state(run_id, "SUCCEEDED")
-    assert "flowers is SUCCEEDED: only a run" in str(call("retry", "last").exception)
 
 
 class _Terminal(io.StringIO):
@@ -195,10 +170,10 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
+def test_on_a_terminal_the_tree_is_redrawn_in_place(
     client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
+    (run_id,) = _create(kfp_server, "flowers")
     terminal = _Terminal()
 
     def end(_: float) -> None:
@@ -206,21 +181,21 @@ def test_on_a_terminal_the_tree_is_drawn_anew_in_its_place(
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     monkeypatch.setattr(follow, "wait", end)
-    with follow.TreeView(lambda _: "step 3/9 · loss 0.5", terminal) as teller:
-        follow.follow(client, run_id, teller)
+    with follow.TreeView(lambda _: "step 3/9 · loss 0.5", terminal) as view:
+        follow.follow(client, run_id, view)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
     assert "SUCCEEDED" in over
     assert "step 3/9" not in over
 
 
-def test_an_interrupt_ends_the_following_and_not_the_run(
+def test_an_interrupt_or_a_silent_server_ends_the_following_only(
     client: Any,
     kfp_server: KfpServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (run_id,) = _begin(kfp_server, "flowers")
+    (run_id,) = _create(kfp_server, "flowers")
 
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -229,5 +204,9 @@ def test_an_interrupt_ends_the_following_and_not_the_run(
     with pytest.raises(SystemExit) as ended:
         follow.until_over(client, Connection(), run_id)
     assert ended.value.code == 130
-    assert f"the run continues: kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
+    assert f"kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
+    kfp_server.fail("get_run", faults.status(503))
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
+    with pytest.raises(ServerError, match="503"):
+        follow.follow(client, run_id, follow.LineView(print, lambda _: ""))
     assert not kfp_server.asked("terminate_run")

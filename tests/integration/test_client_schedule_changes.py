@@ -1,4 +1,4 @@
-"""Schedules are replaced and deleted, and no run is ended by it."""
+"""`kfp-ddp schedule replace` and `delete` end no run."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
 
-def test_replace_changes_what_is_given_and_keeps_the_rest(
+def test_replace_changes_only_the_given_settings(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
     old = create(call, "nightly", "--set", "rate=0.5", "--experiment", "flowers")
@@ -46,7 +46,7 @@ def test_replace_changes_what_is_given_and_keeps_the_rest(
     assert newest_of_all["pipeline_version_reference"] == {"pipeline_id": own}
 
 
-def test_replace_ends_no_run_and_the_next_one_tidies_up(
+def test_replace_ends_no_run_and_the_next_one_cleans_up(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
     old = create(call)
@@ -65,7 +65,7 @@ def test_replace_ends_no_run_and_the_next_one_tidies_up(
     assert kept(kfp_server) == [("nightly", "0 0 6 * * *", "ENABLED")]
 
 
-def test_never_are_both_enabled_and_the_new_one_is_there_before_the_old_one_stops(
+def test_both_are_never_enabled_and_the_new_one_is_created_first(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
     create(call)
@@ -78,7 +78,7 @@ def test_never_are_both_enabled_and_the_new_one_is_there_before_the_old_one_stop
 
 
 @pytest.mark.parametrize("step", ["create_recurring_run", "disable_recurring_run"])
-def test_a_replace_that_fails_leaves_the_old_one_as_it_was(
+def test_a_failed_replace_does_not_change_the_old_one(
     call: Call, kfp_server: KfpServer, own: str, step: str
 ) -> None:
     create(call)
@@ -88,7 +88,7 @@ def test_a_replace_that_fails_leaves_the_old_one_as_it_was(
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
-def test_a_replace_whose_last_step_fails_says_how_to_go_on(
+def test_a_replace_that_fails_at_the_end_is_completed_by_resume(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
     create(call)
@@ -117,7 +117,7 @@ def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
 
 
-def test_delete_does_not_end_a_run_unless_told_to(
+def test_delete_ends_a_run_only_with_force(
     call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = create(call)
@@ -155,7 +155,7 @@ def test_a_replaced_schedule_keeps_the_settings_inside_a_mapping_too(
     assert given["training"] == {"seed": 7, "warmup_epochs": 1.0}
 
 
-def test_a_run_that_begins_while_its_schedule_is_deleted_goes_on(
+def test_a_run_that_starts_during_delete_is_not_ended(
     call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = create(call)
@@ -170,9 +170,7 @@ def test_a_run_that_begins_while_its_schedule_is_deleted_goes_on(
     assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
-def test_what_came_since_a_start_that_is_over_is_not_done_again(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer, own: str) -> None:
     create(call, "nightly", "--start", "2020-01-01", "--catchup")
     assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
     (schedule,) = kfp_server.store.recurring_runs.values()
@@ -180,7 +178,7 @@ def test_what_came_since_a_start_that_is_over_is_not_done_again(
     assert schedule.get("no_catchup", False) is False
 
 
-def test_nothing_is_told_beyond_the_end(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_no_time_after_the_end_is_listed(call: Call, kfp_server: KfpServer, own: str) -> None:
     end = datetime.now(UTC) + timedelta(hours=47)
     told = create(call, "nightly", "--end", end.isoformat())
     assert 1 <= len(told["next"]) <= 2

@@ -21,7 +21,7 @@ def _host(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A small pipeline of somebody's own."""
+    """A small compiled pipeline."""
     spec = {
         "pipelineInfo": {"name": "mine"},
         "root": {
@@ -58,86 +58,62 @@ def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) ->
 
 
 def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> None:
-    upload(str(file))
-    change(file, "another")
-    done = upload(str(file), "--description", "faster")
-    names = [each["name"] for each in kfp_server.store.versions.values()]
-    assert done.stdout == f"uploaded mine, version {names[1]}\n"
-    assert len(set(names)) == 2
-    assert [each.get("description") for each in kfp_server.store.versions.values()] == [
-        None,
-        "faster",
-    ]
-
-
-def test_content_of_before_is_the_newest_again(kfp_server: KfpServer, file: Path) -> None:
     before = file.read_text()
     upload(str(file))
     change(file, "another")
-    upload(str(file))
+    done = upload(str(file), "--description", "faster")
+    first, second = kfp_server.store.versions.values()
+    assert done.stdout == f"uploaded mine, version {second['name']}\n"
+    assert (first.get("description"), second["description"]) == (None, "faster")
     file.write_text(before)
     assert json.loads(upload(str(file), "--json").stdout)["new"]
-    first, _, third = (each["name"] for each in kfp_server.store.versions.values())
-    assert third == f"{first}-2"
+    *_, third = kfp_server.store.versions.values()
+    assert third["name"] == f"{first['name']}-2"
     assert not json.loads(upload(str(file), "--json").stdout)["new"]
 
 
-def test_ours_are_uploaded_by_name_with_the_images_that_are_set(
+def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert upload(str(COMPILED)).exit_code == 0
+    assert next(iter(kfp_server.store.versions.values()))["pipeline_spec"] == read(COMPILED).body()
     monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
     assert upload("train_resnet", "--name", "nightly").exit_code == 0
-    assert [each["name"] for each in kfp_server.store.pipelines.values()] == ["nightly"]
-    sent = json.dumps(next(iter(kfp_server.store.versions.values()))["pipeline_spec"])
+    assert [one["name"] for one in kfp_server.store.pipelines.values()][1] == "nightly"
+    sent = json.dumps(list(kfp_server.store.versions.values())[1]["pipeline_spec"])
     assert "registry.example.com/ml/launcher" in sent
 
 
-def test_what_arrives_is_what_the_file_holds(kfp_server: KfpServer) -> None:
-    assert upload(str(COMPILED)).exit_code == 0
-    sent = next(iter(kfp_server.store.versions.values()))["pipeline_spec"]
-    assert sent == read(COMPILED).body()
-
-
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [(b"\x00\x01{{{", "not YAML"), (b"a: 1\n", "not a compiled pipeline"), (b"", "it is empty")],
 )
-def test_what_is_no_pipeline_is_never_sent(
-    kfp_server: KfpServer, tmp_path: Path, content: bytes, told: str
+def test_an_invalid_file_or_name_is_not_sent(
+    kfp_server: KfpServer, tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "junk.yaml").write_bytes(content)
-    done = upload(str(tmp_path / "junk.yaml"))
-    assert told in str(done.exception)
+    assert message in str(upload(str(tmp_path / "junk.yaml")).exception)
+    assert "did you mean 'train_resnet'?" in str(upload("train_resnett").exception)
     assert not kfp_server.requests
 
 
-def test_nothing_is_left_of_an_upload_that_fails(kfp_server: KfpServer, file: Path) -> None:
+def test_a_failed_upload_is_reported_and_cleaned_up(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.stack_trace)
     assert "failed (500): Internal Server Error" in str(upload(str(file)).exception)
     assert not kfp_server.store.pipelines
-
-
-def test_an_upload_whose_answer_is_lost_is_there(kfp_server: KfpServer, file: Path) -> None:
-    kfp_server.fail("upload_pipeline_version", faults.lost)
-    assert upload(str(file)).exit_code == 0
-    assert len(kfp_server.store.pipelines) == 1
-    assert upload(str(file)).exit_code == 0  # by what is there already, as uploads still fail
-
-
-def test_why_an_upload_failed_is_told_also_where_no_cleaning_up_is_possible(
-    kfp_server: KfpServer, file: Path
-) -> None:
-    kfp_server.fail("upload_pipeline_version", faults.stack_trace)
     kfp_server.fail("delete_pipeline", faults.status(400))
     assert "failed (500): Internal Server Error" in str(upload(str(file)).exception)
 
 
-def test_another_who_uploads_the_same_is_told_of(kfp_server: KfpServer, file: Path) -> None:
+def test_an_upload_with_a_lost_answer_succeeds(kfp_server: KfpServer, file: Path) -> None:
+    kfp_server.fail("upload_pipeline_version", faults.lost)
+    assert upload(str(file)).exit_code == 0
+    assert len(kfp_server.store.pipelines) == 1
+    assert upload(str(file)).exit_code == 0  # finds the existing version
+
+
+def test_a_concurrent_upload_of_the_same_content_is_an_error(
+    kfp_server: KfpServer, file: Path
+) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
     assert "another client is uploading mine-" in str(upload(str(file)).exception)
-
-
-def test_a_name_that_is_none_of_ours(kfp_server: KfpServer) -> None:
-    told = "train_resnett is not a YAML file, and not a built-in pipeline; did you mean "
-    assert str(upload("train_resnett").exception) == f"{told}'train_resnet'?"
-    assert not kfp_server.requests

@@ -1,4 +1,4 @@
-"""`kfp-ddp describe` and `logs`, on folders of runs, and what pods say of themselves."""
+"""`kfp-ddp describe` and `logs` on local runs, and the reasons of pods."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ STEP = Step("train", "train", "FAILED", pods=("wf-abc-1", "wf-abc-22"), driver="
 
 
 def described(folder: Path) -> Any:
-    """What is told of a run."""
+    """Return the description of a run."""
     answer = CliRunner().invoke(app, ["describe", str(folder), "--json"])
     assert answer.exit_code == 0, answer.output
     return json.loads(answer.stdout)
@@ -34,22 +34,26 @@ def pod(name: str, **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "annotations": annotations}, "status": status}
 
 
-def name_of(found: dict[str, Any] | None) -> str:
-    """That of a pod."""
-    return str(found["metadata"]["name"]) if found else ""
+def name_of(pod: dict[str, Any] | None) -> str:
+    return str(pod["metadata"]["name"]) if pod else ""
 
 
-def test_a_failed_run_has_its_step_its_cause_and_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train", said=CAUSE)
-    found = described(run)
-    assert (found["state"], found["step"]) == ("FAILED", "train")
-    assert found["cause"] == "rank 1: it broke; mend it"
-    assert found["trainings"][0]["checkpoint"] == 40
-    assert found["next"][0] == f"kfp-ddp logs {run} train"
-    assert found["next"][1] == f"kfp-ddp run SOURCE --local --output {run}"
+    document = described(run)
+    assert (document["state"], document["step"]) == ("FAILED", "train")
+    assert document["cause"] == "rank 1: it broke; mend it"
+    assert document["trainings"][0]["checkpoint"] == 40
+    assert document["next"][0] == f"kfp-ddp logs {run} train"
+    assert document["next"][1] == f"kfp-ddp run SOURCE --local --output {run}"
+    assert CliRunner().invoke(app, ["logs", str(run), "train"]).stdout == f"{CAUSE}\n"
+    assert CliRunner().invoke(app, ["logs", str(run)]).stdout == f"[train] {CAUSE}\n"
+    missing = CliRunner().invoke(app, ["logs", str(run), "trian"])
+    assert isinstance(missing.exception, InputError)
+    assert "no step 'trian': it has preflight, data-sync, " in str(missing.exception)
 
 
-def test_a_cause_is_taken_from_the_ranks_where_the_log_says_nothing(tmp_path: Path) -> None:
+def test_without_an_error_in_the_log_the_cause_is_that_of_the_ranks(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train", said="Killed")
     logs = run / "work" / run_output.RUN_ID / "train" / "logs"
     logs.mkdir()
@@ -59,20 +63,22 @@ def test_a_cause_is_taken_from_the_ranks_where_the_log_says_nothing(tmp_path: Pa
     assert described(run)["cause"] == "out of memory"
 
 
-def test_a_run_without_a_word_says_its_last_line(tmp_path: Path) -> None:
+def test_without_an_error_the_cause_is_the_last_line_of_the_log(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate", said="Segmentation fault")
     assert described(run)["cause"] == "Segmentation fault"
+    run = run_output.make(tmp_path / "hostile", failed="gate", said="error: \x1b[2Jcleared")
+    assert "\\x1b[2Jcleared" in CliRunner().invoke(app, ["describe", str(run)]).stdout
 
 
-def test_a_run_that_did_not_come_to_its_end_is_unfinished(tmp_path: Path) -> None:
+def test_a_run_without_an_end_is_unfinished(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
     log = run / "pipeline.log"
     log.write_text(log.read_text().partition("INFO - Task 'train' finished")[0])
-    found = described(run)
-    assert (found["state"], found["step"], found["end"]) == ("UNFINISHED", "train", None)
+    document = described(run)
+    assert (document["state"], document["step"], document["end"]) == ("UNFINISHED", "train", None)
 
 
-def test_a_run_that_succeeded_says_what_the_gate_said_and_what_to_do(tmp_path: Path) -> None:
+def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     task = run / "work" / run_output.RUN_ID / "train"
     (task / "evaluation" / "verdict.json").write_text('{"blessed": true, "reason": "blessed: ok"}')
@@ -86,18 +92,7 @@ def test_a_run_that_succeeded_says_what_the_gate_said_and_what_to_do(tmp_path: P
     assert "cause" not in answer.stdout
 
 
-def test_what_a_log_says_moves_no_cursor(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="gate", said="error: \x1b[2Jcleared")
-    assert "\\x1b[2Jcleared" in CliRunner().invoke(app, ["describe", str(run)]).stdout
-
-
-def test_logs_are_those_of_a_step_or_of_all_by_name(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="train", said=CAUSE)
-    assert CliRunner().invoke(app, ["logs", str(run), "train"]).stdout == f"{CAUSE}\n"
-    assert CliRunner().invoke(app, ["logs", str(run)]).stdout == f"[train] {CAUSE}\n"
-
-
-def test_a_log_has_what_the_step_said_and_not_its_inputs(tmp_path: Path) -> None:
+def test_lines_of_the_executor_are_left_out(tmp_path: Path) -> None:
     executor = "    [KFP Executor 2026-11-22 07:12:21,481 INFO]: "
     said = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
     said += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
@@ -105,24 +100,17 @@ def test_a_log_has_what_the_step_said_and_not_its_inputs(tmp_path: Path) -> None
     assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
 
 
-def test_a_step_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="data-sync")
-    answer = CliRunner().invoke(app, ["logs", str(run), "trian"])
-    assert isinstance(answer.exception, InputError)
-    assert "no step 'trian': it has preflight, data-sync, teardown" in str(answer.exception)
-
-
-def test_a_steps_pod_is_its_newest_whichever_way_argo_names_pods() -> None:
+def test_the_newest_pod_of_a_step_is_found() -> None:
     names = ("wf-xyz-main-22", "wf-abc-main-1", "wf-abc-main-22", "wf-abc-3")
-    there = [pod(name) for name in names]
-    assert name_of(pods.find_pod(there, STEP)) == "wf-abc-main-22"
-    assert name_of(pods.find_pod(there, STEP, driver=True)) == "wf-abc-3"
+    items = [pod(name) for name in names]
+    assert name_of(pods.find_pod(items, STEP)) == "wf-abc-main-22"
+    assert name_of(pods.find_pod(items, STEP, driver=True)) == "wf-abc-3"
     assert pods.find_pod([pod("wf-abc-main-22", node="wf-abc-9")], STEP) is None
     assert name_of(pods.find_pod([pod("any", node="wf-abc-22")], STEP)) == "any"
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "reason"),
     [
         (
             {
@@ -150,13 +138,11 @@ def test_a_steps_pod_is_its_newest_whichever_way_argo_names_pods() -> None:
         ({"phase": "Failed", "containerStatuses": [{"name": "main", "state": {}}]}, ""),
     ],
 )
-def test_kubernetes_tells_what_ended_a_pod_where_its_program_did_not(
-    status: dict[str, Any], told: str
-) -> None:
-    assert pods.kill_reason(pod("p", **status)) == told
+def test_the_reason_of_a_killed_pod(status: dict[str, Any], reason: str) -> None:
+    assert pods.kill_reason(pod("p", **status)) == reason
 
 
-def test_a_pod_without_a_node_says_why() -> None:
+def test_a_pod_without_a_node_has_a_reason() -> None:
     why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     other = {"type": "Ready", "status": "False", "message": "not ready"}
     assert pods.waiting_reason(pod("p", phase="Pending", conditions=[other, why])) == (
@@ -168,7 +154,7 @@ def test_a_pod_without_a_node_says_why() -> None:
     assert pods.waiting_reason(pod("p", phase="Running", conditions=[why])) == ""
 
 
-def test_a_run_is_looked_into_without_what_only_runs_here_need() -> None:
+def test_inspection_imports_nothing_heavy() -> None:
     probe = (
         "import sys, kfp_ddp.client.description, kfp_ddp.client.comparison\n"
         "import kfp_ddp.client.download, kfp_ddp.client.logs\n"

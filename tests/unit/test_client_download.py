@@ -18,33 +18,33 @@ from tests import run_output
 TRAIN = f"work/{run_output.RUN_ID}/train"
 
 
-def test_a_run_comes_with_a_bundle_that_is_whole_and_its_reports(tmp_path: Path) -> None:
+def test_a_run_is_downloaded_with_bundle_and_reports(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
-    to = tmp_path / "deep" / "here"
-    answer = CliRunner().invoke(app, ["download", str(run), "--output", str(to), "--json"])
+    output = tmp_path / "deep" / "here"
+    answer = CliRunner().invoke(app, ["download", str(run), "--output", str(output), "--json"])
     assert answer.exit_code == 0, answer.output
     (task,) = json.loads(answer.stdout)["tasks"]
-    assert task["bundle"] == str(to / "bundle")
-    assert bundle.digest(to / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
-    assert (to / "evaluation/report.html").read_text() == "<p>report</p>"
-    assert "<svg" in (to / "loss_curve.html").read_text()
-    assert sha256(to / "metrics.jsonl") == sha256(run / TRAIN / "metrics.jsonl")
+    assert task["bundle"] == str(output / "bundle")
+    assert bundle.digest(output / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
+    assert (output / "evaluation/report.html").read_text() == "<p>report</p>"
+    assert "<svg" in (output / "loss_curve.html").read_text()
+    assert sha256(output / "metrics.jsonl") == sha256(run / TRAIN / "metrics.jsonl")
     assert task["checkpoint"] is None
-    assert not (to / "checkpoints").exists()
+    assert not (output / "checkpoints").exists()
 
 
-def test_the_newest_checkpoint_comes_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_downloaded_on_request(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
-    kept = run / TRAIN / "checkpoints"
+    checkpoints = run / TRAIN / "checkpoints"
     for name in ("step-99999999", "step-100000000"):
-        shutil.copytree(kept / "step-00000040", kept / name)
+        shutil.copytree(checkpoints / "step-00000040", checkpoints / name)
     download(StoredFiles(str(run / "work" / run_output.RUN_ID)), tmp_path / "x", checkpoint=True)
-    held = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
-    assert held == ["step-100000000"]
+    names = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
+    assert names == ["step-100000000"]
     assert (tmp_path / "x/checkpoints/step-100000000/state.pt").read_bytes() == b"state"
 
 
-def test_tasks_of_one_run_have_folders_of_their_own(tmp_path: Path) -> None:
+def test_each_task_has_a_folder(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     shutil.copytree(run / TRAIN, run / f"{TRAIN}.2")
     answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
@@ -53,7 +53,7 @@ def test_tasks_of_one_run_have_folders_of_their_own(tmp_path: Path) -> None:
     assert (tmp_path / "to/train.2/bundle/_SUCCESS").exists()
 
 
-def test_a_damaged_bundle_leaves_nothing_here(tmp_path: Path) -> None:
+def test_a_damaged_bundle_leaves_no_files(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     (run / TRAIN / "bundle" / "model.onnx").write_bytes(b"damaged")
     answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to" / "it")])
@@ -62,7 +62,7 @@ def test_a_damaged_bundle_leaves_nothing_here(tmp_path: Path) -> None:
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_a_run_that_exported_nothing_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_bundle_is_downloaded(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
     answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
     assert answer.exit_code == 0, answer.output
@@ -74,7 +74,7 @@ def test_a_run_that_exported_nothing_says_so(tmp_path: Path) -> None:
     ("word", "output", "line"),
     [("run", "taken", "already exists"), ("early", "to", "there are no results")],
 )
-def test_what_cannot_be_brought_is_told_in_one_line(
+def test_invalid_input_is_one_line_and_writes_nothing(
     tmp_path: Path, word: str, output: str, line: str
 ) -> None:
     run_output.make(tmp_path / "run")

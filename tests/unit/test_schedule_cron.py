@@ -1,9 +1,11 @@
-"""Five fields become the six of KFP, in words and with the next times."""
+"""Cron: five fields become the six of KFP, with a description and the next times."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.client.cron import as_read, describe, next_times, six_fields, zone
 from kfp_ddp.core.errors import InputError
@@ -12,39 +14,32 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday
 
 
 @pytest.mark.parametrize(
-    ("given", "six", "said"),
+    ("text", "six", "description"),
     [
-        ("0 3 * * *", "0 0 3 * * *", "At 03:00, every day"),
         ("  0 3 * * *  ", "0 0 3 * * *", "At 03:00, every day"),
         ("30 0 3 * * *", "30 0 3 * * *", "At 03:00:30, every day"),
         ("*/15 9-17 * * mon-FRI", "0 */15 9-17 * * 1-5", "Monday through Friday"),
         ("0 3 ? * 7", "0 0 3 * * 0", "only on Sunday"),
-        ("0 3 * * 6-7", "0 0 3 * * 6-6,0", "Sunday"),
+        ("0 3 * * 6-7", "0 0 3 * * 6,0", "Sunday"),
         ("0 3 1 jan,JUL *", "0 0 3 1 1,7 *", "only in January and July"),
-        ("@daily", "0 0 0 * * *", "At 00:00, every day"),
         ("@weekly", "0 0 0 * * 0", "only on Sunday"),
     ],
 )
-def test_five_fields_get_a_second_and_words(given: str, six: str, said: str) -> None:
-    assert six_fields(given) == six
-    assert said in describe(six)
+def test_five_fields_become_six_with_a_description(text: str, six: str, description: str) -> None:
+    assert six_fields(text) == six
+    assert description in describe(six)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("text", "message"),
     [
         ("every night", "has 2 fields"),
-        ("", "has 0 fields"),
         ("0 3 * * ? * 2027", "has 7 fields"),
         ("TZ=Europe/Vienna 0 3 * * *", "write '0 3 * * *' in that zone"),
-        ("CRON_TZ=UTC 0 3 * * *", "names a time zone"),
         ("@dayly", "did you mean '@daily'"),
         ("*/5 * * * * *", "write '0 * * * * *'"),
         ("60 3 * * *", "'60' is an invalid minute: it is 0 to 59"),
-        ("0 24 * * *", "'24' is an invalid hour"),
-        ("0 3 0 * *", "'0' is an invalid day: it is 1 to 31"),
         ("0 3 * 13 *", "'13' is an invalid month: it is 1 to 12, or jan to dec"),
-        ("0 3 * * 8", "'8' is an invalid weekday"),
         ("0 3 * * mo", "'mo' is an invalid weekday: it is 0 to 6, or sun to sat"),
         ("0 3 L * *", "'L' is an invalid day"),
         ("0 3 * * MON#2", "'MON#2' is an invalid weekday of a cron"),
@@ -54,35 +49,45 @@ def test_five_fields_get_a_second_and_words(given: str, six: str, said: str) -> 
         ("٣ 3 * * *", "is an invalid minute"),
     ],
 )
-def test_what_kfp_refuses_or_would_misread_is_refused_in_one_line(given: str, said: str) -> None:
-    with pytest.raises(InputError, match=r".") as refused:
-        six_fields(given)
-    assert said in str(refused.value)
+def test_an_invalid_cron_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        six_fields(text)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_schedule_of_the_server_is_read_as_the_server_reads_it() -> None:
+def test_a_stored_cron_is_read_as_the_server_reads_it() -> None:
     assert describe(as_read("0 3 * * *")) == "At 3 minutes past the hour, every hour, every day"
-    assert as_read("@daily") == "0 0 0 * * *"
+    assert (as_read("@daily"), as_read("@every 1h30m")) == ("0 0 0 * * *", "")
     assert as_read("0 0 3 * * *") == "0 0 3 * * *"
-    assert as_read("@every 1h30m") == ""
 
 
-@pytest.mark.parametrize(
-    "cron",
-    ["0 3 * * *", "*/25 9-17 * * 1-5", "0 3 1 * 1", "0 3 */2 * 1", "7/20 5 * * *", "0 0 31 * *"],
-)
-def test_the_next_times_are_those_that_the_server_would_find(cron: str) -> None:
+def field(lowest: int, highest: int) -> st.SearchStrategy[str]:
+    """Fields of a cron: a star, a number, a range, each with a step or without."""
+    number = st.integers(lowest, highest)
+    span = st.tuples(number, number).map(lambda pair: f"{min(pair)}-{max(pair)}")
+    base = st.one_of(st.just("*"), number.map(str), span)
+    return st.tuples(base, st.sampled_from(["", "", "/2", "/7", "/25"])).map("".join)
+
+
+CRONS = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 6)).map(" ".join)
+
+
+@given(CRONS)
+@example("*/25 9-17 * * 1-5")
+@example("0 3 */2 * 1")
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_the_next_times_are_those_of_the_server(cron: str) -> None:
     six = six_fields(cron)
     days = (NOON.replace(hour=0) + timedelta(days=day) for day in range(400))
     right = (day for day in days if of_day(six, day))
     moments = (day + timedelta(minutes=minute) for day in right for minute in range(1440))
-    expected = (one for one in moments if of_time(six, one) and one > NOON)
-    assert next_times(six, zone("UTC"), NOON, count=5) == list(islice(expected, 5))
+    expected = list(islice((one for one in moments if of_time(six, one) and one > NOON), 3))
+    assert next_times(six, zone("UTC"), NOON, count=len(expected)) == expected
 
 
 def of_day(six: str, moment: datetime) -> bool:
-    """As robfig/cron has it: both days count where one begins with a star, else either."""
+    """Match as robfig/cron does: day and weekday if one of them starts with a star, else either."""
     _, _, _, day, month, weekday = six.split()
     days = within(day, moment.day, 1, 31), within(weekday, (moment.weekday() + 1) % 7, 0, 6)
     both = day.startswith("*") or weekday.startswith("*")
@@ -102,17 +107,13 @@ def within(field: str, value: int, lowest: int, highest: int) -> bool:
     return value in range(first, last + 1, int(step or 1))
 
 
-def test_times_are_told_in_the_zone_of_the_server() -> None:
-    found = next_times("0 0 3 * * *", zone("Europe/Vienna"), NOON, count=1)
-    assert found[0].isoformat() == "2026-11-23T03:00:00+01:00"
-
-
-def test_a_day_that_never_comes_and_a_zone_that_is_none_are_refused() -> None:
+def test_times_have_the_zone_of_the_server_and_unknown_ones_are_refused() -> None:
+    (first,) = next_times("0 0 3 * * *", zone("Europe/Vienna"), NOON, count=1)
+    assert first.isoformat() == "2026-11-23T03:00:00+01:00"
     with pytest.raises(InputError, match="never runs"):
         next_times(six_fields("0 3 31 2 *"), zone("UTC"), NOON)
-    with pytest.raises(InputError, match="no time zone 'Europe/Wien'"):
-        zone("Europe/Wien")
     with pytest.raises(InputError, match="did you mean 'Europe/Vienna'"):
         zone("Europe/Viena")
-    with pytest.raises(InputError, match="no time zone"):
-        zone("../etc/passwd")
+    for name in ("Europe/Wien", "../etc/passwd"):
+        with pytest.raises(InputError, match="no time zone"):
+            zone(name)
