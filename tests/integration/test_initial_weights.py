@@ -14,7 +14,7 @@ from google.cloud import storage
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, initial_weights, weights
-from kfp_ddp.runs.train.on_node import begun
+from kfp_ddp.runs.train.on_node import with_local_weights
 from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
@@ -44,19 +44,19 @@ def test_a_file_below_a_prefix_is_brought_once_to_the_runs_folder(
     blob.upload_from_filename(tmp_path / "theirs.pth")
     address = "gs://models/pretrained/theirs.pth"
     initial_weights.check(address)
-    run = begun(config(address, tmp_path / "run"), tmp_path / "run")
+    run = with_local_weights(config(address, tmp_path / "run"), tmp_path / "run")
     found = Path(run.init_from)
     assert found == RunFolder(tmp_path / "run").initial_weights / "theirs.pth"
     assert agrees(found, state)
     blob.delete()
-    assert begun(config(address, tmp_path / "run"), tmp_path / "run") == run
+    assert with_local_weights(config(address, tmp_path / "run"), tmp_path / "run") == run
     for missing in (address, "gs://models/nothing"):
         with pytest.raises(InputError, match="is not there: correct the address"):
             initial_weights.check(missing)
     with pytest.raises(InputError, match="is not there: correct the address"):
-        begun(config(address, tmp_path / "other"), tmp_path / "other")
+        with_local_weights(config(address, tmp_path / "other"), tmp_path / "other")
     with pytest.raises(InputError, match="holds neither a bundle nor a checkpoint: give the addr"):
-        begun(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
+        with_local_weights(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
 
 
 def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
@@ -81,26 +81,26 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
             *(trained_checkpoint.as_uri(), f"{uri}/model.safetensors"),
         )
     ):
-        run_dir = tmp_path / f"begun-{number}"
+        run_dir = tmp_path / f"with_local_weights-{number}"
         initial_weights.check(address)
-        found = Path(begun(config(address, run_dir), run_dir).init_from)
+        found = Path(with_local_weights(config(address, run_dir), run_dir).init_from)
         assert agrees(found, network.state_dict()), address
         assert read(found).classes == info.classes
     target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
     target.write_bytes(target.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"damaged: model\.safetensors is not what MANIFEST"):
-        begun(config(uri, tmp_path / "x"), tmp_path / "x")
+        with_local_weights(config(uri, tmp_path / "x"), tmp_path / "x")
     assert not list(RunFolder(tmp_path / "x").initial_weights.glob("[!.]*"))
 
 
 def test_an_address_that_cannot_be_reached_or_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot fetch init_from=https://127\.0\.0\.1:9/x"):
-        begun(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
+        with_local_weights(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot bring init_from=file:///nowhere/x\.pth to"):
-        begun(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
+        with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
     plain: Any = config("/a/path.pth", tmp_path)
-    assert begun(plain, tmp_path) is plain
+    assert with_local_weights(plain, tmp_path) is plain
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def test_more_than_weights_have_is_not_downloaded(
         answering(head + bytes(3_000_000), tmp_path) as server,
         pytest.raises(InputError, match=told),
     ):
-        begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
 
 
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_while_weights_arrive_is_one_line(tmp_path: Path) ->
         answering(answer, tmp_path) as server,
         pytest.raises(StorageError, match=full) as caught,
     ):
-        begun(config(f"{server}/w.pth", disk), disk)
+        with_local_weights(config(f"{server}/w.pth", disk), disk)
     assert "\n" not in str(caught.value)
 
 
@@ -166,12 +166,12 @@ def test_weights_of_which_a_part_arrived_are_not_kept_for_the_next_try(
 ) -> None:
     told = pytest.raises(StorageError, match=r"^cannot fetch init_from=https://")
     with answering(answer, tmp_path) as server, told:
-        begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
     state = build("cifar_resnet8", 2).state_dict()
     torch.save(state, tmp_path / "w.pth")
     whole = (tmp_path / "w.pth").read_bytes()
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
     with answering(head + whole, tmp_path) as server:
-        run = begun(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        run = with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
     assert agrees(Path(run.init_from), state)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.runs.notify import Notification, Outcome, channels, send
+from kfp_ddp.runs import notify as channels
+from kfp_ddp.runs.notify import Notification, Outcome, send
 from tests.serving import free_port, serving
 
 PROMOTED = Outcome(
@@ -103,7 +104,7 @@ def test_a_server_that_is_away_for_a_moment_is_tried_again(monkeypatch: pytest.M
     [
         ("", 404, "the server answered 404"),
         ("", 302, "the server answered 302"),
-        ("ftp://x/s3cr3t", 0, "it holds no address that begins with https://"),
+        ("ftp://x/s3cr3t", 0, "it is not an address that begins with https://"),
         ("http://[s3cr3t/", 0, "ValueError"),
         (None, 0, "Connection refused"),
     ],

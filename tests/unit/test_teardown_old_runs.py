@@ -86,7 +86,7 @@ def test_where_it_cannot_be_seen_which_runs_live_all_are_kept(
     for name in ("own", "old"):
         folder(tmp_path, name, 30.0)
     said = run("own", "local", {"keep_runs": 1}, str(tmp_path))
-    assert said.startswith("kept 1 older run(s): which runs live cannot be seen: ")
+    assert said.startswith("retained 1 older run(s): which runs live cannot be seen: ")
     assert (tmp_path / "old").exists()
 
 

@@ -25,7 +25,7 @@ from kfp_ddp.k8s.nodes import schedulable
 from kfp_ddp.k8s.quantity import amount
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights
-from kfp_ddp.runs.notify import refusals_told
+from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.storage.sources import open_source
 from kfp_ddp.training.config import TrainConfig
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 
 @step
-@refusals_told
+@notify_of_refusal
 def run(inputs: dict[str, Any]) -> Plan:
     """Check all, write what will run, and return it as the later steps take it.
 

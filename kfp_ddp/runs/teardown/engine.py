@@ -1,4 +1,4 @@
-"""The `teardown` step: end the processes and jobs that a run left behind."""
+"""The `teardown` step: stop the processes and jobs of a run, and notify of its end."""
 
 import contextlib
 import os
@@ -20,30 +20,28 @@ from kfp_ddp.jobs.supervision import Supervision
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, send
-from kfp_ddp.runs.teardown.came_to import outcome
 from kfp_ddp.runs.teardown.old_runs import InBucket, OnClaim, Runs, tasks
+from kfp_ddp.runs.teardown.outcome import outcome
 
 
 @step
 def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
-    """End what the run left and say so in one line; nothing to do is fine.
+    """Stop what the run left and return that as one line.
 
-    A model that it has on trial at a service gives way to the one before.
-
-    Jobs that are over stay, for their logs, until their time to live has passed. Folders of runs
-    before the newest `keep_runs` of `job`, else `keep`, are deleted unless they are in use, 0 for
-    none.
+    A model that the run has on trial at a service is rolled back. Finished jobs remain, for their
+    logs, until their time to live has passed. Of the folders of runs the newest `keep_runs` of
+    `job`, else `keep`, and those in use are retained; 0 retains all.
 
     Raises:
-        InputError: for a setting that cannot be used.
-        JobError: when something is left that could not be ended.
+        InputError: a setting is invalid.
+        JobError: something could not be stopped.
     """
     check_run_id(run_id)
     work = folders.work_dir(work_dir)
     try:
         return _ended(run_id, backend, job, work, keep)
     finally:
-        _tell(run_id, job, work)
+        _notify(run_id, job, work)
 
 
 def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
@@ -51,28 +49,28 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
-    elif os.environ.get("KFP_POD_NAME"):  # on a cluster a run without jobs rolls out, too
+    elif os.environ.get("KFP_POD_NAME"):  # a run without jobs may deploy a model, too
         with contextlib.suppress(InputError):  # its pod may have no token
             ended += take_back_of(Api.connect(), run_id)
-    # Last, and these alone: what else of the job cannot be used, train tells.
-    told = {"keep_runs": keep, **job}
-    supervision = {name: told[name] for name in Supervision.model_fields if name in told}
+    # Other invalid settings of the job are errors of the step train.
+    settings = {"keep_runs": keep, **job}
+    supervision = {name: settings[name] for name in Supervision.model_fields if name in settings}
     if keep_runs := Supervision.create(**supervision).keep_runs:
         ended += _old_runs(runs, run_id, keep_runs)
-    said = "; ".join(ended) or "nothing was left to end"
-    print(said, flush=True)
-    return said
+    summary = "; ".join(ended) or "nothing was left to end"
+    print(summary, flush=True)
+    return summary
 
 
-def _tell(run_id: str, job: Mapping[str, Any], work: str) -> None:
-    """Tell who wants to know what the run came to; whatever stands against it is said, no more."""
+def _notify(run_id: str, job: Mapping[str, Any], work: str) -> None:
+    """Notify of the run's end; an error is only a warning."""
     try:
         notification = Notification.among(job)
         if notification.keys:
-            found = outcome(run_id, work, notification.link(run_id))
-            print(*send(notification, found), sep="\n", flush=True)
-    except Exception as error:  # noqa: BLE001 - a run that ended well stays one
-        print(f"warning: nobody was told of the run's end: {error}", flush=True)
+            result = outcome(run_id, work, notification.link(run_id))
+            print(*send(notification, result), sep="\n", flush=True)
+    except Exception as error:  # noqa: BLE001 - a notification never fails a run
+        print(f"warning: no notification of the run's end was sent: {error}", flush=True)
 
 
 def _processes(run_dir: Path) -> list[str]:
@@ -85,9 +83,9 @@ def _processes(run_dir: Path) -> list[str]:
 
 
 def _old_runs(runs: Runs, run_id: str, keep: int) -> list[str]:
-    """Delete folders of runs that nobody uses, but for the newest `keep`; this run counts as one.
+    """Delete unused folders of runs, except the newest `keep`, of which this run is one.
 
-    In use is what somebody holds a lease of, and what a run that lives, or waits, will go on with.
+    A folder is in use while it has a lease, or while its run is running or pending.
     """
     last = runs.last()
     newest = sorted(last, key=lambda name: (name == run_id, last[name]), reverse=True)
@@ -97,11 +95,11 @@ def _old_runs(runs: Runs, run_id: str, keep: int) -> list[str]:
     try:
         alive = live_runs()
     except StorageError as error:
-        return [f"kept {len(old)} older run(s): {error}"]
+        return [f"retained {len(old)} older run(s): {error}"]
     unused = [name for name in old if not runs.in_use(name, alive)]
     left = sum(not runs.delete(name) for name in unused)
-    said = [f"deleted {len(unused) - left} older run(s)"] if unused else []
-    return said + ([f"could not delete {left}"] if left else [])
+    deleted = [f"deleted {len(unused) - left} older run(s)"] if unused else []
+    return deleted + ([f"could not delete {left}"] if left else [])
 
 
 def _jobs(run_id: str) -> list[str]:
@@ -116,16 +114,16 @@ def _jobs(run_id: str) -> list[str]:
 
 
 def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
-    """Delete the run's jobs of a kind that go on; a kind that is not there or not ours has none."""
+    """Delete the run's unfinished jobs of a kind; a kind that is missing or forbidden has none."""
     path, query = kind.path(api.namespace), {"labelSelector": f"{RUN}={run_id}"}
     try:
-        found = api.call("GET", path, query=query, retry=True)["items"]
+        jobs = api.call("GET", path, query=query, retry=True)["items"]
     except ApiError as error:
         if error.status in (403, 404):
             return []
         raise JobError(f"cannot list {kind.plural}: {error.message}") from error
     deleted = []
-    for job in found:
+    for job in jobs:
         name = job["metadata"]["name"]
         if kind.state(job).over:
             continue

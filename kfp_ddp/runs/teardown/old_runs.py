@@ -1,4 +1,4 @@
-"""The folders of earlier runs, on the work claim or below a bucket's prefix."""
+"""Folders of earlier runs, on the work PVC or in a bucket."""
 
 import shutil
 from collections import defaultdict
@@ -15,16 +15,16 @@ from kfp_ddp.storage.destination import open_destination
 
 
 class Runs(Protocol):
-    """Where folders of runs lie."""
+    """All folders of runs."""
 
     def last(self) -> dict[str, float]:
-        """The runs, and when each was at work last, in seconds since 1970."""
+        """Return when each run last wrote, in seconds since 1970."""
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
-        """Whether somebody holds it, or it lives."""
+        """Return whether the run is alive or its folder has a lease."""
 
     def delete(self, run_id: str) -> bool:
-        """Remove its folder; whether it is gone."""
+        """Delete the run's folder; return whether it is gone."""
 
 
 class OnClaim:
@@ -34,30 +34,30 @@ class OnClaim:
         self._work = work
 
     def last(self) -> dict[str, float]:
-        """The newest time of what lies in the folders of a run's tasks."""
+        """Return the newest time of the files of each run's tasks."""
         if not self._work.exists():
             return {}
-        return {each.name: _last_written(each) for each in self._work.iterdir() if _is_run(each)}
+        return {run.name: _last_written(run) for run in self._work.iterdir() if _is_run(run)}
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
-        """By leases, and by processes of this machine."""
+        """Check leases and local processes."""
         return _in_use(self._work / run_id, alive)
 
     def delete(self, run_id: str) -> bool:
-        """All of it."""
+        """Delete all files."""
         shutil.rmtree(self._work / run_id, ignore_errors=True)
         return not (self._work / run_id).exists()
 
 
 class InBucket:
-    """Folders of runs below an address, by one listing."""
+    """Folders of runs in a bucket, read by one listing."""
 
     def __init__(self, work: str) -> None:
         self._where = open_destination(work)
         self._names: dict[str, list[str]] = defaultdict(list)
 
     def last(self) -> dict[str, float]:
-        """When a task of each run began last; what no task of ours began in is no run of ours."""
+        """Return when a task of each run started last; other folders are ignored."""
         self._names.clear()
         for name, _ in self._where.list(""):
             self._names[name.partition("/")[0]].append(name)
@@ -65,11 +65,11 @@ class InBucket:
         return {run: time for run, time in begun.items() if time and RUN_ID.fullmatch(run)}
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
-        """By leases."""
+        """Check leases."""
         return alive(run_id) or leases.held(self._names[run_id], alive)
 
     def delete(self, run_id: str) -> bool:
-        """All of it, what makes it a run last: a removal that is cut off is done again."""
+        """Delete all files, its start marker last, so that a partial deletion is repeated."""
         try:
             for name in sorted(self._names[run_id], key=lambda name: f"/{leases.BEGUN}/" in name):
                 self._where.delete(name)
@@ -79,20 +79,20 @@ class InBucket:
 
 
 def tasks(run: Path) -> list[Path]:
-    """The folders of a run's tasks, and that of the run, which was its one task's once.
+    """Return the folders of a run's tasks, and the run's own, which older versions wrote to.
 
-    What cannot be looked into, as lost+found, or goes away meanwhile is no run of ours.
+    Folders that cannot be read, such as lost+found, or that disappear are ignored.
     """
     try:
         if run.is_symlink() or not run.is_dir():
             return []
-        return [run, *(each for each in run.iterdir() if each.is_dir() and not each.is_symlink())]
+        return [run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())]
     except OSError:
         return []
 
 
 def _is_run(folder: Path) -> bool:
-    return any(_exists(RunFolder(each).metrics, RunFolder(each).leases) for each in tasks(folder))
+    return any(_exists(RunFolder(task).metrics, RunFolder(task).leases) for task in tasks(folder))
 
 
 def _exists(*paths: Path) -> bool:
@@ -103,14 +103,14 @@ def _exists(*paths: Path) -> bool:
 
 
 def _last_written(run: Path) -> float:
-    """The newest time of what lies in the folders of a run's tasks, in seconds since 1970."""
-    found = [0.0]
+    """Return the newest time of the files of a run's tasks, in seconds since 1970."""
+    times = [0.0]
     for task in tasks(run):
         try:
-            found += [path.lstat().st_mtime for path in (task, *task.iterdir())]
+            times += [path.lstat().st_mtime for path in (task, *task.iterdir())]
         except OSError:
-            continue  # it goes away, or is renamed, by a run that goes on
-    return max(found)
+            continue  # deleted or renamed by a running task
+    return max(times)
 
 
 def _in_use(run: Path, alive: Callable[[str], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""The `train` step: check everything, start the ranks, follow them, write what they made."""
+"""The `train` step: check the input, start and follow the ranks, write the artifacts."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ from kfp_ddp.jobs.supervision import JOB_OWN, Supervision, check_backend
 from kfp_ddp.jobs.task import check_carried, claim_of, overlaid, with_folders
 from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.runs.train.on_node import begun, moved
+from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
 from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
 from kfp_ddp.runs.training_folder import followed_folder, training_folder
 from kfp_ddp.runs.workspace import create_run_folder
@@ -55,7 +55,7 @@ def run(
     work_dir: str,
     may_fail: bool = False,
 ) -> Trained:
-    """Train to the end or say in one line why not; the inputs are those of the component.
+    """Train; the inputs are those of the component.
 
     `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision.
 
@@ -65,14 +65,14 @@ def run(
         RunCancelledError: for a run that was terminated.
     """
     (training,) = split("training", training, TrainConfig, own={})
-    given, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
+    spec_fields, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
     supervision = Supervision.create(**watched)
-    fields = {"image": image, **given}
+    fields = {"image": image, **spec_fields}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
     work = folders.work_dir(work_dir)
     if is_remote(work) and backend != "local":
-        check_carried(given)
+        check_carried(spec_fields)
     place = create_run_folder(work, run_id, task)
     own: dict[str, Any] = {
         "data": dataset_path,
@@ -80,11 +80,11 @@ def run(
         "run_id": f"{run_id}/{task}",
     }
     if backend != "local" and supervision.heartbeat_minutes:
-        own["stop_when_stale"] = f"{place}/{RunFolder('').heartbeat.name}"
+        own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
-    config = TrainConfig.create(**with_timeout(training, given), **own)
+    config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
     try:
-        with using(run_id, place, dataset_path), contextlib.ExitStack() as held:
+        with using(run_id, place, dataset_path), contextlib.ExitStack() as stack:
             if backend == "local":
                 checked = LaunchSpec.create(**fields, command=["true"])
                 ranks = checked.nproc_per_node or local_gpus()
@@ -92,16 +92,16 @@ def run(
                     training_folder(config) as run_dir,
                     at_hand(dataset_path, run_dir, run_id) as data,
                 ):
-                    here = moved(config, data, run_dir)
-                    record, claim = _train_here(here, task_name, ranks, RunFolder(run_dir)), ""
+                    local = with_local_folders(config, data, run_dir)
+                    record, claim = _train_here(local, task_name, ranks, RunFolder(run_dir)), ""
             else:
                 ids = (run_id, task_name, task_id)
-                config = config if is_remote(place) else begun(config, Path(place))
+                config = config if is_remote(place) else with_local_weights(config, Path(place))
                 fields["kind"] = backend
-                given = overlaid(task_config, fields)
-                run_dir, look = held.enter_context(followed_folder(place))
-                record, claim = _train_on_cluster(config, given, run_dir, ids, supervision)
-                look()
+                fields = overlaid(task_config, fields)
+                run_dir, refresh = stack.enter_context(followed_folder(place))
+                record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
+                refresh()
         write_job(training_job, record)
         newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
         trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
@@ -111,10 +111,10 @@ def run(
         if not may_fail:
             raise
         print(f"failed: {error}", flush=True)
-        for each in (training_job, trained_model, loss_curve):
-            each.metadata["failure"] = str(error)
-            Path(each.path).parent.mkdir(parents=True, exist_ok=True)
-            Path(each.path).write_text(json.dumps({"failure": str(error)}) + "\n")
+        for artifact in (training_job, trained_model, loss_curve):
+            artifact.metadata["failure"] = str(error)
+            Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+            Path(artifact.path).write_text(json.dumps({"failure": str(error)}) + "\n")
         return Trained("", place, str(error))
     return Trained(checkpoint, place, "")
 
@@ -156,15 +156,15 @@ def _train_on_cluster(
 
 
 def node_command(config: TrainConfig) -> list[str]:
-    """What each worker runs, every word of which arrives as it is."""
+    """Return the command of each worker; Kubernetes must not expand any of its words."""
     words = map(unexpanded, config.to_argv())
-    away = is_remote(config.output_dir) or is_per_node(config.data)
-    program = "kfp_ddp.runs.train.on_node" if away else "kfp_ddp.training.node"
+    needs_download = is_remote(config.output_dir) or is_per_node(config.data)
+    program = "kfp_ddp.runs.train.on_node" if needs_download else "kfp_ddp.training.node"
     return ["python3", "-m", program, "--", *words]
 
 
 def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """`training` with the time-out of collectives that the settings of the job have.
+    """Return `training` with the time-out of collectives from the settings of the job.
 
     Raises:
         InputError: both have one, and they differ.
@@ -183,9 +183,9 @@ def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[st
 
 def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
     newest = newest_checkpoint(folder.path)
-    kept = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
+    checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
         return RunCancelledError(
-            f"training was stopped; {kept} in {folder.path}; run it again to go on from there"
+            f"training was stopped; {checkpoint} in {folder.path}; run it again to resume"
         )
-    return JobError(f"training failed: {ended.cause(folder.path)}; {kept}")
+    return JobError(f"training failed: {ended.cause(folder.path)}; {checkpoint}")

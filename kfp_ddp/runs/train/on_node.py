@@ -1,7 +1,7 @@
 """`python -m kfp_ddp.runs.train.on_node [torchrun flags] -- [training flags]`: a worker.
 
-What a worker runs that has no claim for its data, or for its work: the dataset is brought first,
-and `kfp_ddp.training.node` trains in folders of this pod, whose files a bucket keeps.
+A worker without a PVC for its data or its work: the dataset is downloaded first, then
+`kfp_ddp.training.node` trains in folders of this pod, whose files are uploaded to a bucket.
 """
 
 import contextlib
@@ -26,28 +26,28 @@ from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
 MEETING_SECONDS = 4 * 3600
-"""How long nodes wait for one another where each brings the dataset, one faster than the other."""
+"""How long nodes wait for one another when each downloads the dataset."""
 
 
 class _Stopped(Exception):  # noqa: N818 (it is a state, and is always handled)
-    """A signal that came before the training began."""
+    """A signal before the start of the training."""
 
 
 class Node:
-    """The process that trains, to which signals are passed on."""
+    """The training process; signals are forwarded to it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._pass_on)
+            signal.signal(number, self._forward)
 
     def run(self, command: list[str]) -> int:
-        """Run it to its end; its exit code."""
+        """Run the command and return its exit code."""
         self.process = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())})
         code = self.process.wait()
         return 128 - code if code < 0 else code
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         if self.process is None:
             raise _Stopped
         if self.process.poll() is None:
@@ -55,14 +55,14 @@ class Node:
 
 
 class _Ended(Exception):  # noqa: N818 (it is a state, and is always handled)
-    """The training ended with another code than 0, which it has told of itself."""
+    """The training ended with an exit code that it has reported itself."""
 
     def __init__(self, code: int) -> None:
         self.code = code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bring what is needed, train, keep what it wrote; the exit code of `kfp_ddp.training.node`."""
+    """Download, train and upload; return the exit code of `kfp_ddp.training.node`."""
     adopt_secrets()
     arguments = list(sys.argv[1:] if argv is None else argv)
     at = arguments.index("--") if "--" in arguments else 0
@@ -72,49 +72,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Ended as ended:
         return ended.code
     except _Stopped:
-        return report(Failure(PREEMPTED, -1, "stopped before the training began", True), None)
+        return report(Failure(PREEMPTED, -1, "stopped before the training started", True), None)
     except KfpDdpError as error:
-        again = error.retryable or not isinstance(error, InputError)
-        return report(Failure(error.exit_code, -1, str(error), again), None)
+        retryable = error.retryable or not isinstance(error, InputError)
+        return report(Failure(error.exit_code, -1, str(error), retryable), None)
     return 0
 
 
 def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
-    """Train as `config` says, which may name an address for what a node reads as a folder."""
+    """Train by a configuration that may have URIs as folders."""
     run_id = config.run_id.partition("/")[0]
     if is_per_node(config.data):
         limits = f"timeout={MEETING_SECONDS},join_timeout={MEETING_SECONDS}"
         os.environ.setdefault("PET_RDZV_CONF", limits)
-    with contextlib.ExitStack() as held:
-        run_dir = held.enter_context(training_folder(config))
-        data = held.enter_context(at_hand(config.data, run_dir, run_id))
-        held.enter_context(using(run_id or "train", config.output_dir, data))
-        here = moved(config, data, run_dir)
-        code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *here.to_argv()])
+    with contextlib.ExitStack() as stack:
+        run_dir = stack.enter_context(training_folder(config))
+        data = stack.enter_context(at_hand(config.data, run_dir, run_id))
+        stack.enter_context(using(run_id or "train", config.output_dir, data))
+        local = with_local_folders(config, data, run_dir)
+        code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *local.to_argv()])
         if code == PREEMPTED:
-            held.pop_all().close()
+            stack.pop_all().close()
         if code:
             raise _Ended(code)
 
 
-def moved(config: TrainConfig, data: Path, run_dir: Path) -> TrainConfig:
-    """The configuration with the folders that are at hand here."""
+def with_local_folders(config: TrainConfig, data: Path, run_dir: Path) -> TrainConfig:
+    """Return the configuration with the local folders."""
     folders = {"data": str(data), "output_dir": str(run_dir)}
     if config.stop_when_stale:
         folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)
-    return begun(TrainConfig.create(**{**config.given(), **folders}), run_dir)
+    return with_local_weights(TrainConfig.create(**{**config.given(), **folders}), run_dir)
 
 
-def begun(config: TrainConfig, run_dir: Path) -> TrainConfig:
-    """The configuration with the weights to begin with at hand, brought to the run's folder.
+def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """Return the configuration with local initial weights, downloaded to the run's folder.
 
     Raises:
-        KfpDdpError: they cannot be brought.
+        KfpDdpError: they cannot be downloaded.
     """
     if not initial_weights.is_per_node(config.init_from):
         return config
-    found = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
-    return TrainConfig.create(**{**config.given(), "init_from": str(found)})
+    weights = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
+    return TrainConfig.create(**{**config.given(), "init_from": str(weights)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a finished training leaves in the pipeline: Model, Metrics and a picture of the curves."""
+"""Artifacts of a finished training: Model, Metrics and the picture of its curves."""
 
 import json
 import math
@@ -22,13 +22,13 @@ class Newest(NamedTuple):
 
 
 def newest_checkpoint(run_dir: Path) -> Newest | None:
-    """The newest complete checkpoint as its manifest tells it; the file itself is not hashed here.
+    """Return the newest complete checkpoint by its manifest, without a check of its digest.
 
-    A folder gets its name only after manifest and state are on the disk, so one with a manifest
-    that can be read is whole. Needs no torch, so the launcher's image can call it.
+    A folder gets its name only after manifest and state are on the disk, so a readable manifest
+    means a complete checkpoint. Needs no torch, so the launcher's image can call it.
     """
-    found = RunFolder(run_dir).checkpoints.glob("step-*[0-9]")
-    for path in sorted(found, key=lambda path: (len(path.name), path.name), reverse=True):
+    paths = RunFolder(run_dir).checkpoints.glob("step-*[0-9]")
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True):
         try:
             manifest = read_manifest(path)
         except (OSError, ValueError):
@@ -38,7 +38,7 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
 
 
 def chosen_checkpoint(run_dir: Path) -> Newest | None:
-    """What the run hands on: the best checkpoint where it was kept (keep_best), else the newest."""
+    """Return the best checkpoint of a run with keep_best, else the newest."""
     newest = newest_checkpoint(run_dir)
     if newest is None:
         return None
@@ -56,13 +56,20 @@ def chosen_checkpoint(run_dir: Path) -> Newest | None:
 def write_outputs(
     run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
 ) -> Newest:
-    """Fill the step's three artifacts from what training left in `run_dir`.
+    """Write the step's three artifacts.
 
-    The file of `trained_model` is a small JSON pointer to the checkpoint; `place` is what steps
-    call `run_dir`, and `claim` the one that it lies on, empty for a plain folder or an address.
+    The file of `trained_model` is a small JSON pointer to the checkpoint.
+
+    Args:
+        run_dir: The run's folder on this machine.
+        place: The path or URI of the run's folder for other steps.
+        claim: The PVC of the folder; '' for a local folder or a URI.
+        trained_model: Artifact of the checkpoint.
+        metrics: Artifact of its metrics.
+        loss_curve: Artifact of the training's page.
 
     Raises:
-        JobError: when training left no checkpoint.
+        JobError: the training left no checkpoint.
     """
     newest = chosen_checkpoint(run_dir)
     if newest is None:
@@ -88,13 +95,13 @@ def write_outputs(
 
 
 def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
-    """Finite numbers worth a table: last loss, speed, the accuracy of the checkpoint, its step."""
+    """Return the finite metrics: last loss, speed, accuracy and step of the checkpoint."""
     events = read_events(RunFolder(run_dir).metrics)
     last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
     last.update({str(event.get("event")): event for event in events})
     evaluations = [event for event in events if event.get("event") == "eval"]
     last["eval"] = next((e for e in evaluations if e.get("step") == newest.step), last["eval"])
-    found = {
+    figures = {
         "step": newest.step,
         "train_loss": last["step"].get("loss"),
         "images_per_s": last["step"].get("images_per_s"),
@@ -104,7 +111,7 @@ def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
     }
     return {
         name: float(value)
-        for name, value in found.items()
+        for name, value in figures.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
 

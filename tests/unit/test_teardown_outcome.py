@@ -12,9 +12,9 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.runs.teardown import came_to
-from kfp_ddp.runs.teardown.came_to import outcome
+from kfp_ddp.runs.teardown import outcome as outcomes
 from kfp_ddp.runs.teardown.engine import run
+from kfp_ddp.runs.teardown.outcome import outcome
 from tests.serving import serving
 
 VERDICT = {
@@ -90,7 +90,7 @@ def pod(node: str, phase: str, ended: str = "", reason: str = "Error") -> dict[s
         "metadata": {
             "name": name,
             "creationTimestamp": ended,
-            "annotations": {came_to.NODE: f"wf.root.{node}"},
+            "annotations": {outcomes.NODE: f"wf.root.{node}"},
         },
         "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
         "status": {"phase": phase, "containerStatuses": [{"state": {"terminated": end}}]},
@@ -169,15 +169,18 @@ def test_telling_fails_no_run(
 ) -> None:
     """Not if the setting is wrong, the key is not there, nor if the folder cannot be read."""
     for job, said in (
-        ({"notify_on": "no"}, "warning: nobody was told of the run's end: notify_on='no' is"),
+        (
+            {"notify_on": "no"},
+            "no notification of the run's end was sent: notify_on='no' is",
+        ),
         ({"notify_slack": "NO_SUCH_KEY"}, "nothing was sent to NO_SUCH_KEY: the bucket's secret"),
     ):
         assert run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
         assert said in capsys.readouterr().out
-    monkeypatch.setattr(came_to, "open_destination", lambda place: 1 / 0)
+    monkeypatch.setattr(outcomes, "open_destination", lambda place: 1 / 0)
     given = {"notify_slack": "KEY"}
     assert run("run-1", "local", given, str(tmp_path)) == "nothing was left to end"
-    assert "warning: nobody was told of the run's end: division" in capsys.readouterr().out
+    assert "warning: no notification of the run's end was sent: division" in capsys.readouterr().out
 
 
 def test_nobody_looks_for_an_outcome_that_nobody_wants(

@@ -1,4 +1,4 @@
-"""What the run came to: by what its steps left in its folder, and by its pods."""
+"""Determine how a run ended, from the files in its folder and from its pods."""
 
 import contextlib
 import re
@@ -25,56 +25,56 @@ _METRICS = RunFolder.METRICS
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
-    """The end of a run.
+    """Return how a run ended.
 
     Args:
-        run_id: Of the pipeline run.
-        work: Folder, or bucket's prefix, that holds the folders of runs.
-        address: Where the UI shows the run; '' where that is not known.
+        run_id: Id of the pipeline run.
+        work: Folder or bucket prefix of all runs.
+        address: The run's page in the UI; '' if not known.
 
     Raises:
         KfpDdpError: the runs' folders cannot be read.
     """
-    told: dict[str, Any] = {"run_id": run_id, "address": address}
+    fields: dict[str, Any] = {"run_id": run_id, "address": address}
     where = open_destination(f"{work.rstrip('/')}/{run_id}")
     names = [name for name, _ in where.list("")]
-    told |= _of_folder(where, names)
+    fields |= _of_folder(where, names)
     try:
         api = Api.connect()
     except InputError:
         pass  # no cluster, so no pods
     else:
         if _cancelled(api, run_id):
-            return Outcome(**told | {"state": "cancelled", "reason": ""})
+            return Outcome(**fields | {"state": "cancelled", "reason": ""})
         if failed := _failed(api, run_id):
             step, reason = failed
-            return Outcome(**told | {"state": "failed", "step": step, "reason": reason})
-    return Outcome(**told)
+            return Outcome(**fields | {"state": "failed", "step": step, "reason": reason})
+    return Outcome(**fields)
 
 
 def _of_folder(where: Destination, names: list[str]) -> dict[str, Any]:
-    """What the folder of a run tells; of several trainings the one that went furthest."""
-    found = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
+    """Return the fields that a run's folder gives; of several trainings the most advanced."""
+    states = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
     best = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
-    found = [each for each in found if each["state"] in best]
+    states = [state for state in states if state["state"] in best]
     last: dict[str, Any] = {"state": "unchanged"}
-    return max(found, key=lambda each: best.index(each["state"]), default=last)
+    return max(states, key=lambda state: best.index(state["state"]), default=last)
 
 
 def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
-    """What the folder of one training tells."""
+    """Return the fields that the folder of one training gives."""
     inside = {name for name in names if name.startswith(f"{task}/")}
-    told: dict[str, Any] = {}
+    verdict: dict[str, Any] = {}
     for name in sorted(inside):
         if name.endswith(f"/{VERDICT}"):
-            told |= _read(where, name)
+            verdict |= _read(where, name)
     exported = _read(where, f"{task}/{EXPORTED}") if f"{task}/{EXPORTED}" in inside else {}
     if exported:
         state = "promoted" if exported.get("champion") else "exported"
         reason = str(exported.get("champion_stays", ""))
-    elif "blessed" in told:
-        state = "blessed" if told["blessed"] else "not blessed"
-        reason = str(told.get("reason", "")).removeprefix(f"{state}: ")
+    elif "blessed" in verdict:
+        state = "blessed" if verdict["blessed"] else "not blessed"
+        reason = str(verdict.get("reason", "")).removeprefix(f"{state}: ")
     elif f"{task}/logs/failure.json" in inside and (failure := _failure(where, task)):
         return {"state": "failed", "step": task, "reason": failure}
     else:
@@ -83,20 +83,20 @@ def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
     return {
         "state": state,
         "reason": reason,
-        "model": str(exported.get("name") or told.get("model", "")),
-        "accuracy": told.get("accuracy"),
-        "champion": str(told.get("champion", "")),
-        "champion_accuracy": told.get("champion_accuracy"),
+        "model": str(exported.get("name") or verdict.get("model", "")),
+        "accuracy": verdict.get("accuracy"),
+        "champion": str(verdict.get("champion", "")),
+        "champion_accuracy": verdict.get("champion_accuracy"),
         "bundle": str(exported.get("uri", "")),
-        "dataset": str(told.get("dataset_digest", "")),
+        "dataset": str(verdict.get("dataset_digest", "")),
     }
 
 
 def _failure(where: Destination, task: str) -> str:
-    """The root cause that the ranks of a training left."""
+    """Return the root cause that the ranks of a training recorded."""
     content = where.read(f"{task}/logs/failure.json", _LARGEST)
-    found = Failure.parse((content or b"").decode(errors="replace"))
-    return found.words if found else ""
+    failure = Failure.parse((content or b"").decode(errors="replace"))
+    return failure.words if failure else ""
 
 
 def _read(where: Destination, name: str) -> dict[str, Any]:
@@ -115,15 +115,15 @@ def _cancelled(api: Api, run_id: str) -> bool:
 
 
 def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
-    """The first step of a run that failed for good, and why; None of none, or if it is not seen."""
+    """Return the first step that failed and why; None for none, or if pods cannot be listed."""
     try:
         pods = api.call("GET", core(api.namespace, "pods"), query=_of_run(run_id))["items"]
     except ApiError:
         return None
     last: dict[str, Object] = {}
-    for pod in sorted(pods, key=lambda each: each["metadata"].get("creationTimestamp", "")):
+    for pod in sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp", "")):
         last[_node(pod)] = pod
-    failed = [each for each in last.values() if phase(each) == "Failed"]
+    failed = [pod for pod in last.values() if phase(pod) == "Failed"]
     if not failed:
         return None
     first = min(failed, key=_ended_at)
@@ -135,13 +135,13 @@ def _of_run(run_id: str) -> dict[str, str]:
 
 
 def _node(pod: Object) -> str:
-    """The node of the Workflow that a pod is a try of."""
+    """Return the node of the Workflow that a pod is an attempt of."""
     named = annotation(pod, NODE) or pod["metadata"]["name"]
     return re.sub(r"\(\d+\)$", "", named)
 
 
 def _step(pod: Object) -> str:
-    """The step of the pipeline that a pod is of, as the pipeline names it."""
+    """Return the name in the pipeline of a pod's step."""
     parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(pod).split(".")]
     named = [part for part in parts if part != "executor"]
     return named[-1].removesuffix("-driver")
@@ -152,14 +152,14 @@ def _ended_at(pod: Object) -> str:
 
 
 def _why(api: Api, pod: Object) -> str:
-    """What the step said of it, else what Kubernetes did."""
+    """Return the error in the step's log, else the reason that Kubernetes gives."""
     path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
     query = {"container": "main", "tailLines": _LINES}
-    names = [each["name"] for each in pod["spec"]["containers"]]
+    names = [container["name"] for container in pod["spec"]["containers"]]
     if "main" not in names:
         query["container"] = names[0]
-    said = ""
-    with contextlib.suppress(ApiError):  # it is gone, or not ours to read
-        said = last_error(api.call("GET", path, query=query, raw=True)["value"])
+    error = ""
+    with contextlib.suppress(ApiError):  # the pod is deleted, or its log is forbidden
+        error = last_error(api.call("GET", path, query=query, raw=True)["value"])
     reason = failure_reason(pod)
-    return said or (reason.text if reason else pod["status"].get("message")) or "see its log"
+    return error or (reason.text if reason else pod["status"].get("message")) or "see its log"

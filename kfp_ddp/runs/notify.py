@@ -1,0 +1,309 @@
+"""Notifications of the end of a run by a webhook, Slack or e-mail."""
+
+import dataclasses
+import functools
+import json
+import os
+import smtplib
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from email.message import EmailMessage
+from typing import Any, ClassVar, Literal, Self, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pydantic import Field, model_validator
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.settings import Settings
+from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING, needed_secret, secret
+
+State = Literal[
+    "promoted", "exported", "blessed", "not blessed", "trained", "unchanged", "failed", "cancelled"
+]
+SECONDS = 10.0
+PAUSES = (1.0, 3.0)
+"""Seconds before each retry of a server that does not respond."""
+_FAILED = ("failed", "cancelled")
+R = TypeVar("R")
+Step = Callable[[dict[str, Any]], R]
+_ADDRESSES = r"^$|^[^@\s,<>]+@[^@\s,<>]+(,[^@\s,<>]+@[^@\s,<>]+)*$"
+CHANNELS = ("notify_webhook", "notify_slack", "notify_smtp")
+
+
+class Notification(Settings):
+    """Channels that report the end of a run, and which ends they report."""
+
+    patterns: ClassVar = {
+        KEY_NAME: KEY_NAME_MEANING,
+        _ADDRESSES: "addresses such as ana@example.com,ben@example.com",
+        r"^$|^https?://\S+$": "an address such as https://kubeflow.example.com/pipeline",
+    }
+    secret: ClassVar = frozenset(CHANNELS)
+
+    notify_webhook: str = Field("", pattern=KEY_NAME)
+    """Key of the bucket's secret that holds an address, which receives the end of a run as JSON."""
+    notify_slack: str = Field("", pattern=KEY_NAME)
+    """Key of that secret that holds the address of an incoming webhook of Slack, or of a
+    server with the same format, such as Mattermost."""
+    notify_smtp: str = Field("", pattern=KEY_NAME)
+    """Key of that secret that holds a mail server, as smtp://user:password@host:587, or smtps://
+    for TLS from the start; a password is only sent over TLS."""
+    notify_email: str = Field("", pattern=_ADDRESSES)
+    """Recipients of the e-mail over notify_smtp, separated by commas."""
+    notify_from: str = Field("", pattern=_ADDRESSES)
+    """Sender of the e-mails; empty for the first recipient."""
+    notify_on: Literal["always", "change", "failure"] = "always"
+    """Which ends are reported: all; all except runs that trained nothing (change); failures."""
+    kfp_ui: str = Field("", pattern=r"^$|^https?://\S+$")
+    """Address of the KFP UI, for a link to the run."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if bool(self.notify_smtp) != bool(self.notify_email):
+            name = "notify_smtp" if self.notify_smtp else "notify_email"
+            raise ValueError(f"{name} is set: an e-mail needs both notify_smtp and notify_email")
+        return self
+
+    @classmethod
+    def among(cls, job: Mapping[str, Any]) -> Self:
+        """Return the notification settings among those of a job; raises InputError."""
+        return cls.create(**{name: job[name] for name in cls.model_fields if name in job})
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Return the keys of the secret by the names of their settings."""
+        return {name: key for name in CHANNELS if (key := getattr(self, name))}
+
+    def link(self, run_id: str) -> str:
+        """Return the run's page in the UI; '' if the UI is not known."""
+        return f"{self.kfp_ui.rstrip('/')}/#/runs/details/{run_id}" if self.kfp_ui else ""
+
+
+def check_keys(notification: Notification) -> None:
+    """Check that the secret has all keys.
+
+    Raises:
+        InputError: a key is missing.
+    """
+    for name, key in notification.keys.items():
+        needed_secret(key, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of a run; unknown fields are empty."""
+
+    run_id: str
+    state: State
+    reason: str = ""
+    """Why it failed or was not blessed, in one line."""
+    step: str = ""
+    """The step that failed."""
+    model: str = ""
+    """Name of the exported model, else of the network."""
+    accuracy: float | None = None
+    champion: str = ""
+    """The version that it was compared with."""
+    champion_accuracy: float | None = None
+    """On the same samples."""
+    bundle: str = ""
+    """URI of the exported bundle."""
+    dataset: str = ""
+    """Digest of the version that it was evaluated on."""
+    address: str = ""
+    """The run's page in the UI."""
+
+    @property
+    def gain(self) -> float | None:
+        """Return the accuracy minus that of the champion."""
+        if self.accuracy is None or self.champion_accuracy is None:
+            return None
+        return self.accuracy - self.champion_accuracy
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as a JSON document."""
+        document = {"format": 1, **dataclasses.asdict(self), "gain": self.gain}
+        return {**document, "title": self.title(), "text": "\n".join(self.lines())}
+
+    def title(self) -> str:
+        """Return a summary in one line."""
+        name = self.model or "run"
+        match self.state:
+            case "failed":
+                return f"{name} failed{f' in {self.step}' if self.step else ''}"
+            case "cancelled":
+                return f"{name} was cancelled"
+            case "unchanged":
+                return "nothing was trained"
+        return f"{name} {self.state}{self._accuracies()}"
+
+    def lines(self) -> list[str]:
+        """Return the details, one per line."""
+        facts = {
+            "reason": self.reason,
+            "bundle": self.bundle,
+            "dataset": self.dataset[:12],
+            "run": self.address or self.run_id,
+        }
+        return [f"{name}: {value}" for name, value in facts.items() if value]
+
+    def _accuracies(self) -> str:
+        if self.accuracy is None:
+            return ""
+        text = f": accuracy {self.accuracy:.2%}"
+        if self.gain is None:
+            return text
+        return f"{text}, {self.gain * 100:+.2f} points on the champion {self.champion}".rstrip()
+
+
+def send(notification: Notification, outcome: Outcome) -> list[str]:
+    """Send an outcome to all channels; return a line of log for each, without secrets.
+
+    Errors are such lines, too: nothing is raised.
+    """
+    failed = outcome.state in _FAILED
+    if notification.notify_on == "failure" and not failed:
+        return []
+    if notification.notify_on == "change" and outcome.state == "unchanged":
+        return []
+    lines = []
+    for name, key in notification.keys.items():
+        try:
+            _send(name, secret(key), notification, outcome)
+            lines.append(f"{name}: sent")
+        except Exception as error:  # noqa: BLE001 - a notification never fails a run
+            lines.append(f"warning: {name}: nothing was sent to {key}: {_reason(error)}")
+    return lines
+
+
+def _send(name: str, address: str, notification: Notification, outcome: Outcome) -> None:
+    if not address:
+        raise InputError("the bucket's secret has no such key")
+    if name == "notify_smtp":
+        _mail(address, notification, outcome)
+    else:
+        _post_with_retries(
+            address, outcome.to_json() if name == "notify_webhook" else _slack(outcome)
+        )
+
+
+def _post_with_retries(address: str, body: dict[str, Any]) -> None:
+    for pause in (*PAUSES, None):
+        try:
+            _post(address, body)
+            break
+        except urllib.error.HTTPError as error:
+            if (error.code < 500 and error.code != 429) or pause is None:
+                raise
+        except OSError:
+            if pause is None:
+                raise
+        time.sleep(pause)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Raises an error for a redirect, which would send the message to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _post(address: str, body: dict[str, Any]) -> None:
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise InputError("it is not an address that begins with https://")
+    headers = {"Content-Type": "application/json", "User-Agent": "kfp-ddp"}
+    request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310
+    with urllib.request.build_opener(_NoRedirect()).open(request, timeout=SECONDS):
+        pass
+
+
+def _slack(outcome: Outcome) -> dict[str, str]:
+    lines = [f"*{_escaped(outcome.title())}*", *map(_escaped, outcome.lines())]
+    return {"text": "\n".join(lines)}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
+    server = urlsplit(address)
+    if server.scheme not in ("smtp", "smtps") or not server.hostname:
+        raise InputError("it is not a mail server such as smtp://user:password@host:587")
+    mail = EmailMessage()
+    mail["Subject"] = f"[kfp-ddp] {outcome.title()}"[:200]
+    mail["To"] = notification.notify_email.replace(",", ", ")
+    mail["From"] = notification.notify_from or notification.notify_email.partition(",")[0]
+    mail.set_content("\n".join([outcome.title(), "", *outcome.lines()]) + "\n")
+    context = ssl.create_default_context()
+    if server.scheme == "smtps":
+        session: smtplib.SMTP = smtplib.SMTP_SSL(
+            server.hostname, server.port or 465, timeout=SECONDS, context=context
+        )
+    else:
+        session = smtplib.SMTP(server.hostname, server.port or 587, timeout=SECONDS)
+    with session:
+        session.ehlo()
+        encrypted = server.scheme == "smtps"
+        if not encrypted and session.has_extn("starttls"):
+            session.starttls(context=context)
+            encrypted = True
+        if server.username:
+            if not encrypted:
+                raise InputError("the mail server offers no TLS, so no password is sent to it")
+            session.login(unquote(server.username), unquote(server.password or ""))
+        session.send_message(mail)
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason in one line, without the address, which may be secret."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answered {error.code}"
+    if isinstance(error, urllib.error.URLError):
+        error = error.reason if isinstance(error.reason, Exception) else error
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"the mail server answered {error.smtp_code}"
+    if isinstance(error, smtplib.SMTPException):
+        return type(error).__name__
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if isinstance(error, InputError):
+        return str(error)
+    return type(error).__name__
+
+
+def notify_of_refusal(run: Step[R]) -> Step[R]:
+    """Make the first step of a pipeline notify of its own errors; no exit handler runs for them.
+
+    In a pod, the keys of its `job` are checked first.
+
+    Raises:
+        InputError: the bucket's secret lacks a key.
+    """
+
+    @functools.wraps(run)
+    def wrapper(inputs: dict[str, Any]) -> R:
+        try:
+            if os.environ.get("KFP_POD_NAME"):  # elsewhere the secret may not be available
+                check_keys(Notification.among(inputs["job"]))
+            return run(inputs)
+        except KfpDdpError as error:
+            _notify(inputs, str(error))
+            raise
+
+    return wrapper
+
+
+def _notify(inputs: dict[str, Any], reason: str) -> None:
+    try:
+        notification = Notification.among(inputs["job"])
+    except KfpDdpError:
+        return
+    if run_id := inputs.get("run_id"):
+        address = notification.link(run_id)
+        failed = Outcome(run_id, "failed", reason, step="preflight", address=address)
+        for line in send(notification, failed):
+            print(line, flush=True)
