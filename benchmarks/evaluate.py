@@ -164,8 +164,7 @@ def _info(classes: int) -> Any:
 def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
     import torch
 
-    from kfp_ddp.export.formats import ONNX, Servable, trace, write_onnx
-    from kfp_ddp.export.runtimes import eager, onnx
+    from kfp_ddp.export.formats import ONNX, Servable, eager, onnx_predict, trace, write_onnx
     from kfp_ddp.training.model import build
 
     model = build("resnet50", CLASSES)
@@ -179,7 +178,7 @@ def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write_onnx(trace(servable, 224), info, Path(folder) / ONNX)
-        exported, plain = onnx(Path(folder) / ONNX), eager(servable)
+        exported, plain = onnx_predict(Path(folder) / ONNX), eager(servable)
         for size in sizes:
             images = torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8)
             torch.testing.assert_close(exported(images), plain(images), atol=1e-3, rtol=1e-3)

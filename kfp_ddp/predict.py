@@ -23,8 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import onnx_runtimes
+from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
-from kfp_ddp.models.open_bundle import open_bundle
 from kfp_ddp.training.config import MAX_PIXELS
 
 Bytes = NDArray[np.uint8]

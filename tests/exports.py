@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from kfp_ddp.evaluation.results import samples_digest
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle
+from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
-from kfp_ddp.models.lineage import FILE as LINEAGE
-from kfp_ddp.models.lineage import Lineage
 from kfp_ddp.storage.destination import Destination
 
 SAMPLES = 60

@@ -34,6 +34,6 @@ def changes(
             of the training.
     """
     inputs = dict(locals())
-    from kfp_ddp.models.changes import run
+    from kfp_ddp.models.attempts import run
 
     return run(**inputs)

@@ -49,6 +49,6 @@ def publish(
         version: What the bundle is called there.
     """
     inputs = dict(locals())
-    from kfp_ddp.export.publish.engine import run
+    from kfp_ddp.export.publish import run
 
     return run(**inputs)

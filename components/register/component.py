@@ -24,6 +24,6 @@ def register(
         The version that is registered.
     """
     inputs = dict(locals())
-    from kfp_ddp.models.registry.engine import run
+    from kfp_ddp.models.registry import run
 
     return run(**inputs)

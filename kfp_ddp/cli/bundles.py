@@ -10,6 +10,7 @@ from kfp_ddp.cli.options import AS_JSON, echo_json
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
+ADVICE = "do not use it: publish it again"
 FILE = click.Path(dir_okay=False, path_type=Path)
 PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
 
@@ -33,26 +34,25 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.bundle import SIGNATURE
-    from kfp_ddp.models.open_bundle import open_bundle
-    from kfp_ddp.models.signature import by_key, check_fits, made, private_key
-    from kfp_ddp.models.verified import ADVICE, verified
+    from kfp_ddp.models.champion import open_bundle
+    from kfp_ddp.models.signature import by_key, check_fits, make, private_key
 
     if (key is None) == (signature is None):
         raise InputError("give --key to sign with, or --signature with an existing signature")
     signer = "an external signer"
-    sealed = open_bundle(bundle, ADVICE)
+    opened = open_bundle(bundle, ADVICE)
     if key is not None:
         secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
-        content, signer = made(sealed, secret), by_key(secret.public_key()).name
+        content, signer = make(opened, secret), by_key(secret.public_key()).name
     elif signature is not None:
         content = _content(signature)
-        check_fits(sealed, content)
-    verified(sealed.uri)
+        check_fits(opened, content)
+    opened.verify()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, SIGNATURE)
         file.write_bytes(content)
-        sealed.where.put(file, sealed.folder + SIGNATURE)
-    click.echo(f"{sealed.uri}: signed by {signer}")
+        opened.where.put(file, opened.folder + SIGNATURE)
+    click.echo(f"{opened.uri}: signed by {signer}")
 
 
 @click.command("verify")
@@ -84,22 +84,27 @@ def verify(
 
     kfp-ddp verify gs://bucket/models/flowers --key release.pub
     """
-    from dataclasses import asdict
-
     from kfp_ddp.core.errors import InputError
-    from kfp_ddp.models.verified import verified
+    from kfp_ddp.models.champion import open_bundle
+    from kfp_ddp.models.signature import check
 
     signer = _signer(key, identity, issuer, trust_root)
     if signature is not None and signer is None:
         raise InputError("--signature needs its signer: give --key, or --identity")
-    result = verified(bundle, signer, _content(signature) if signature is not None else None)
+    opened = open_bundle(bundle, ADVICE)
+    if signer is not None:
+        check(opened, signer, _content(signature) if signature is not None else None)
+    count, size = len(opened.listed or ()), opened.verify()
+    by = signer.name if signer is not None else ""
+    signed = opened.signature() is not None
     if as_json:
-        echo_json(asdict(result))
+        facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
+        echo_json({**facts, "signed": signed, "by": by})
         return
-    click.echo(f"{result.uri}: complete, {result.files} files, {result.size / 1e6:.1f} MB")
-    if result.by:
-        click.echo(f"signed by {result.by}")
-    elif result.signed:
+    click.echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")
+    if by:
+        click.echo(f"signed by {by}")
+    elif signed:
         click.echo("signed, not checked: give --key, or --identity and --issuer")
     else:
         click.echo("not signed")

@@ -22,14 +22,12 @@ def models(name: str, destination: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     from kfp_ddp.client import models
-    from kfp_ddp.models import succession
-    from kfp_ddp.models.champion import pointed_at
-    from kfp_ddp.models.exported import exported
+    from kfp_ddp.models.champion import history, list_versions, read_pointer
 
     where = models.open_models(destination)
     if name:
         versions = models.versions(where, name)
-        changes = [change.model_dump() for change in succession.changes(where, name)]
+        changes = [change.model_dump() for change in history(where, name)]
         if as_json:
             rows = [asdict(version) for version in versions]
             echo_json({"name": name, "versions": rows, "champions": changes})
@@ -42,8 +40,8 @@ def models(name: str, destination: str, as_json: bool) -> None:
                 f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}"
             )
         return
-    known = exported(where)
-    champions = {model: pointed_at(where, model) for model in known}
+    known = list_versions(where)
+    champions = {model: read_pointer(where, model) for model in known}
     if as_json:
         echo_json(
             {model: {"champion": champions[model], "versions": known[model]} for model in known}

@@ -103,11 +103,11 @@ def command(
 
 def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
     """Return the InferenceService of a bundle that KServe can read."""
-    from kfp_ddp.models.open_bundle import model_name, open_bundle
+    from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.serving.inference_service import manifest
 
     sealed = open_bundle(bundle)
-    model = model_name(sealed)
+    model = sealed.model_name
     service = manifest(name or model.lower(), sealed.uri, model, runtime, image=image)
     return yaml.safe_dump(service, sort_keys=False)
 

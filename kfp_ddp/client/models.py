@@ -6,11 +6,9 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.settings import hint, mapping_in
-from kfp_ddp.models import succession
-from kfp_ddp.models.bundle import LARGEST_CONFIG
-from kfp_ddp.models.champion import find, move, pointed_at
-from kfp_ddp.models.exported import exported
-from kfp_ddp.models.lineage import FILE as LINEAGE
+from kfp_ddp.models import champion as champions
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
+from kfp_ddp.models.champion import find, list_versions, move, read_pointer
 from kfp_ddp.models.registry import Registry, agree, registry_of
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.destination import Destination, Folder, open_destination
@@ -64,7 +62,7 @@ def versions(where: Destination, name: str) -> list[Version]:
     Raises:
         InputError: there is no such model.
     """
-    champion = pointed_at(where, name)
+    champion = read_pointer(where, name)
     rows = [describe(where, name, version, champion) for version in _versions_of(where, name)]
     return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
@@ -80,17 +78,16 @@ def describe(where: Destination, name: str, version: str, champion_version: str)
     """
     uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
     try:
-        bundle = find(uri)
-        if bundle is None or bundle.version != version:
+        model = find(uri)
+        if model is None or model.version != version:
             return Version(version, uri, champion, damaged="its files belong to another version")
-        config = mapping_in(bundle.sealed.read("config.json", LARGEST_CONFIG))
-        lineage = mapping_in(bundle.sealed.read(LINEAGE, LARGEST_CONFIG))
-        lineage = lineage or config.get("lineage", {})
+        config = mapping_in(model.bundle.read(CONFIG, LARGEST_CONFIG))
+        lineage = model.bundle.lineage()
     except (InputError, StorageError) as error:
         if error.retryable:
             raise
         return Version(version, uri, champion, damaged=str(error))
-    evaluation = bundle.evaluation
+    evaluation = model.evaluation
     return Version(
         version,
         uri,
@@ -140,7 +137,7 @@ def promote(
         StorageError: the registry does not answer.
     """
     known = _versions_of(where, name)
-    version, now = _one(name, word, known), pointed_at(where, name)
+    version, now = _one(name, word, known), read_pointer(where, name)
     if instead_of and not now.startswith(instead_of):
         raise InputError(
             f"the champion of {name} is {now or 'none'}, not {instead_of}: nothing was changed"
@@ -154,10 +151,10 @@ def roll_back(where: Destination, name: str, registry: Registry | None = None) -
     Raises:
         InputError: there is no previous champion, or it was deleted.
     """
-    known, now = _versions_of(where, name), pointed_at(where, name)
+    known, now = _versions_of(where, name), read_pointer(where, name)
     if not now:
         raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")
-    before = succession.replaced_by(succession.changes(where, name), now)
+    before = champions.replaced_by(champions.history(where, name), now)
     if before is None and now in known:
         before = describe(where, name, now, now).compared_with
     others = ", ".join(one for one in known if one != now) or "no others"
@@ -170,7 +167,7 @@ def roll_back(where: Destination, name: str, registry: Registry | None = None) -
             f"{before}, the champion of {name} before {now}, was deleted from {where.uri}: "
             f"promote another version ({others})"
         )
-    return _set_champion(where, name, before, now, succession.BACK, registry)
+    return _set_champion(where, name, before, now, champions.ROLLBACK, registry)
 
 
 def _set_champion(
@@ -194,7 +191,7 @@ def _set_champion(
 
 
 def _versions_of(where: Destination, name: str) -> list[str]:
-    known = exported(where)
+    known = list_versions(where)
     if name not in known:
         near = hint(name, list(known)) or f"; there are {', '.join(known) or 'none'}"
         raise InputError(f"there is no model {name!r} at {where.uri}{near}")

@@ -195,9 +195,9 @@ def _read_checkpoint(path: Path) -> tuple[nn.Module, ModelInfo, str]:
 
 def _training_config(champion: Champion) -> dict[str, Any]:
     """Return the training settings in a bundle, which define the images of the validation."""
-    content = champion.sealed.read(CONFIG, _MAX_DOCUMENT)
+    content = champion.bundle.read(CONFIG, _MAX_DOCUMENT)
     if content is None:
-        raise champion.sealed.damaged(f"{CONFIG} is missing")
+        raise champion.bundle.damaged(f"{CONFIG} is missing")
     return dict(json.loads(content)["training"])
 
 

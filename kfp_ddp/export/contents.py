@@ -1,25 +1,24 @@
-"""The files of a bundle, but for its manifest: the model in its formats, and what is told of it."""
+"""The files of a bundle except its manifest: formats, descriptions, measurements, model card."""
 
 import shutil
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.export import (
-    card,
-    describe,
-    formats,
-    infra,
-    prove,
-    provenance,
-    runtimes,
-    serving,
-    variants,
-)
+from kfp_ddp.export import card, formats, infra, prove, provenance, variants
+from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models import variants as further_forms
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
-from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training import model_file
+from kfp_ddp.training.checkpoint import ModelInfo, load_model
+from kfp_ddp.training.transforms import short_side
+
+_PACKAGES = ("kfp-ddp", "torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "safetensors")
+TRITON_BATCH = 64
 
 
 def write(
@@ -49,19 +48,19 @@ def write(
     result = Evaluation.read(evaluation)
     images = prove.real_samples(split, info)
     left_out = formats.write_all(model, info, folder)
-    reference, loaded = runtimes.from_checkpoint(checkpoint), runtimes.from_bundle(folder)
+    reference, loaded = formats.from_checkpoint(checkpoint), formats.from_bundle(folder)
     parity = prove.parity(reference, loaded, images)
     source = variants.Source(folder, info, split, evaluation, result)
     record, further = variants.add(source, asked)
     # Loaded from safetensors it is the eager model again.
     timed = {"eager": reference, **loaded, **further}
     del timed[bundle.WEIGHTS]
-    signature, config = describe.signature(info), describe.config(info, made_of)
+    signature, config = describe_signature(info), describe_config(info, made_of)
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
     onnx = folder / formats.ONNX
     if onnx.exists():
-        serving.write(folder / "serving", onnx, model_name, info.classes, info.image_size)
+        write_repository(folder / "serving", onnx, model_name, info.classes, info.image_size)
     told: dict[str, Any] = {
         "classes.json": list(info.classes),
         "signature.json": signature,
@@ -79,3 +78,93 @@ def write(
     shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
     text = card.readme(model_name, result, signature, parity, record, config)
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def describe_signature(info: ModelInfo) -> dict[str, Any]:
+    """Input and output of the graphs, and what has to happen to an image before and after."""
+    size, short = info.image_size, short_side(info.image_size)
+    return {
+        "inputs": [
+            {
+                "name": INPUT,
+                "dtype": "uint8",
+                "shape": ["batch", 3, size, size],
+                "layout": "NCHW",
+                "channels": "RGB",
+                "range": [0, 255],
+            }
+        ],
+        "outputs": [
+            {"name": OUTPUT, "dtype": "float32", "shape": ["batch", len(info.classes)]},
+        ],
+        "dynamic": {"batch": {"min": 1, "max": MAX_BATCH}},
+        "preprocessing": {
+            "before": [
+                "decode to RGB, turned as EXIF says",
+                f"resize the shorter side to {short}, bilinear with antialiasing",
+                f"cut out the centre, {size} x {size}",
+            ],
+            "short_side": short,
+            "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
+        },
+        "postprocessing": "softmax over the logits; their order is that of classes.json",
+    }
+
+
+def describe_config(info: ModelInfo, made_of: dict[str, Any]) -> dict[str, Any]:
+    """How the model was trained and exported."""
+    own = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
+    return {
+        "model": info.model,
+        **own,
+        "image_size": info.image_size,
+        "classes": len(info.classes),
+        "step": info.step,
+        "training": info.config,
+        "export": {"made_of": made_of, "key": bundle.key(made_of), "versions": versions()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that shape a bundle."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version_of(name)
+    return found
+
+
+def write_repository(
+    folder: Path, onnx: Path, name: str, classes: tuple[str, ...], image_size: int
+) -> None:
+    """Write the repository to `folder`; the model is a hard link where the file system has them."""
+    version = folder / name / "1"
+    version.mkdir(parents=True)
+    bundle.link(onnx, version / "model.onnx")
+    labels = [" ".join(line.split()) for line in classes]  # a line each, whatever a name holds
+    (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
+    (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), image_size))
+
+
+def triton_config(name: str, classes: int, image_size: int) -> str:
+    """Triton's model configuration; the batch dimension is implied by max_batch_size."""
+    return f"""name: "{name}"
+backend: "onnxruntime"
+max_batch_size: {TRITON_BATCH}
+input [
+  {{
+    name: "{INPUT}"
+    data_type: TYPE_UINT8
+    dims: [ 3, {image_size}, {image_size} ]
+  }}
+]
+output [
+  {{
+    name: "{OUTPUT}"
+    data_type: TYPE_FP32
+    dims: [ {classes} ]
+    label_filename: "labels.txt"
+  }}
+]
+dynamic_batching {{ }}
+"""

@@ -2,7 +2,9 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,22 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import WEIGHTS
+from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
 from kfp_ddp.training import model_file
-from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.model import logits, normalise
 
 PROGRAM, ONNX = "model.pt2", "model.onnx"
+IN_OPENVINO = f"{ONNX} in OpenVINO"
 CODE = "network.py"
 """The file of a network of somebody's own, for people to read."""
 INPUT, OUTPUT = "images", "logits"
 MAX_BATCH = 1024
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
 OPSET, IR_VERSION = 18, 8
+
+Predict = Callable[[Tensor], Tensor]
+"""uint8 images (N, 3, S, S) to float32 logits (N, C)."""
 
 
 class Servable(nn.Module):
@@ -161,3 +168,44 @@ def save_onnx(proto: Any, path: Path) -> None:
     proto.ir_version = IR_VERSION
     onnx.checker.check_model(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def from_checkpoint(checkpoint: Path) -> Predict:
+    """The checkpoint itself in eager torch: what all others are held against."""
+    return eager(Servable(*load_model(checkpoint)))
+
+
+def from_bundle(folder: Path) -> Mapping[str, Predict]:
+    """A function for each file of weights in `folder`, by the file's name.
+
+    Where OpenVINO is installed, the ONNX file is a second time there, computed by other code.
+    """
+    found = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
+    if (folder / PROGRAM).exists():
+        found[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
+    if (folder / ONNX).exists():
+        found[ONNX] = onnx_predict(folder / ONNX)
+        if find_spec(OPENVINO):
+            with suppress(InputError):  # it lacks an operator, and is not what the bundle is for
+                found[IN_OPENVINO] = onnx_predict(folder / ONNX, OPENVINO)
+    return found
+
+
+def eager(module: Callable[[Tensor], Tensor]) -> Predict:
+    """A torch module, without gradients."""
+
+    def predict(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return module(images)
+
+    return predict
+
+
+def onnx_predict(path: Path, runtime: str = ONNXRUNTIME) -> Predict:
+    """An ONNX file in a runtime on the CPU, with as many threads as torch has."""
+    loaded = load(path.read_bytes(), runtime, torch.get_num_threads())
+
+    def predict(images: Tensor) -> Tensor:
+        return torch.from_numpy(loaded(images.numpy()))
+
+    return predict

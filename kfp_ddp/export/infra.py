@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kfp_ddp.export import infra_process
-from kfp_ddp.export.formats import INPUT, ONNX, OUTPUT
-from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.export.formats import INPUT, ONNX, OUTPUT, Predict
 from kfp_ddp.models import bundle
 
 FILE = "infra.json"

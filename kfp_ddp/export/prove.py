@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.export.formats import Predict
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.splits import sides_of

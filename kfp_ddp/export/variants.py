@@ -6,9 +6,8 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import newcombe
-from kfp_ddp.export import formats, quantise, runtimes, whole_images
-from kfp_ddp.export.formats import ONNX
-from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.export import formats, onnx_forms
+from kfp_ddp.export.formats import ONNX, Predict
 from kfp_ddp.export.whole_split import Form, Told, measure, said_before
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import WEIGHTS
@@ -41,13 +40,13 @@ def _half(source: Source, asked: Variants, target: Path) -> Made:
 
 
 def _int8(source: Source, asked: Variants, target: Path) -> Made:
-    images = quantise.calibration(source.split.parent, source.info, asked.calibration_images)
-    count = quantise.write(_needed(source, ONNX), target, images)
+    images = onnx_forms.calibration(source.split.parent, source.info, asked.calibration_images)
+    count = onnx_forms.write_int8(_needed(source, ONNX), target, images)
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
 def _whole(source: Source, asked: Variants, target: Path) -> Made:
-    whole_images.write(_needed(source, ONNX), target, source.info.image_size)
+    onnx_forms.write_whole(_needed(source, ONNX), target, source.info.image_size)
     return {"input": "uint8 [batch, 3, height, width], as decoded"}
 
 
@@ -59,9 +58,9 @@ class _Kind:
 
 
 _KINDS: Mapping[str, _Kind] = {
-    "fp16": _Kind(_half, runtimes.onnx),
-    "int8": _Kind(_int8, runtimes.onnx),
-    "resize": _Kind(_whole, runtimes.onnx, takes_whole=True),
+    "fp16": _Kind(_half, formats.onnx_predict),
+    "int8": _Kind(_int8, formats.onnx_predict),
+    "resize": _Kind(_whole, formats.onnx_predict, takes_whole=True),
 }
 
 

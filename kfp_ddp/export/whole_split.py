@@ -17,8 +17,7 @@ from kfp_ddp.core.files import read_below
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import Predictions
-from kfp_ddp.export.formats import reason
-from kfp_ddp.export.runtimes import Predict
+from kfp_ddp.export.formats import Predict, reason
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import ModelInfo

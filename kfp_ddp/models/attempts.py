@@ -1,70 +1,121 @@
-"""What was trained before for a model's exports, and what came of it, so that nobody does it again.
+"""Records of earlier trainings, so that the same data and settings are not trained on twice.
 
-A note lies beside the bundles, as `<destination>/<model_name>/tried/<fingerprint>.json`: of a model
-that was exported, or that was not blessed; a run that failed leaves none.
+A record is beside the bundles, as `<destination>/<model_name>/tried/<fingerprint>.json`: of a model
+that was exported or not blessed. A failed run leaves none.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.core.text import printable
-from kfp_ddp.models import succession
-from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS
-from kfp_ddp.models.champion import pointed_at
-from kfp_ddp.storage.destination import Destination
+from kfp_ddp.core.step import step
+from kfp_ddp.core.text import cell, printable
+from kfp_ddp.models import champion as champions
+from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS, check_model_name
+from kfp_ddp.storage.destination import Destination, open_destination
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 FOLDER = "tried"
 _LARGEST = 4096
-_REASON = 1000
+_LONGEST_REASON = 1000
 
 
 class Attempt(Stored):
-    """A training that came to a verdict."""
+    """A training with a verdict."""
 
     format: Literal[1] = 1
     version: str
-    """The bundle that was exported; '' where the model was not blessed."""
+    """The exported bundle; '' if the model was not blessed."""
     champion: str
     """The version that it was compared with; '' for none."""
     reason: str
     at: float
-    """Seconds since 1970."""
+    """Unix time in seconds."""
 
     @property
-    def words(self) -> str:
-        """What came of it and when."""
+    def summary(self) -> str:
+        """The result and its date."""
         day = time.strftime("%d %b %Y, %H:%M UTC", time.gmtime(self.at))
-        came = f"exported as {self.version}" if self.version else self.reason
-        return f"{came} ({day})"
+        result = f"exported as {self.version}" if self.version else self.reason
+        return f"{result} ({day})"
+
+
+class Changed(NamedTuple):
+    """Whether there is something new to train, and the fingerprint."""
+
+    Output: bool
+    attempt: str
+
+
+@step
+def run(
+    *,
+    digest: str,
+    destination: str,
+    model_name: str,
+    training: Mapping[str, Any],
+    gate: Mapping[str, Any],
+    job: Mapping[str, Any],
+    change_summary: "dsl.Markdown",
+) -> Changed:
+    """Run the `changes` step: look for a record of the same data and settings.
+
+    Raises:
+        InputError: no destination, or one that cannot be written.
+    """
+    if not destination:
+        raise InputError(
+            "destination is empty, so earlier trainings are unknown: give the location that models "
+            "are exported to"
+        )
+    check_model_name(model_name)
+    open_destination(destination).prepare()  # creates a folder, so the champion may be missing
+    where = open_destination(f"{destination.rstrip('/')}/{model_name}")
+    attempt = fingerprint(digest, training, gate, str(job.get("image", "")))
+    earlier = unchanged(where, attempt)
+    data = f"dataset {digest[:12]}"
+    if earlier is None:
+        reason = f"something new to train: {data} was not trained on with these settings"
+    else:
+        reason = f"nothing new: {data} was trained on with the same settings: {earlier.summary}"
+    print(reason, flush=True)
+    advice = 'To train all the same, change a setting, such as training={"seed": 1}.'
+    text = cell(f"{reason[0].upper()}{reason[1:]}.") + (f"\n\n{advice}" if earlier else "")
+    Path(change_summary.path).write_text(f"{text}\n", encoding="utf-8")
+    change_summary.metadata.update({"changed": earlier is None, "reason": reason})
+    return Changed(earlier is None, attempt)
 
 
 def fingerprint(
     dataset_digest: str, training: Mapping[str, Any], gate: Mapping[str, Any], image: str
 ) -> str:
-    """A name for what is trained on, how, by which code and rules: 16 hexadecimal digits.
+    """Return a name for data, settings, code and rules: 16 hexadecimal digits.
 
     Args:
-        dataset_digest: Of the version.
-        training: What was set.
-        gate: The rules that were set.
-        image: Of the workers, where the job names one.
+        dataset_digest: Of the dataset version.
+        training: Settings of the training.
+        gate: Settings of the gate.
+        image: Image of the workers, if the job names one.
     """
-    # kfp.local hands the whole numbers in a mapping on as floats.
-    said = json.loads(
+    # kfp.local passes integers in a mapping as floats.
+    values = json.loads(
         json.dumps([dataset_digest, training, gate, image]),
         parse_float=lambda text: int(value) if (value := float(text)).is_integer() else value,
     )
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def note(where: Destination, name: str, *, version: str, champion: str, reason: str) -> None:
-    """Write down what came of an attempt.
+    """Write the record of an attempt.
 
     Args:
         where: The folder of the model's exports.
@@ -76,64 +127,64 @@ def note(where: Destination, name: str, *, version: str, champion: str, reason: 
     Raises:
         KfpDdpError: it cannot be written.
     """
-    short = printable(reason)[:_REASON]  # an escape takes more of what may be read than a letter
-    said = Attempt(version=version, champion=champion, reason=short, at=round(time.time(), 3))
-    where.update(_file(name), lambda _: f"{said.model_dump_json()}\n".encode())
+    short = printable(reason)[:_LONGEST_REASON]  # escapes in JSON count for the limit of the file
+    attempt = Attempt(version=version, champion=champion, reason=short, at=round(time.time(), 3))
+    where.update(_file(name), lambda _: f"{attempt.model_dump_json()}\n".encode())
 
 
 def unchanged(where: Destination, name: str) -> Attempt | None:
-    """The attempt of this fingerprint, if another one would come to the same.
+    """Return the attempt of this fingerprint if a repetition would have the same result.
 
-    It would not where its bundle is gone, or where another champion is to be beaten than then.
+    It would not if its bundle was deleted, or if there is another champion to beat.
 
     Raises:
         InputError: the destination cannot be read.
     """
-    found = _read(where, _file(name))
-    if found is None:
+    attempt = _read(where, _file(name))
+    if attempt is None:
         return None
-    if found.version:
-        there = where.read(f"{found.version}/{SUCCESS}", LARGEST_SUCCESS) is not None
-        return found if there else None
-    return found if pointed_at(where) == found.champion else None
+    if attempt.version:
+        complete = where.read(f"{attempt.version}/{SUCCESS}", LARGEST_SUCCESS) is not None
+        return attempt if complete else None
+    return attempt if champions.read_pointer(where) == attempt.champion else None
 
 
 def prune(where: Destination, keep: int, spared: Collection[str] = ()) -> list[str]:
-    """Delete bundles that attempts have exported, and notes, but for the newest of each.
+    """Delete all but the newest bundles that attempts have exported, and old records.
 
-    The champion stays, and the one whose place it took or that it was compared with, for a way
-    back. So does what no attempt has exported.
+    The champion remains, and so do the version that it replaced, the one that it was compared with,
+    and every bundle that no attempt has exported.
 
     Args:
         where: The folder of the model's exports.
-        keep: How many bundles, and how many notes of models that were not blessed.
-        spared: Versions that stay besides.
+        keep: Number of bundles, and of records of models that were not blessed.
+        spared: Further versions that remain.
 
     Returns:
-        The versions that are gone.
+        The deleted versions.
 
     Raises:
         InputError: the destination cannot be read or written.
     """
     files = [name for name, _ in where.list(f"{FOLDER}/")]
-    notes = [(file, found) for file in files if (found := _read(where, file))]
-    notes.sort(key=lambda one: one[1].at, reverse=True)
-    exported = [one for one in notes if one[1].version]
-    now = pointed_at(where)
-    kept = {*spared, now, succession.replaced_by(succession.changes(where), now)}
-    kept |= {found.champion for _, found in exported if found.version == now}
-    kept |= {found.version for _, found in exported[:keep]}
-    old = [one for one in exported if one[1].version not in kept]
-    gone = list(dict.fromkeys(found.version for _, found in old))
-    for version in gone:
+    records = [(file, attempt) for file in files if (attempt := _read(where, file))]
+    records.sort(key=lambda one: one[1].at, reverse=True)
+    exported = [one for one in records if one[1].version]
+    current = champions.read_pointer(where)
+    remaining = {*spared, current, champions.replaced_by(champions.history(where), current)}
+    remaining |= {attempt.champion for _, attempt in exported if attempt.version == current}
+    remaining |= {attempt.version for _, attempt in exported[:keep]}
+    old = [one for one in exported if one[1].version not in remaining]
+    deleted = list(dict.fromkeys(attempt.version for _, attempt in old))
+    for version in deleted:
         _delete(where, version)
-    for file, _ in [*old, *[one for one in notes if not one[1].version][keep:]]:
+    for file, _ in [*old, *[one for one in records if not one[1].version][keep:]]:
         where.delete(file)
-    return gone
+    return deleted
 
 
 def _delete(where: Destination, version: str) -> None:
-    """A bundle's files, the mark of a whole one first: what is left of it is believed by nobody."""
+    """Delete a bundle, `_SUCCESS` first, so that no reader takes the rest for complete."""
     names = [name for name, _ in where.list(f"{version}/")]
     for name in sorted(names, key=lambda name: not name.endswith(f"/{SUCCESS}")):
         where.delete(name)
@@ -144,7 +195,7 @@ def _file(name: str) -> str:
 
 
 def _read(where: Destination, file: str) -> Attempt | None:
-    """A note; None where there is none that can be understood."""
+    """Return a record; None if there is none or it is invalid."""
     content = where.read(file, _LARGEST)
     try:
         return Attempt.model_validate_json(content) if content is not None else None

@@ -1,190 +1,307 @@
-"""The model that a new one has to beat: where it lies, what is known of it, who takes its place."""
+"""The champion of a model: the version that the next one has to beat.
+
+`CHAMPION` beside the versions names it, `CHAMPIONS` has the history of moves.
+"""
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.models import succession
-from kfp_ddp.models.bundle import MANIFEST, METRICS, WEIGHTS
+from kfp_ddp.core.settings import Stored
+from kfp_ddp.models.bundle import MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Told
-from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.storage.addresses import check_place
 from kfp_ddp.storage.destination import Destination, Folder, open_destination, sha256_of
 
-CHAMPION = "CHAMPION"
-"""Beside the versions of a model: the one that a next one has to beat."""
-_FILES: tuple[str, ...] = (FILE, METRICS)  # beside a run, and in a bundle
+CHAMPION, CHAMPIONS = "CHAMPION", "CHAMPIONS"
+ROLLBACK = "rollback"
+"""`Change.by` of a move back."""
+_FILES: tuple[str, ...] = (FILE, METRICS)  # in a run's folder, and in a bundle
 _LARGEST_WEIGHTS = 4 << 30
-_LARGEST_POINTER = 100
+_LARGEST_POINTER, _LARGEST_HISTORY = 100, 4096
+_LONGEST_HISTORY = 20
 _ADVICE = "upload that bundle again, or name another champion"
 
 
 @dataclass(frozen=True)
 class Champion:
-    """A model to beat: a bundle or less, the name of its evaluation in it, and what that says."""
+    """A model to beat: a bundle or only an evaluation."""
 
-    sealed: Sealed
+    bundle: Bundle
     file: str
+    """Name of the evaluation in the bundle."""
     evaluation: Evaluation
 
     @property
     def version(self) -> str:
-        """What an export calls the bundle; '' without one."""
-        return self.sealed.version
+        """The version of its bundle; '' without one."""
+        return self.bundle.version
 
     @property
     def uri(self) -> str:
-        """Where it lies."""
-        return self.sealed.uri
+        """Its URI."""
+        return self.bundle.uri
 
     def unknown_class(self, challenger: Evaluation) -> str:
-        """The first class with samples of the challenger that the champion was not taught."""
+        """Return the first class with samples that the champion was not trained on, or ''."""
         known = {one.name for one in self.evaluation.classes}
-        wanted = (one.name for one in challenger.classes if one.samples)
-        return next((name for name in wanted if name not in known), "")
+        names = (one.name for one in challenger.classes if one.samples)
+        return next((name for name in names if name not in known), "")
 
     def told(self) -> dict[str, Told] | None:
-        """For each sample of its own evaluation what it is, and whether that was told.
-
-        Returns:
-            By its path; None if the predictions are not there.
+        """Return the prediction for each sample by path; None without a file of predictions.
 
         Raises:
-            InputError: they are damaged, or not those of the evaluation.
+            InputError: the file is damaged, or not that of the evaluation.
         """
         name = self.evaluation.predictions
-        content = self.sealed.read(name, LARGEST_PREDICTIONS)
+        content = self.bundle.read(name, LARGEST_PREDICTIONS)
         return None if content is None else self.evaluation.told(content, f"{self.uri}/{name}")
 
     def fetch_weights(self, folder: Path) -> Path:
-        """Bring the bundle's weights to `folder`, checked against the bundle's manifest.
+        """Download the weights to `folder`, checked against the manifest; return the file.
 
         Raises:
-            InputError: the bundle is damaged, or has none.
+            InputError: the bundle is damaged, or has no weights.
         """
-        if WEIGHTS not in (self.sealed.listed or {}):
+        if WEIGHTS not in (self.bundle.listed or {}):
             raise InputError(
                 f"the champion {self.uri} has no {WEIGHTS} to evaluate on this split: "
                 "name a bundle that export wrote, or leave champion empty"
             )
         target = folder / WEIGHTS
         with target.open("w+b") as file:
-            if not self.sealed.where.fetch(self.sealed.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
-                raise self.sealed.damaged(f"{WEIGHTS} is missing")
+            if not self.bundle.where.fetch(self.bundle.folder + WEIGHTS, file, _LARGEST_WEIGHTS):
+                raise self.bundle.damaged(f"{WEIGHTS} is missing")
             file.seek(0)
-            self.sealed.check(WEIGHTS, sha256_of(file))
+            self.bundle.check(WEIGHTS, sha256_of(file))
         return target
 
 
-def find(champion: str) -> Champion | None:
-    """The champion at a path or URI; None while nothing is there yet.
+class Change(Stored):
+    """One move of CHAMPION."""
 
-    The folder of a model's exports stands for the version that CHAMPION in it names. A bundle is
-    believed only where its evaluation is what its manifest lists.
+    version: str
+    replaced: str
+    """'' for none."""
+    by: str
+    """The run that exported the version, promote or rollback; '' if unknown."""
+    at: str
+    """UTC, as 2027-01-31T03:04:05Z."""
+
+
+def find(champion: str) -> Champion | None:
+    """Return the champion at a path or URI; None while there is none yet.
 
     Args:
-        champion: Folder of a model's exports, a bundle, or an evaluation or its folder.
+        champion: Folder of a model's exports (CHAMPION in it names the version), a bundle, an
+            evaluation or its folder.
 
     Raises:
-        InputError: a place that is not there or cannot be read, a bundle that is damaged, a file
-            that is not an evaluation.
+        InputError: the location is missing or cannot be read, a bundle is damaged, or a file is
+            not an evaluation.
     """
-    pointed, names = "", _FILES
+    pointer, names = "", _FILES
     if champion.endswith(".json"):
         parent, slash, name = champion.rpartition("/")
         where, names = open_destination(parent or slash or "."), (name,)
-        needed = where.root if isinstance(where, Folder) else None
+        required = where.root if isinstance(where, Folder) else None
     else:
         where = open_destination(champion)
-        needed = where.root.parent if isinstance(where, Folder) else None
-        pointed = pointed_at(where)
-    folder = f"{pointed}/" if pointed else ""
-    sealed = Sealed.at(where, folder, "the champion", _ADVICE)
-    uri = sealed.uri
-    if pointed and sealed.listed is None:
+        required = where.root.parent if isinstance(where, Folder) else None
+        pointer = read_pointer(where)
+    folder = f"{pointer}/" if pointer else ""
+    bundle = Bundle.at(where, folder, "the champion", _ADVICE)
+    uri = bundle.uri
+    if pointer and bundle.listed is None:
         raise InputError(
-            f"{where.uri}/{CHAMPION} names {uri}, where no bundle lies: "
-            f"upload that bundle again, or write the version to beat into {CHAMPION}"
+            f"{where.uri}/{CHAMPION} names {uri}, which does not exist: upload that bundle again, "
+            f"or write the version to beat into {CHAMPION}"
         )
-    if pointed and sealed.version != pointed:
-        raise sealed.damaged(f"{MANIFEST} is that of {sealed.version}")
+    if pointer and bundle.version != pointer:
+        raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
     for name in names:
-        content = sealed.read(name, LARGEST)
+        content = bundle.read(name, LARGEST)
         if content is not None:
             record = Evaluation.parse(content.decode(errors="replace"), f"{uri}/{name}")
-            return Champion(sealed, name, record)
-    if sealed.listed is not None:
-        raise sealed.damaged(f"{names[-1]} is missing")
-    if needed is not None and not needed.is_dir():
+            return Champion(bundle, name, record)
+    if bundle.listed is not None:
+        raise bundle.damaged(f"{names[-1]} is missing")
+    if required is not None and not required.is_dir():
         raise InputError(
-            f"champion is {champion}, but there is no folder {needed}: correct the path, or make "
-            "that folder where the first model is still to be exported"
+            f"champion is {champion}, but the folder {required} does not exist: correct the path, "
+            "or create that folder if no model was exported yet"
         )
     return None
 
 
-def pointed_at(where: Destination, name: str = "") -> str:
-    """The version that CHAMPION in the folder of a model's exports names; '' if there is none.
+def list_versions(where: Destination, name: str = "") -> dict[str, list[str]]:
+    """Return the versions of complete bundles at a destination of exports, by model name.
+
+    Args:
+        where: The destination.
+        name: Only this model; '' for all.
 
     Raises:
-        InputError: it cannot be read, or names no version.
+        InputError: the destination cannot be listed.
+    """
+    versions: dict[str, list[str]] = {}
+    for path, _ in where.list(f"{name}/" if name else ""):
+        parts = path.split("/")
+        if len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch("[0-9a-f]{12}", parts[1]):
+            versions.setdefault(parts[0], []).append(parts[1])
+    return {model: sorted(versions[model]) for model in sorted(versions)}
+
+
+def open_bundle(address: str, advice: str = "export it again") -> Bundle:
+    """Return the bundle at an address; it is complete, its files are checked when they are read.
+
+    Args:
+        address: Folder or URI of a bundle, of a run's results, or of a model's exports, where the
+            champion is opened.
+        advice: What to do if it is damaged.
+
+    Raises:
+        InputError: there is no bundle, or its manifest is damaged.
+    """
+    check_place("bundle", address)
+    where = open_destination(address)
+    for folder in ("", f"{NAME}/"):
+        bundle = Bundle.at(where, folder, advice=advice)
+        if bundle.listed is not None:
+            return bundle
+    if pointer := read_pointer(where):
+        bundle = Bundle.at(where, f"{pointer}/", advice=advice)
+        if bundle.version == pointer:
+            return bundle
+        if bundle.listed is not None:
+            raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
+        raise InputError(
+            f"{CHAMPION} at {where.uri} names {pointer}, which does not exist: upload it again, "
+            "or make another version the champion"
+        )
+    raise InputError(
+        f"there is no bundle at {address}: give the folder that a run names as its bundle, "
+        f"with {SUCCESS} and {MANIFEST} in it"
+    )
+
+
+def read_pointer(where: Destination, name: str = "") -> str:
+    """Return the version that CHAMPION names; '' if the file does not exist.
+
+    Args:
+        where: The destination of exports, or without a name the folder of one model's.
+        name: Of the model.
+
+    Raises:
+        InputError: it cannot be read, or does not name a version.
     """
     file = f"{name}/{CHAMPION}".lstrip("/")
-    return _version_in(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
+    return _parse_pointer(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
 
 
 def move(where: Destination, name: str, version: str, expected: str, by: str = "") -> str:
-    """Make CHAMPION name `version` if it names `expected` now, or is absent where that is ''.
+    """Make CHAMPION name `version` if it names `expected` now; '' is for no champion.
 
     Args:
         where: The destination of exports.
         name: Of the model.
         version: An uploaded one.
-        expected: What it was compared with.
-        by: Who asks: the run that exported it, promote or rollback.
+        expected: The version that it was compared with.
+        by: As in `Change`.
 
     Returns:
-        What CHAMPION names after that: `version`, or what came first.
+        The version that CHAMPION names afterwards.
 
     Raises:
         InputError: it cannot be read or written.
         StorageError: other writers always came first, or there are no locks.
     """
-    file, named = f"{name}/{CHAMPION}", ""
+    file, current = f"{name}/{CHAMPION}", ""
 
     def change(content: bytes | None) -> bytes | None:
-        nonlocal named
-        found = _version_in(content, f"{where.uri}/{file}")
-        named = version if found == expected else found
-        return None if found == named else f"{version}\n".encode()
+        nonlocal current
+        before = _parse_pointer(content, f"{where.uri}/{file}")
+        current = version if before == expected else before
+        return None if before == current else f"{version}\n".encode()
 
     where.update(file, change)
-    if named == version:
-        succession.note(where, name, version, expected, by)
-    return named
+    if current == version:
+        add_to_history(where, name, version, expected, by)
+    return current
 
 
 def compared_with(champion: str, champion_version: str, where: Destination, name: str) -> str:
-    """The version that CHAMPION of a model has to name for its next version to take the place.
+    """Return the version that CHAMPION has to name before the next version replaces it.
 
-    It is what the gate compared with, where the gate's champion was this model's: its CHAMPION, or
-    a version beside it; else what CHAMPION names now.
+    It is the version that the gate compared with, if that belongs to this model; else the current
+    champion.
 
     Args:
-        champion: As the gate was given it; '' for none.
-        champion_version: As the gate returned it.
+        champion: As given to the gate; '' for none.
+        champion_version: As returned by the gate.
         where: The destination of exports.
         name: Of the model.
 
     Raises:
-        InputError: CHAMPION cannot be read, or names no version.
+        InputError: CHAMPION cannot be read, or does not name a version.
     """
-    now = pointed_at(where, name)
-    of_gate = f"{open_destination(champion).place}/" if champion else ""
-    return champion_version if of_gate.startswith(f"{where.place}/{name}/") else now
+    current = read_pointer(where, name)
+    location = f"{open_destination(champion).place}/" if champion else ""
+    return champion_version if location.startswith(f"{where.place}/{name}/") else current
 
 
-def _version_in(content: bytes | None, uri: str) -> str:
+def add_to_history(where: Destination, name: str, version: str, replaced: str, by: str) -> None:
+    """Append a change to CHAMPIONS, unless the newest one has this version.
+
+    Args:
+        where: The destination of exports.
+        name: Of the model.
+        version: The champion.
+        replaced: The one before; '' for none.
+        by: As in `Change`.
+
+    Raises:
+        KfpDdpError: it cannot be written.
+    """
+    author = re.sub(r"[^\w.:-]", "", by, flags=re.ASCII)[:64]  # keeps the file small
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    newest = Change(version=version, replaced=replaced, by=author, at=at)
+
+    def change(content: bytes | None) -> bytes | None:
+        known = _parse_history(content)
+        if known and known[-1].version == version:
+            return None
+        lines = [one.model_dump_json() for one in [*known[1 - _LONGEST_HISTORY :], newest]]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    where.update(f"{name}/{CHAMPIONS}", change)
+
+
+def history(where: Destination, name: str = "") -> list[Change]:
+    """Return the known moves of CHAMPION, the newest last.
+
+    Args:
+        where: The destination of exports, or without a name the folder of one model's.
+        name: Of the model.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    return _parse_history(where.read(f"{name}/{CHAMPIONS}".lstrip("/"), _LARGEST_HISTORY))
+
+
+def replaced_by(known: list[Change], version: str) -> str | None:
+    """Return which version this one replaced when it was last promoted; None if unknown."""
+    forward = (one for one in reversed(known) if one.by != ROLLBACK)
+    return next((one.replaced for one in forward if one.version == version), None)
+
+
+def _parse_pointer(content: bytes | None, uri: str) -> str:
     if content is None:
         return ""
     text = content.decode(errors="replace").strip()
@@ -194,3 +311,14 @@ def _version_in(content: bytes | None, uri: str) -> str:
             "into it, or delete it"
         )
     return text
+
+
+def _parse_history(content: bytes | None) -> list[Change]:
+    """Return the valid lines; the others are ignored, as only CHAMPION decides."""
+    parsed: list[Change] = []
+    for line in (content or b"").splitlines():
+        try:
+            parsed.append(Change.model_validate_json(line))
+        except ValidationError:
+            continue
+    return parsed

@@ -7,10 +7,9 @@ import numpy as np
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import REQUEST, RESPONSE
+from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.onnx_runtimes import Loaded, load
-from kfp_ddp.models.open_bundle import model_name, open_bundle
-from kfp_ddp.models.sealed import Sealed
 
 MODEL = "model.onnx"
 _LARGEST_MODEL = 16 << 30
@@ -51,10 +50,10 @@ def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -
     loaded = load(content, runtime, threads)
     classes = json.loads(sealed.read("classes.json", _LARGEST_JSON) or b"[]")
     _try(sealed, loaded, exact=not variant)
-    return Ready(model_name(sealed), sealed.version, sealed.uri, file, tuple(classes), loaded)
+    return Ready(sealed.model_name, sealed.version, sealed.uri, file, tuple(classes), loaded)
 
 
-def _file(sealed: Sealed, variant: str) -> str:
+def _file(sealed: Bundle, variant: str) -> str:
     """The file of a form of the model."""
     if not variant:
         return MODEL
@@ -71,7 +70,7 @@ def _file(sealed: Sealed, variant: str) -> str:
     return files[variant]
 
 
-def _try(sealed: Sealed, loaded: Loaded, exact: bool) -> None:
+def _try(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
     """Ask for the bundle's own sample; one of an older bundle, without any, is only asked."""
     request = sealed.read(REQUEST, _LARGEST_JSON)
     response = sealed.read(RESPONSE, _LARGEST_JSON)

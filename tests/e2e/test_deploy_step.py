@@ -101,7 +101,7 @@ def traffic(controller: Controller) -> list[dict[str, Any]]:
     ("fault", "said"),
     [
         ("wrong", "answers wrongly: its logits differ from the bundle's by 1, "),
-        ("crash", "kserve-container ends again and again with exit code 1: the model cannot be"),
+        ("crash", "kserve-container exits repeatedly with exit code 1: the model cannot be"),
     ],
 )
 def test_a_model_that_fails_gives_way_to_the_one_before(

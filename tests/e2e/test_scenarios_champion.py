@@ -115,7 +115,7 @@ def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
     with staged(cluster, tmp_path, {}) as scene:
         first = begin(scene, document, seed=0, meeting="alone", runs=1).wait()
         assert first.succeeded, first.explain()
-        champion = pointed_at(scene)
+        champion = read_pointer(scene)
         assert first.steps["gate"].outputs["champion_version"] == ""
         assert exported(first) == champion
 
@@ -127,7 +127,7 @@ def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
         said = [run for run in both if "is not the champion any more" in run.steps["publish"].log]
         assert len(said) == 1, "\n".join(run.explain() for run in both)
         (won,) = (run for run in both if run not in said)
-        assert pointed_at(scene) == exported(won) != champion
+        assert read_pointer(scene) == exported(won) != champion
         assert (
             f"{exported(said[0])} was uploaded, but {champion}, which it was compared with, is not "
             f"the champion any more: CHAMPION names {exported(won)} and stays; run the gate again"
@@ -147,7 +147,7 @@ def begin(scene: Scene, document: Path, *, seed: int, meeting: str, runs: int) -
     ).start()
 
 
-def pointed_at(scene: Scene) -> str:
+def read_pointer(scene: Scene) -> str:
     found = scene.work.read(f"{EXPORTS}/CHAMPION")
     assert found is not None
     return found.decode().strip()

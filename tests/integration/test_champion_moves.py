@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle
-from kfp_ddp.models.champion import compared_with, find, move, pointed_at
+from kfp_ddp.models.champion import compared_with, find, move, read_pointer
 from kfp_ddp.storage.destination import open_destination
 from kfp_ddp.storage.destination.folder import Folder
 from tests.generations import Bucket, handler
@@ -47,7 +47,7 @@ def test_the_second_of_two_that_beat_one_champion_leaves_it(place: str) -> None:
     expected = [compared_with(f"{place}/m", A, where, "m") for _ in range(2)]
     assert move(where, "m", B, expected[0]) == B
     assert move(where, "m", C, expected[1]) == B
-    assert pointed_at(where, "m") == B
+    assert read_pointer(where, "m") == B
 
 
 def test_a_step_that_moved_it_and_runs_again_finds_it_done(place: str) -> None:
@@ -67,7 +67,7 @@ def test_a_first_model_does_not_replace_one_that_came_meanwhile(place: str) -> N
 
 def test_one_whose_champion_is_gone_does_not_bring_it_back(place: str) -> None:
     assert move(open_destination(place), "m", B, A) == ""
-    assert pointed_at(open_destination(place), "m") == ""
+    assert read_pointer(open_destination(place), "m") == ""
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_no_update_of_many_processes_is_lost(tmp_path: Path) -> None:
 def test_of_many_that_beat_one_champion_exactly_one_takes_its_place(place: str) -> None:
     where = open_destination(place)
     for turn in range(5):
-        before = pointed_at(where, "m")
+        before = read_pointer(where, "m")
         versions = [f"{turn:02}{number:010x}" for number in range(8)]
         found: dict[str, str] = {}
 
@@ -170,8 +170,8 @@ def test_of_many_that_beat_one_champion_exactly_one_takes_its_place(place: str) 
         for thread in threads:
             thread.join()
         assert len(found) == 8
-        assert set(found.values()) == {pointed_at(where, "m")}
-        assert pointed_at(where, "m") in versions
+        assert set(found.values()) == {read_pointer(where, "m")}
+        assert read_pointer(where, "m") in versions
 
 
 @pytest.mark.parametrize("fault", ["race", "lost answer"])
@@ -247,7 +247,7 @@ def test_a_bundle_that_comes_too_late_is_uploaded_and_says_so_in_one_line(
     )
     assert uri == f"{where.uri}/m/{versions[2]}"
     assert where.read(f"m/{versions[2]}/_SUCCESS", 99) is not None
-    assert pointed_at(where, "m") == versions[1]
+    assert read_pointer(where, "m") == versions[1]
     assert publish(better, "m", where, versions[0])[1] == ""
 
 

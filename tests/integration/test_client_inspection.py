@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, ServerError
-from kfp_ddp.models.lineage import FILE as LINEAGE
-from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.export.publish import Lineage
+from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.storage.destination import open_destination
 from tests import run_output
 from tests.exports import exported

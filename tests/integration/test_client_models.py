@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from kfp_ddp.cli import app
 from kfp_ddp.client import models
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.models.champion import move, pointed_at
-from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.export.publish import Lineage
+from kfp_ddp.models.champion import move, read_pointer
 from kfp_ddp.storage.destination import Destination, open_destination
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
@@ -50,11 +50,11 @@ def document(where: Destination, *words: str) -> Any:
 
 def refused(where: Destination, *words: str) -> str:
     """Return the error of a command that does not change the champion."""
-    before = pointed_at(where, "flowers")
+    before = read_pointer(where, "flowers")
     done = call(where, *words)
     assert isinstance(done.exception, InputError), done.output
     assert "\n" not in str(done.exception)
-    assert pointed_at(where, "flowers") == before
+    assert read_pointer(where, "flowers") == before
     return str(done.exception)
 
 
@@ -145,7 +145,7 @@ def test_a_champion_that_changes_meanwhile_is_not_replaced(
     done = call(where, "promote", "flowers", line[0])
     assert isinstance(done.exception, StorageError)
     assert f"was set to {line[1]} meanwhile" in str(done.exception)
-    assert pointed_at(where, "flowers") == line[1]
+    assert read_pointer(where, "flowers") == line[1]
 
 
 def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_the_registry_is_updated(
     done = call(where, "rollback", "flowers", "--model-registry", registry_server.url)
     assert isinstance(done.exception, StorageError)
     registry_server.faults.clear()
-    assert pointed_at(where, "flowers") == line[1]
+    assert read_pointer(where, "flowers") == line[1]
     done = call(where, "promote", "flowers", line[1], "--model-registry", registry_server.url)
     assert "already" in done.output
     assert stages() == {line[0]: "former", line[1]: "champion", line[2]: "former"}
@@ -189,7 +189,7 @@ def test_where_the_registry_is_down_the_champion_stays(
         done = call(where, *words, "--model-registry", registry_server.url)
         assert isinstance(done.exception, StorageError), done.output
         assert "\n" not in str(done.exception)
-        assert pointed_at(where, "flowers") == line[2]
+        assert read_pointer(where, "flowers") == line[2]
     assert "model_registry" not in refused(where, "promote", "flowers", "zz")
     message = refused(where, "promote", "flowers", line[0], "--model-registry", "localhost:8080")
     assert "it should be an address such as http://model-registry-service" in message

@@ -19,7 +19,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.evaluation.engine import evaluate as engine
 from kfp_ddp.evaluation.results import split_digest
-from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.train_resnet import train_resnet

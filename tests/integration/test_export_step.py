@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import evaluate
 from kfp_ddp.export import formats, prove
 from kfp_ddp.export.engine import make
-from kfp_ddp.export.runtimes import from_bundle, from_checkpoint
+from kfp_ddp.export.formats import from_bundle, from_checkpoint
 from kfp_ddp.models import bundle
 
 FILES = [

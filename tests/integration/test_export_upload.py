@@ -7,7 +7,7 @@ import pytest
 from google.cloud import storage
 
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
-from kfp_ddp.export.publish.engine import publish
+from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle
 from kfp_ddp.storage.destination import open_destination, place
 from tests.generations import Bucket, handler

@@ -21,7 +21,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import evaluate
 from kfp_ddp.export import card, prove, variants, whole_split
 from kfp_ddp.export.engine import make
-from kfp_ddp.export.runtimes import Predict, from_checkpoint
+from kfp_ddp.export.formats import Predict, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants

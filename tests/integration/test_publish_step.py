@@ -17,9 +17,9 @@ from kfp import dsl
 from kfp_ddp.components.publish.component import publish
 from kfp_ddp.core import folders
 from kfp_ddp.core.run_folder import EXPORTED, VERDICT
-from kfp_ddp.models import attempts, bundle, lineage, signature
-from kfp_ddp.models.lineage import FILE as LINEAGE
-from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.export import publish as publishing
+from kfp_ddp.models import attempts, bundle, signature
+from kfp_ddp.models.bundle import LINEAGE, Bundle
 from kfp_ddp.storage.destination import Folder, open_destination
 from tests.exports import evaluated
 from tests.registry_server import server as registry
@@ -195,7 +195,7 @@ def test_one_that_ends_while_it_keeps_the_bundle_in_a_bucket_is_run_again_to_the
 
     times = itertools.count()
     clock = SimpleNamespace(gmtime=lambda: None, strftime=lambda *_: f"at {next(times)}")
-    monkeypatch.setattr(lineage, "time", clock)
+    monkeypatch.setattr(publishing, "time", clock)
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(Folder, "put", until_killed)
         publish.python_func(**given)
@@ -287,7 +287,7 @@ def test_a_release_is_signed_registered_and_the_same_when_it_is_done_again(
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
     given = arguments(run_dir, tmp_path, release=release)
     uri, version = publish.python_func(**given)
-    there = Sealed.at(open_destination(uri), "", "the bundle", "")
+    there = Bundle.at(open_destination(uri), "", "the bundle", "")
     signature.check(there, signature.by_key(key))
     assert given["published_model"].metadata["signed_by"] == signature.fingerprint(key)
     assert given["published_model"].metadata["registry"] == registry_server.url
@@ -312,7 +312,7 @@ def test_a_registry_that_refuses_moves_no_champion_and_loses_nothing(
     given = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
     registry_server.fail("create_model_version", registry.status(503, "no database"))
     with pytest.raises(
-        SystemExit, match=r"^error: the registry \S+ did not .* \(503: no database\)"
+        SystemExit, match=r"^error: the registry \S+ refused .*\(503: no database\)"
     ):
         publish.python_func(**given)
     assert not (tmp_path / "models" / "squares" / "CHAMPION").exists()

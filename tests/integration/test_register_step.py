@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.components.register.component import register
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move
-from kfp_ddp.models.lineage import Lineage
 from kfp_ddp.storage.destination import open_destination
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
@@ -57,8 +57,8 @@ def test_the_champion_is_registered_and_a_version_that_is_named(
         ({"release": {"registy": "x"}}, "release has no setting 'registy'; did you mean"),
         ({"model_name": "other"}, "has no champion: publish a model first, or give version"),
         ({"model_name": "a/b"}, "model_name is 'a/b'"),
-        ({"version": "0" * 12}, "there is no whole bundle"),
-        ({"version": "../x"}, "version='../x' is none: it is 12 hexadecimal digits"),
+        ({"version": "0" * 12}, "there is no complete bundle"),
+        ({"version": "../x"}, "version='../x' is invalid: it has 12 hexadecimal digits"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_asked(
@@ -77,5 +77,5 @@ def test_a_registry_that_is_down_is_one_line(
     versions: list[str], tmp_path: Path, registry_server: RegistryServer
 ) -> None:
     registry_server.fail("*", status(503))
-    with pytest.raises(SystemExit, match=r"^error: the registry \S+ did not let it be registered"):
+    with pytest.raises(SystemExit, match=r"^error: the registry \S+ refused"):
         register.python_func(**given(tmp_path, registry_server))

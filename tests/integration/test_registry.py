@@ -16,8 +16,8 @@ from model_registry import ModelRegistry
 from model_registry.types import ListOptions
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move
-from kfp_ddp.models.lineage import Lineage
 from kfp_ddp.models.registry import Registry, agree, client, register, registry_of
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.destination import Destination, open_destination
@@ -75,7 +75,7 @@ def told(address: str, name: str) -> dict[str, dict[str, Any]]:
             }
         return found
 
-    return opened(address)._asked("read", read)
+    return opened(address)._call("read", read)
 
 
 def test_a_version_is_registered_with_its_lineage(
@@ -132,7 +132,7 @@ def test_a_registration_that_was_interrupted_is_completed_by_the_next(
 ) -> None:
     version = published(where, name, tmp_path, 3)
     registry_server.fail(operation, fault)
-    with pytest.raises(StorageError, match=r"the registry http\S+ d"):
+    with pytest.raises(StorageError, match=r"the registry http\S+ (refused|does not respond)"):
         register(opened(registry_server.url), where, name, version)
     registry_server.faults.clear()
     register(opened(registry_server.url), where, name, version)
@@ -299,17 +299,17 @@ def test_more_versions_than_a_page_has_are_all_told(
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
     [
-        (faults.status(401), InputError, r"refuses us \(401: injected\): name a key"),
-        (faults.status(403), InputError, r"refuses us \(403: injected\): name a key"),
-        (faults.status(404), StorageError, r"did not let it be \w+ \(404: injected\)"),
-        (faults.status(422, "no\nway"), StorageError, r"did not let it be \w+ \(422: no way\)"),
-        (faults.status(503), StorageError, r"did not let it be \w+ \(503: injected\)"),
-        (faults.gone, StorageError, r"does not answer \(Server disconnected\): nothing is lost"),
-        (faults.silence, StorageError, r"does not answer \(no answer\): nothing is lost"),
-        (faults.page(), InputError, "answers with something else than Model Registry's API"),
-        (faults.page(404), StorageError, r"did not let it be \w+ \(404\): look"),
-        (faults.page(502), StorageError, r"did not let it be \w+ \(502\): look"),
-        (faults.other_json, InputError, "answers with something else than Model Registry's API"),
+        (faults.status(401), InputError, r"\(401: injected\): set registry_token"),
+        (faults.status(403), InputError, r"\(403: injected\): set registry_token"),
+        (faults.status(404), StorageError, r"refused .*\(404: injected\)"),
+        (faults.status(422, "no\nway"), StorageError, r"refused .*\(422: no way\)"),
+        (faults.status(503), StorageError, r"refused .*\(503: injected\)"),
+        (faults.gone, StorageError, r"does not respond \(Server disconnected\)"),
+        (faults.silence, StorageError, r"does not respond \(TimeoutError\)"),
+        (faults.page(), InputError, "not respond like Model Registry's API"),
+        (faults.page(404), StorageError, r"refused .*\(404\): look"),
+        (faults.page(502), StorageError, r"refused .*\(502\): look"),
+        (faults.other_json, InputError, "not respond like Model Registry's API"),
     ],
 )
 def test_a_registry_that_is_down_or_refuses_is_told_in_one_line(
@@ -335,13 +335,13 @@ def test_a_registry_that_is_down_or_refuses_is_told_in_one_line(
 def test_a_look_at_a_registry_changes_nothing(registry_server: RegistryServer) -> None:
     opened(registry_server.url).check()
     registry_server.fail("*", faults.page())
-    with pytest.raises(InputError, match="something else than Model Registry's API"):
+    with pytest.raises(InputError, match="not respond like Model Registry's API"):
         opened(registry_server.url).check()
     assert registry_server.changes() == []
 
 
 def test_a_registry_that_is_not_there_is_told_in_one_line(registry_server: RegistryServer) -> None:
-    with pytest.raises(StorageError, match=r"does not answer \(Cannot connect to host"):
+    with pytest.raises(StorageError, match=r"does not respond \(Cannot connect to host"):
         opened("http://127.0.0.1:9").check()
 
 
@@ -349,7 +349,7 @@ def test_the_token_comes_from_the_secret(
     registry_server: RegistryServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     registry_server.token = "open sesame"
-    with pytest.raises(InputError, match=r"refuses us \(401: Unauthorized\)"):
+    with pytest.raises(InputError, match=r"denies access \(401: Unauthorized\)"):
         opened(registry_server.url).check()
     with pytest.raises(InputError, match="registry_token names the key word, which the bucket's"):
         opened(registry_server.url, registry_token="word")
@@ -373,7 +373,7 @@ def test_a_bundle_that_is_missing_or_damaged_is_not_registered(
     registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
-    with pytest.raises(InputError, match=r"there is no whole bundle .* to register"):
+    with pytest.raises(InputError, match=r"there is no complete bundle"):
         register(opened(registry_server.url), where, name, "0" * 12)
     (tmp_path / "models" / name / version / "config.json").write_text("{}")
     with pytest.raises(InputError, match=r"config\.json is not what MANIFEST\.sha256 lists"):

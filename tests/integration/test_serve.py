@@ -26,10 +26,10 @@ import torch
 from numpy.typing import NDArray
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.export import formats, infra, serving
-from kfp_ddp.export.runtimes import eager, from_checkpoint
+from kfp_ddp.export import contents, formats, infra
+from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
-from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving.canary import Sample, ask, try_out
 from kfp_ddp.serve.body_limit import MAX_BODY
 from kfp_ddp.serve.model import ready
@@ -49,7 +49,7 @@ def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     servable = formats.Servable(model, info).eval()
     onnx = folder / formats.ONNX
     formats.write_onnx(formats.trace(servable, SIZE), info, onnx)
-    serving.write(folder / "serving", onnx, "squares", info.classes, SIZE)
+    contents.write_repository(folder / "serving", onnx, "squares", info.classes, SIZE)
     bundle.write_json(folder / "classes.json", list(info.classes))
     image = infra.pattern(SIZE)
     logits = eager(servable)(torch.from_numpy(image)[None])[0].numpy()
@@ -381,7 +381,7 @@ def test_what_cannot_be_served_is_a_line(sealed: Path, tmp_path: Path) -> None:
 def test_a_rollout_takes_its_answer_for_the_bundle_s_and_no_other(
     server: Server, sealed: Path
 ) -> None:
-    sample = Sample.of(Sealed.at(open_destination(str(sealed)), "", "the bundle", "export it"))
+    sample = Sample.of(Bundle.at(open_destination(str(sealed)), "", "the bundle", "export it"))
     assert try_out(server.url, "squares", sample, 2, 60) > 0
     other = replace(sample, logits=tuple(value + 1 for value in sample.logits))
     wrong, _ = ask(server.url, "squares", other, 60)

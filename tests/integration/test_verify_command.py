@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle
 from kfp_ddp.models.champion import move
-from kfp_ddp.models.lineage import Lineage
 from kfp_ddp.storage.destination import Destination, open_destination
 from tests.exports import exported
 from tests.unit.test_signature import pem, public
@@ -133,16 +133,16 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
     assert call("verify", exports, "--key", tmp_path / "key.pub").exception is None
     other = exported(where, "flowers", tmp_path / "second", 5, Lineage("run-2"))
     said = refused("sign", f"{exports}/{other}", "--signature", signature)
-    assert f"that is no signature of {exports}/{other}: MANIFEST.sha256 is another" in said
+    assert f"this is not a signature of {exports}/{other}: MANIFEST.sha256 differs" in said
     said = refused("sign", exports, "--signature", tmp_path / "key.pub")
-    assert "no signature in the form of OpenSSF Model Signing" in said
+    assert "not a signature in the format of OpenSSF Model Signing" in said
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["verify", "EXPORTS", "--key", "key.pem"], "key.pem is no public key: openssl pkey"),
+        (["verify", "EXPORTS", "--key", "key.pem"], "key.pem is not a public key: openssl pkey"),
         (["verify", "EXPORTS", "--key", "none"], "cannot read none: No such file"),
         (["verify", "EXPORTS", "--identity", "ana@x"], "--identity and --issuer require"),
         (["verify", "EXPORTS", "--trust-root", "x"], "--trust-root is for --identity"),
@@ -153,7 +153,7 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
         (["verify", "gs:/x"], "bundle='gs:/x' is no address: write gs://x"),
         (["verify", "ftp://x"], "give gs://, s3:// or az://"),
         (["sign", "EXPORTS"], "give --key to sign with, or --signature"),
-        (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is no private key"),
+        (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is not a private key"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.models import attempts, succession
+from kfp_ddp.models import attempts
+from kfp_ddp.models import champion as champions
 from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
 from kfp_ddp.storage.destination import Destination, open_destination
 
@@ -62,7 +63,7 @@ def test_what_was_exported_is_unchanged_while_its_bundle_is_there(
     exported(models, tmp_path, 1)
     found = unchanged(models, "1")
     assert found is not None
-    assert found.words.startswith(f"exported as {version(1)} (")
+    assert found.summary.startswith(f"exported as {version(1)} (")
     exported(models, tmp_path, 2)
     assert unchanged(models, "1"), "also where another one is the champion now"
     models.delete(f"{version(1)}/_SUCCESS")
@@ -76,7 +77,7 @@ def test_what_was_not_blessed_is_unchanged_while_the_champion_is_the_same(
     note(models, "a", version="", champion=version(1), reason="not blessed: too weak")
     found = unchanged(models, "a")
     assert found is not None
-    assert found.words.startswith("not blessed: too weak (")
+    assert found.summary.startswith("not blessed: too weak (")
     exported(models, tmp_path, 2)
     assert unchanged(models, "a") is None
 
@@ -117,7 +118,7 @@ def test_whose_place_a_promoted_bundle_took_stays(models: Destination, tmp_path:
         exported(models, tmp_path, number)
     models.update("CHAMPION", lambda _: f"{version(2)}\n".encode())
     above = open_destination(str(tmp_path / "models"))
-    succession.note(above, "cats", version(2), replaced=version(1), by="promote")
+    champions.add_to_history(above, "cats", version(2), replaced=version(1), by="promote")
     assert prune(models, 1) == []
 
 

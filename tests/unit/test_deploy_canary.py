@@ -12,7 +12,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.models import bundle
-from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving import canary
 from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
 from kfp_ddp.storage.destination import open_destination
@@ -148,12 +148,12 @@ def test_a_sample_without_a_number_for_each_logit_is_none(tmp_path: Path) -> Non
             Sample.of(sealed(tmp_path / place, json.dumps(said)))
 
 
-def sealed(folder: Path, response: str) -> Sealed:
+def sealed(folder: Path, response: str) -> Bundle:
     (folder / "sample").mkdir(parents=True)
     (folder / "sample/request.json").write_text('{"inputs": []}')
     (folder / "sample/response.json").write_text(response)
     bundle.seal(folder)
-    return Sealed.at(open_destination(str(folder)), "", "the bundle", "publish it again")
+    return Bundle.at(open_destination(str(folder)), "", "the bundle", "publish it again")
 
 
 def test_the_sample_is_the_bundle_s_and_believed_only_where_it_is_listed(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_sample_is_the_bundle_s_and_believed_only_where_it_is_listed(tmp_pat
     bare = tmp_path / "e"
     bare.mkdir()
     bundle.seal(bare)
-    old = Sealed.at(open_destination(str(bare)), "", "the bundle", "publish it again")
+    old = Bundle.at(open_destination(str(bare)), "", "the bundle", "publish it again")
     with pytest.raises(InputError, match=r"has no sample/request\.json to try a service with"):
         Sample.of(old)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.models.serving.rollout import SPEC
-from kfp_ddp.models.serving.standing import (
+from kfp_ddp.models.serving.wait import (
     CRASHES,
     REFUSED,
     crashed,

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
-from kfp_ddp.export import serving
+from kfp_ddp.export import contents
 from kfp_ddp.export.formats import INPUT, OUTPUT
 from tests import triton
 
@@ -29,7 +29,7 @@ def repository(tmp_path: Path) -> Path:
     )
     made = tmp_path / "model.onnx"
     made.write_bytes(helper.make_model(graph).SerializeToString())
-    serving.write(tmp_path / "serving", made, "flowers", CLASSES, 16)
+    contents.write_repository(tmp_path / "serving", made, "flowers", CLASSES, 16)
     return tmp_path / "serving"
 
 

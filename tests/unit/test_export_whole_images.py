@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from kfp_ddp.export import formats, whole_images
+from kfp_ddp.export import formats, onnx_forms
 from kfp_ddp.training import transforms
 
 
@@ -27,7 +27,7 @@ def session(folder: Path, size: int) -> Callable[[Any], Any]:
     )
     opset = helper.make_opsetid("", formats.OPSET)
     formats.save_onnx(helper.make_model(graph, opset_imports=[opset]), folder / "square.onnx")
-    whole_images.write(folder / "square.onnx", folder / "whole.onnx", size)
+    onnx_forms.write_whole(folder / "square.onnx", folder / "whole.onnx", size)
     ready = onnxruntime.InferenceSession(folder / "whole.onnx", providers=["CPUExecutionProvider"])
     return lambda images: ready.run(None, {"images": images})[0]
 

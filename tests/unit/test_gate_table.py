@@ -284,7 +284,7 @@ def test_a_key_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(NAME, "no key")
     said = say(tmp_path, Given(champion=5), {"champion_key": NAME})
     assert said.state == "error"
-    assert said.words.startswith(f"champion_key ({NAME}) is no public key: ")
+    assert said.words.startswith(f"champion_key ({NAME}) is not a public key: ")
 
 
 def test_an_accuracy_that_is_none_never_holds(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle, signature
-from kfp_ddp.models.lineage import Lineage
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.release import Signing
-from kfp_ddp.models.sealed import Sealed
 from kfp_ddp.storage.destination import open_destination
 from tests.exports import exported
 
@@ -61,7 +61,7 @@ def made(tmp_path: Path, key: Any = None) -> Path:
 
 
 def check(folder: Path, key: Any = KEY) -> None:
-    sealed = Sealed.at(open_destination(str(folder)), "", "the bundle", "export again")
+    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "export again")
     signature.check(sealed, signature.by_key(key.public_key()))
 
 
@@ -69,7 +69,7 @@ def check(folder: Path, key: Any = KEY) -> None:
 def test_what_was_signed_holds_for_this_key_and_for_no_other(tmp_path: Path, kind: str) -> None:
     folder = made(tmp_path, KEYS[kind])
     check(folder, KEYS[kind])
-    with pytest.raises(InputError, match=r"vouches for: model\.sig was made by another key"):
+    with pytest.raises(InputError, match=r"model\.sig was made by another key"):
         check(folder, OTHER)
     assert bundle.intact(folder)
 
@@ -117,9 +117,9 @@ def resealed(folder: Path, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("changed", "MANIFEST.sha256 is another than was signed"),
-        ("more", "MANIFEST.sha256 is another than was signed"),
-        ("gone", "MANIFEST.sha256 is another than was signed"),
+        ("changed", "MANIFEST.sha256 differs from the signed one"),
+        ("more", "MANIFEST.sha256 differs from the signed one"),
+        ("gone", "MANIFEST.sha256 differs from the signed one"),
     ],
 )
 def test_a_manifest_made_to_fit_a_changed_bundle_is_told(
@@ -157,23 +157,24 @@ def test_a_signature_of_which_a_bit_was_changed_does_not_hold(tmp_path: Path, pa
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is no JSON"),
-        ("{", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[]", "no signature by a key"),
-        ("{}", "no signature by a key"),
-        ('{"verificationMaterial": {}, "dsseEnvelope": {}}', "no signature by a key"),
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "not a signature by a key"),
+        ("{}", "not a signature by a key"),
+        ('{"verificationMaterial": {}, "dsseEnvelope": {}}', "not a signature by a key"),
         (
             '{"verificationMaterial": {"publicKey": 1}, "dsseEnvelope": {"payload": "e30="}}',
-            "no signature by a key",
+            "not a signature by a key",
         ),
         (
             '{"verificationMaterial": {}, "dsseEnvelope": {"payload": "!", "signatures": []}}',
-            "no signature by a key",
+            "not a signature by a key",
         ),
         (
             '{"verificationMaterial": {"publicKey": {"hint": 7}}, "dsseEnvelope": '
-            '{"payload": "e30=", "signatures": [{"sig": "e30="}]}}',
+            '{"payload": "e30=", "payloadType": "application/vnd.in-toto+json", '
+            '"signatures": [{"sig": "e30="}]}}',
             "was made by another key, 7",
         ),
     ],
@@ -193,8 +194,8 @@ def test_what_the_key_signed_of_something_else_vouches_for_no_bundle(
     tmp_path: Path, payload: bytes
 ) -> None:
     folder = made(tmp_path)
-    (folder / bundle.SIGNATURE).write_bytes(signature._signed(payload, KEY))
-    with pytest.raises(InputError, match="is of something else than a model"):
+    (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
+    with pytest.raises(InputError, match="does not sign a model"):
         check(folder)
 
 
@@ -203,17 +204,17 @@ def test_what_the_key_signed_of_something_else_vouches_for_no_bundle(
     [
         ({"model.safetensors": ""}, r"model\.safetensors is not signed"),
         ({"more": "0" * 64}, "more, which is signed, is missing"),
-        ({"model.safetensors": "0" * 64}, r"model\.safetensors is another than was signed"),
+        ({"model.safetensors": "0" * 64}, r"model\.safetensors differs from the signed one"),
     ],
 )
 def test_what_the_key_signed_of_other_files_vouches_for_no_bundle(
     tmp_path: Path, change: dict[str, str], words: str
 ) -> None:
     folder = made(tmp_path)
-    sealed = Sealed.at(open_destination(str(folder)), "", "the bundle", "")
-    files = signature._vouched_at(sealed) | change
+    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "")
+    files = signature._digests_of(sealed) | change
     payload = signature._statement("x", {name: each for name, each in files.items() if each})
-    (folder / bundle.SIGNATURE).write_bytes(signature._signed(payload, KEY))
+    (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
     with pytest.raises(InputError, match=words):
         check(folder)
 
@@ -273,9 +274,9 @@ def test_the_key_comes_from_the_secret(monkeypatch: pytest.MonkeyPatch, password
     ("held", "words"),
     [
         ("", "sign_key names the key signing.pem, which the bucket's secret"),
-        ("no key", r"sign_key \(signing.pem\) is no private key: give an EC key"),
-        (public(KEY).decode(), "is no private key: give an EC key.*with no password"),
-        (pem(KEY, "word").decode(), "is no private key: .*with the right password"),
+        ("no key", r"sign_key \(signing.pem\) is not a private key: give an EC key"),
+        (public(KEY).decode(), "is not a private key: give an EC key.*with no password"),
+        (pem(KEY, "word").decode(), "is not a private key: .*with the right password"),
         (pem(rsa.generate_private_key(65537, 1024)).decode(), "a key of another kind"),
         (pem(ec.generate_private_key(ec.SECP256K1())).decode(), "a key of another kind"),
     ],
@@ -291,9 +292,9 @@ def test_a_secret_without_a_usable_key_is_told(
 
 def test_a_public_key_is_asked_for_where_another_is_given() -> None:
     signature.public_key(public(KEYS["Ed25519"]), "--key")
-    with pytest.raises(InputError, match="--key is no public key: openssl pkey -in KEY -pubout"):
+    with pytest.raises(InputError, match="--key is not a public key: openssl pkey -in KEY -pubout"):
         signature.public_key(pem(KEY), "--key")
-    with pytest.raises(InputError, match="--key is no public key: give an EC key on P-256"):
+    with pytest.raises(InputError, match="--key is not a public key: give an EC key on P-256"):
         signature.public_key(b"x", "--key")
 
 
@@ -310,10 +311,10 @@ def root(tmp_path: Path) -> Path:
 def test_a_signature_by_key_is_none_by_an_identity(tmp_path: Path, root: Path) -> None:
     folder = made(tmp_path, KEY)
     signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    sealed = Sealed.at(open_destination(str(folder)), "", "the bundle", "export again")
+    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "export again")
     for content in (None, b"{}", b"no"):
         with pytest.raises(
-            InputError, match=r"not what ana@example\.com at https\S+ vouches for: model\.sig does"
+            InputError, match=r"no valid signature of ana@example\.com at https\S+: model\.sig is"
         ) as caught:
             signature.check(sealed, signer, content)
         assert "\n" not in str(caught.value)
@@ -323,27 +324,25 @@ def test_what_sigstore_vouches_for_is_held_against_the_bundle(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sigstore's own verdict is played here: it needs its log, and somebody who signs in."""
-    from sigstore.models import Bundle
+    from sigstore.models import Bundle as SigstoreBundle
     from sigstore.verify import Verifier
 
     folder = made(tmp_path, KEY)
     payload = base64.b64decode(envelope(folder)["dsseEnvelope"]["payload"])
-    monkeypatch.setattr(Bundle, "from_json", lambda _: None)
+    monkeypatch.setattr(SigstoreBundle, "from_json", lambda _: None)
     monkeypatch.setattr(
         Verifier, "verify_dsse", lambda *_, **__: ("application/vnd.in-toto+json", payload)
     )
     signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    signature.check(Sealed.at(open_destination(str(folder)), "", "it", ""), signer)
+    signature.check(Bundle.at(open_destination(str(folder)), "", "it", ""), signer)
     resealed(folder, "changed")
-    with pytest.raises(InputError, match=r"MANIFEST\.sha256 is another than was signed"):
-        signature.check(Sealed.at(open_destination(str(folder)), "", "it", ""), signer)
+    with pytest.raises(InputError, match=r"MANIFEST\.sha256 differs from the signed one"):
+        signature.check(Bundle.at(open_destination(str(folder)), "", "it", ""), signer)
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "no"])
 def test_a_root_of_trust_that_cannot_be_read_is_told(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "root.json").write_text(content)
-    with pytest.raises(
-        InputError, match=r"Sigstore's root of trust cannot be had: .* give --trust"
-    ):
+    with pytest.raises(InputError, match=r"Sigstore's root of trust: .* give --trust"):
         signature.by_identity("ana@example.com", "https://x", tmp_path / "root.json")

@@ -13,7 +13,7 @@ from kfp_ddp.core.settings import Stored, first_fault
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS
-from kfp_ddp.models.sealed import Sealed
+from kfp_ddp.models.bundle import Bundle as StoredBundle
 from kfp_ddp.storage.destination import open_destination, sha256
 
 INFRA, LATENCY = "infra.json", "latency.json"
@@ -46,7 +46,7 @@ class _Latency(Stored):
 class Bundle(NamedTuple):
     """Records of a bundle that its manifest lists."""
 
-    sealed: Sealed
+    sealed: StoredBundle
     size: int
     """Bytes of all files."""
     infra: _Infra | None
@@ -83,7 +83,7 @@ def read(bundle: str, evaluation: Path) -> Bundle:
         InputError: The bundle is missing, damaged or of another evaluation.
     """
     store = open_destination(bundle)
-    sealed = Sealed.at(store, "", "the bundle", "export the model again")
+    sealed = StoredBundle.at(store, "", "the bundle", "export the model again")
     if sealed.listed is None:
         raise InputError(f"there is no bundle at {bundle}: connect the bundle output of export")
     if sealed.listed.get(METRICS) != sha256(evaluation):
@@ -101,7 +101,7 @@ def read(bundle: str, evaluation: Path) -> Bundle:
     )
 
 
-def _parse(sealed: Sealed, name: str, limit: int, model: type[M]) -> M | None:
+def _parse(sealed: StoredBundle, name: str, limit: int, model: type[M]) -> M | None:
     content = sealed.read(name, limit)
     try:
         return None if content is None else model.model_validate_json(content)

@@ -41,7 +41,7 @@ def check_signature(key: str, champion: Champion) -> list[Check]:
         return []
     pem = needed_secret(key, "champion_key")
     signer = signature.by_key(signature.public_key(pem.encode(), f"champion_key ({key})"))
-    signature.check(champion.sealed, signer)
+    signature.check(champion.bundle, signer)
     return [Check("champion_key", True, f"the champion is signed by {signer.name}")]
 
 

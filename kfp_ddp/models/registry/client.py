@@ -1,4 +1,9 @@
-"""Kubeflow Model Registry through its client: a call that is made again changes nothing."""
+"""Client of Kubeflow Model Registry; all calls are idempotent.
+
+The public class of the library, `ModelRegistry`, cannot complete an interrupted registration, sends
+the token of the pod's account in the clear, and refuses https without a token and an address with a
+path, so this uses the API client below it.
+"""
 
 import asyncio
 import json
@@ -23,13 +28,13 @@ R = TypeVar("R")
 Api = Any
 """`ModelRegistryAPIClient`, which has no types."""
 PATIENCE = 60.0
-"""Seconds to try what a server did not answer, or answered with a fault of its own."""
+"""Seconds for retries on no response and on 5xx."""
 LOOK = 10.0
-"""The same where it is only looked at."""
+"""The same for `check`."""
 PAUSE = 0.5
-"""Seconds before the second try; each pause after that is twice as long."""
+"""Seconds before the first retry; doubles with each."""
 ANSWER = 30.0
-"""Seconds that one try may take."""
+"""Timeout of one attempt in seconds."""
 STAGE, CHAMPION = "stage", "champion"
 CANDIDATE, FORMER, ARCHIVED = "candidate", "former", "archived"
 PAGE = 100
@@ -38,7 +43,7 @@ _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 class Registry:
-    """One server, asked as one author."""
+    """A registry server."""
 
     def __init__(self, address: str, token: str, author: str) -> None:
         if find_spec("model_registry") is None:
@@ -50,129 +55,130 @@ class Registry:
         self._author = author
 
     def check(self) -> None:
-        """See that it answers and lets us in.
+        """Raise an error if it does not respond or denies access.
 
         Raises:
-            InputError: it is no registry, or refuses the token.
-            StorageError: it does not answer.
+            InputError: it is not a registry, or refuses the token.
+            StorageError: it does not respond.
         """
         from model_registry.types import ListOptions
 
         options = ListOptions(limit=1)
-        self._asked("listed", lambda api: api.get_registered_models(options), LOOK)
+        self._call("listed", lambda api: api.get_registered_models(options), LOOK)
 
     def register(self, record: Record) -> str:
-        """Have a version with its artifact; what is there already as it is said stays untouched.
+        """Create or complete a version with its artifact; correct ones are not written.
 
         Args:
             record: The version.
 
         Returns:
-            Its id.
+            The id of the version.
 
         Raises:
             InputError: the registry refuses the token.
-            StorageError: it does not answer, or refuses the version.
+            StorageError: it does not respond, or refuses the version.
         """
-        return self._asked("registered", lambda api: self._register(api, record))
+        return self._call("registered", lambda api: self._register(api, record))
 
-    def agree(self, model: str, place: str, champion: str, there: Container[str]) -> bool:
-        """Make the stages of a model's versions what its destination says.
+    def agree(self, model: str, uri: str, champion: str, existing: Container[str]) -> bool:
+        """Set the stages of a model's versions from its destination.
 
         Args:
             model: Its name.
-            place: Address of the model's exports; versions of other places are left as they are.
+            uri: URI of the model's exports; versions from elsewhere are not changed.
             champion: The version that CHAMPION names; '' for none.
-            there: The versions that lie at the destination.
+            existing: The versions at the destination.
 
         Returns:
-            Whether the champion is registered, or there is none.
+            True if the champion is registered or there is none.
 
         Raises:
             InputError: the registry refuses the token.
-            StorageError: it does not answer.
+            StorageError: it does not respond.
         """
-        return self._asked("told", lambda api: self._agree(api, model, place, champion, there))
+        return self._call("updated", lambda api: self._agree(api, model, uri, champion, existing))
 
     async def _register(self, api: Api, record: Record) -> str:
         from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
         from mr_openapi import ArtifactState
 
-        model: RegisteredModel = await _had(
+        model: RegisteredModel = await _get_or_create(
             lambda: api.get_registered_model_by_params(record.model),
             lambda: api.upsert_registered_model(
                 RegisteredModel(name=record.model, owner=self._author)
             ),
         )
-        said = {STAGE: CANDIDATE, **record.properties}
-        version: ModelVersion = await _had(
+        properties = {STAGE: CANDIDATE, **record.properties}
+        version: ModelVersion = await _get_or_create(
             lambda: api.get_model_version_by_params(str(model.id), record.version),
             lambda: api.upsert_model_version(
                 ModelVersion(
                     name=record.version,
                     author=self._author,
                     description=record.description,
-                    custom_properties=said,
+                    custom_properties=properties,
                 ),
                 model.id,
             ),
         )
-        await _amended(api, version, said | _stage_of(version))
+        await _update(api, version, properties | _stage_of(version))
         source = {
             "model_source_kind": "kfp",
             "model_source_class": "pipelinerun",
             "model_source_id": record.run_id,
         }
-        wanted: dict[str, Any] = {
+        desired: dict[str, Any] = {
             "uri": record.uri,
             "model_format_name": record.format,
             "model_format_version": "1",
             "state": ArtifactState.LIVE,
             **(source if record.run_id else {}),
         }
-        artifact: ModelArtifact = await _had(
+        artifact: ModelArtifact = await _get_or_create(
             lambda: api.get_model_artifact_by_params(record.model, str(version.id)),
             lambda: api.upsert_model_version_artifact(
-                ModelArtifact(name=record.model, **wanted), str(version.id)
+                ModelArtifact(name=record.model, **desired), str(version.id)
             ),
         )
-        if any(getattr(artifact, name) != value for name, value in wanted.items()):
-            await api.upsert_model_artifact(artifact.model_copy(update=wanted))
+        if any(getattr(artifact, name) != value for name, value in desired.items()):
+            await api.upsert_model_artifact(artifact.model_copy(update=desired))
         return str(version.id)
 
     async def _agree(
-        self, api: Api, model: str, place: str, champion: str, there: Container[str]
+        self, api: Api, model: str, uri: str, champion: str, existing: Container[str]
     ) -> bool:
         from mr_openapi import ModelVersionState as State
 
-        found = await api.get_registered_model_by_params(model)
-        if found is None:
+        registered_model = await api.get_registered_model_by_params(model)
+        if registered_model is None:
             return not champion
-        ours = [
-            each
-            for each in await _versions(api, found)
-            if (each.custom_properties or {}).get(BUNDLE) == f"{place}/{each.name}"
+        versions = [
+            version
+            for version in await _versions(api, registered_model)
+            if (version.custom_properties or {}).get(BUNDLE) == f"{uri}/{version.name}"
         ]
-        # The new champion last: at no time are there two.
-        for each in sorted(ours, key=lambda one: one.name == champion):
-            stage = _stage(each.name, champion, there, _stage_of(each).get(STAGE, CANDIDATE))
+        # The new champion last, so that there are never two.
+        for version in sorted(versions, key=lambda one: one.name == champion):
+            before = _stage_of(version).get(STAGE, CANDIDATE)
+            stage = _stage(version.name, champion, existing, before)
             state = State.ARCHIVED if stage == ARCHIVED else State.LIVE
-            await _amended(api, each, {STAGE: stage}, state)
-        registered = any(each.name == champion for each in ours)
-        if registered and (found.custom_properties or {}).get(CHAMPION) != champion:
-            named = {**(found.custom_properties or {}), CHAMPION: champion}
-            changed = found.model_copy(update={"custom_properties": named})
-            await api.upsert_registered_model(changed)
+            await _update(api, version, {STAGE: stage}, state)
+        registered = any(version.name == champion for version in versions)
+        properties = registered_model.custom_properties or {}
+        if registered and properties.get(CHAMPION) != champion:
+            update = {"custom_properties": {**properties, CHAMPION: champion}}
+            await api.upsert_registered_model(registered_model.model_copy(update=update))
         return registered or not champion
 
-    def _asked(
-        self, what: str, ask: Callable[[Api], Awaitable[R]], patience: float | None = None
+    def _call(
+        self, what: str, call: Callable[[Api], Awaitable[R]], patience: float | None = None
     ) -> R:
-        """Ask until there is an answer, and say in one line what it is where it is none.
+        """Make a call, with retries; `what` is the participle for the error message.
 
         Raises:
-            InputError: it refuses the token, or is no registry.
-            StorageError: it does not answer, or refuses what is asked.
+            InputError: it refuses the token, or is not a registry.
+            StorageError: it does not respond, or refuses the request.
         """
         import aiohttp
         from mr_openapi.exceptions import ApiException, OpenApiException
@@ -180,7 +186,7 @@ class Registry:
         until, pause = time.monotonic() + (PATIENCE if patience is None else patience), PAUSE
         while True:
             try:
-                return asyncio.run(asyncio.wait_for(self._connected(ask), ANSWER))
+                return asyncio.run(asyncio.wait_for(self._connected(call), ANSWER))
             except ApiException as error:
                 if not 500 <= (error.status or 0) <= 599 or time.monotonic() + pause > until:
                     raise self._refused(what, error) from None
@@ -188,19 +194,19 @@ class Registry:
                 if time.monotonic() + pause > until:
                     why = one_line(error)
                     raise StorageError(
-                        f"the registry {self.address} does not answer ({why}): nothing is lost, "
-                        "let the run go on by Retry once it does"
+                        f"the registry {self.address} does not respond ({why}): nothing is lost, "
+                        "resume the run by Retry when it does"
                     ) from None
             except (OpenApiException, ValueError, AssertionError, AttributeError) as error:
                 raise InputError(
-                    f"{self.address} answers with something else than Model Registry's API: "
+                    f"{self.address} does not respond like Model Registry's API: "
                     "correct the address of the registry"
                 ) from error
             time.sleep(pause)
             pause *= 2
 
-    async def _connected(self, ask: Callable[[Api], Awaitable[R]]) -> R:
-        """Ask over one connection; by itself the client makes one for each request."""
+    async def _connected(self, call: Callable[[Api], Awaitable[R]]) -> R:
+        """Make a call over one connection; the client opens one for each request by default."""
         from model_registry.core import ModelRegistryAPIClient
         from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
 
@@ -208,26 +214,26 @@ class Registry:
         async with ApiClient(configuration) as connection:
             api = ModelRegistryAPIClient(configuration)
             api.get_client = lambda: nullcontext(ModelRegistryServiceApi(connection))
-            return await ask(api)
+            return await call(api)
 
     def _refused(self, what: str, error: Any) -> InputError | StorageError:
-        said = _message(error)
+        message = _message(error)
         if error.status in (401, 403):
             return InputError(
-                f"the registry {self.address} refuses us ({error.status}{said}): name a key of the "
-                "bucket's secret with a token that it takes, registry_token"
+                f"the registry {self.address} denies access ({error.status}{message}): set "
+                "registry_token to a key of the bucket's secret with a valid token"
             )
         return StorageError(
-            f"the registry {self.address} did not let it be {what} ({error.status}{said}): "
-            "look at its log, then let the run go on by Retry"
+            f"the registry {self.address} refused the request, nothing was {what} "
+            f"({error.status}{message}): look at its log, then resume the run by Retry"
         )
 
 
 def registry_of(settings: Registering) -> Registry | None:
-    """The registry that the settings name; None where they name none.
+    """Return the registry that the settings name; None if they name none.
 
     Raises:
-        InputError: the secret lacks the token that they name, or there is no client.
+        InputError: the secret lacks the token, or the client library is not installed.
     """
     if not settings.registry:
         return None
@@ -239,9 +245,9 @@ def registry_of(settings: Registering) -> Registry | None:
 
 
 def _own_token(encrypted: bool) -> str:
-    """The token that the pod has for its own; that of its account is not sent in the clear."""
-    named = os.environ.get(_TOKEN_FILE, "")
-    for path in [Path(named)] if named else [_POD_TOKEN] if encrypted else []:
+    """Return the token of the pod; that of its service account only for https."""
+    configured = os.environ.get(_TOKEN_FILE, "")
+    for path in [Path(configured)] if configured else [_POD_TOKEN] if encrypted else []:
         try:
             return path.read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
@@ -253,57 +259,61 @@ async def _versions(api: Api, model: "RegisteredModel") -> "list[ModelVersion]":
     from model_registry.types import ListOptions
 
     options = ListOptions.order_by_id(limit=PAGE)
-    found: list[ModelVersion] = await api.get_model_versions(str(model.id), options)
+    versions: list[ModelVersion] = await api.get_model_versions(str(model.id), options)
     while options.next_page_token:
-        found += await api.get_model_versions(str(model.id), options)
-    return found
+        versions += await api.get_model_versions(str(model.id), options)
+    return versions
 
 
-async def _amended(
-    api: Api, version: "ModelVersion", said: Mapping[str, Value], state: Any = None
+async def _update(
+    api: Api, version: "ModelVersion", properties: Mapping[str, Value], state: Any = None
 ) -> None:
-    """Let a version say this too, and be in this state, if it does not yet."""
+    """Add properties to a version and set its state, if it differs."""
     known, state = version.custom_properties or {}, state or version.state
-    if version.state == state and all(known.get(name) == value for name, value in said.items()):
+    if version.state == state and all(
+        known.get(name) == value for name, value in properties.items()
+    ):
         return
-    update = {"custom_properties": {**known, **said}, "state": state}
+    update = {"custom_properties": {**known, **properties}, "state": state}
     await api.upsert_model_version(version.model_copy(update=update))
 
 
-async def _had(find: Callable[[], Awaitable[Any]], make: Callable[[], Awaitable[Any]]) -> Any:
-    """What is there, else what is made; where another one made it meanwhile, that."""
+async def _get_or_create(
+    get: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Return the existing object, or create it; another writer may create it first."""
     from mr_openapi.exceptions import ApiException
 
-    found = await find()
-    if found is not None:
-        return found
+    existing = await get()
+    if existing is not None:
+        return existing
     try:
-        return await make()
+        return await create()
     except ApiException:
-        found = await find()
-        if found is None:
+        existing = await get()
+        if existing is None:
             raise
-        return found
+        return existing
 
 
-def _stage(version: str, champion: str, there: Container[str], before: Value) -> str:
+def _stage(version: str, champion: str, existing: Container[str], before: Value) -> str:
     if version == champion:
         return CHAMPION
-    if version not in there:
+    if version not in existing:
         return ARCHIVED
     return FORMER if before in (CHAMPION, FORMER) else CANDIDATE
 
 
 def _stage_of(version: "ModelVersion") -> dict[str, Value]:
-    """The stage that a version has, as properties have it; none where it says none."""
+    """Return the stage of a version as a property; empty if it has none."""
     known = version.custom_properties or {}
     return {STAGE: known[STAGE]} if STAGE in known else {}
 
 
 def _message(error: Any) -> str:
-    """What the server says of a refusal, where it says so in its own form."""
+    """Return the server's message for a refusal; '' if there is none."""
     try:
-        said = json.loads(error.body)["message"]
+        message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         return ""
-    return f": {one_line(said)}"
+    return f": {one_line(message)}"

@@ -1,4 +1,4 @@
-"""What a registry is told of a version: all from the bundle, so that it can be told again."""
+"""The record of a version for a registry, made from the bundle alone."""
 
 import json
 import re
@@ -9,34 +9,32 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.models.bundle import LARGEST_CONFIG, LARGEST_SIGNATURE, MANIFEST, METRICS, SIGNATURE
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
-from kfp_ddp.models.lineage import FILE as LINEAGE
-from kfp_ddp.models.sealed import Sealed
 from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.destination import Destination
 from kfp_ddp.training.config import TrainConfig
 
 Value = str | int | float | bool
 BUNDLE = "bundle"
-"""The property that holds the address of the bundle, by which its version is known to be ours."""
+"""Property with the URI of the bundle; only versions that have it are changed."""
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
     ("model.onnx", "/model.onnx", "onnx"),
     ("model.pt2", "/model.pt2", "torch.export"),
     ("model.safetensors", "/model.safetensors", "safetensors"),
 )
-"""The first that a bundle has: the file, what is registered of the bundle, and its format."""
+"""File, registered URI relative to the bundle, format: the first file that exists is used."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A version of a model in the words of the registry."""
+    """A version of a model as the registry stores it."""
 
     model: str
     version: str
     uri: str
-    """What a server is pointed at: the repository of the ONNX model in the bundle, or a file."""
+    """URI for a server: the repository of the ONNX model in the bundle, or a file."""
     format: str
     description: str
     run_id: str
@@ -44,7 +42,7 @@ class Record:
 
 
 def record_of(where: Destination, name: str, version: str) -> Record:
-    """What a bundle at a destination says of itself.
+    """Return the record of a bundle at a destination.
 
     Args:
         where: The destination.
@@ -55,21 +53,20 @@ def record_of(where: Destination, name: str, version: str) -> Record:
         InputError: it is missing, damaged or cannot be read.
     """
     if not re.fullmatch("[0-9a-f]{12}", version):
-        raise InputError(f"version={version!r} is none: it is 12 hexadecimal digits")
-    sealed = Sealed.at(where, f"{name}/{version}/", "the bundle", "publish it again")
-    content = sealed.read(METRICS, LARGEST)
-    if sealed.listed is None or content is None or sealed.version != version:
-        raise InputError(f"there is no whole bundle {sealed.uri} to register: publish it first")
-    result = Evaluation.parse(content.decode(errors="replace"), f"{sealed.uri}/{METRICS}")
-    config = mapping_in(sealed.read("config.json", LARGEST_CONFIG))
-    lineage = mapping_in(sealed.read(LINEAGE, LARGEST_CONFIG)) or config.get("lineage") or {}
-    verdict = mapping_in(sealed.read(VERDICT, LARGEST_CONFIG))
-    place, form = _served(sealed, name)
-    signed = where.read(f"{sealed.folder}{SIGNATURE}", LARGEST_SIGNATURE) is not None
+        raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
+    bundle = Bundle.at(where, f"{name}/{version}/", "the bundle", "publish it again")
+    content = bundle.read(METRICS, LARGEST)
+    if bundle.listed is None or content is None or bundle.version != version:
+        raise InputError(f"there is no complete bundle {bundle.uri} to register: publish it first")
+    result = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{METRICS}")
+    config = mapping_in(bundle.read(CONFIG, LARGEST_CONFIG))
+    lineage = bundle.lineage()
+    verdict = mapping_in(bundle.read(VERDICT, LARGEST_CONFIG))
+    uri, model_format = _served(bundle, name)
     properties = {
-        BUNDLE: sealed.uri,
-        "digest": sealed.digest,
-        "signed": signed,
+        BUNDLE: bundle.uri,
+        "digest": bundle.digest,
+        "signed": bundle.signature() is not None,
         "run_id": lineage.get("run_id"),
         "dataset_digest": result.dataset_digest,
         "checkpoint_digest": result.checkpoint_digest,
@@ -86,25 +83,33 @@ def record_of(where: Destination, name: str, version: str) -> Record:
         "accuracy_high": result.accuracy_high,
         **_settings(config.get("training") or {}),
     }
-    said = f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images right"
-    told = {key: _value(each) for key, each in properties.items() if each not in (None, "")}
-    return Record(name, version, place, form, said, str(lineage.get("run_id") or ""), told)
+    return Record(
+        model=name,
+        version=version,
+        uri=uri,
+        format=model_format,
+        description=f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images correct",
+        run_id=str(lineage.get("run_id") or ""),
+        properties={
+            key: _value(value) for key, value in properties.items() if value not in (None, "")
+        },
+    )
 
 
-def _served(sealed: Sealed, name: str) -> tuple[str, str]:
-    listed = sealed.listed or {}
+def _served(bundle: Bundle, name: str) -> tuple[str, str]:
+    listed = bundle.listed or {}
     try:
-        address = storage_uri(sealed.uri)
-    except InputError:  # a folder, which no server of a cluster reads
-        address = sealed.uri
-    for file, below, form in _FORMATS:
+        address = storage_uri(bundle.uri)
+    except InputError:  # a local folder
+        address = bundle.uri
+    for file, suffix, model_format in _FORMATS:
         if file.format(name) in listed:
-            return address + below, form
-    raise InputError(f"{sealed.uri} has no model to register: its {MANIFEST} lists none")
+            return address + suffix, model_format
+    raise InputError(f"{bundle.uri} has no model to register: its {MANIFEST} does not list one")
 
 
 def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the training that are not the defaults."""
+    """Return the training settings that differ from the defaults."""
     fields = TrainConfig.model_fields
     return {
         f"training.{name}": value

@@ -13,9 +13,8 @@ from typing import Any
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.models.bundle import REQUEST, RESPONSE
-from kfp_ddp.models.sealed import Sealed
-from kfp_ddp.models.serving.standing import component
+from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.models.serving.wait import component
 
 # Of the largest logit: half precision, which some runtimes choose by themselves, is off by 0.2 %.
 TOLERANCE = 0.01
@@ -38,7 +37,7 @@ class Sample:
     """What each may differ by."""
 
     @classmethod
-    def of(cls, bundle: Sealed) -> "Sample":
+    def of(cls, bundle: Bundle) -> "Sample":
         """That of a bundle.
 
         Raises:

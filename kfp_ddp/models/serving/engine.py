@@ -8,9 +8,9 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledE
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.models.champion import pointed_at
+from kfp_ddp.models.bundle import Bundle
+from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.release import Deployment, part_of
-from kfp_ddp.models.sealed import Sealed
 from kfp_ddp.models.serving.canary import Sample, address, try_out
 from kfp_ddp.models.serving.inference_service import manifest, served_name
 from kfp_ddp.models.serving.rollout import (
@@ -104,13 +104,13 @@ def roll_out(
 def _other_champion(uri: str) -> str:
     """The version that is the champion in the place of this bundle; '' for none."""
     models, _, version = uri.rstrip("/").rpartition("/")
-    named = pointed_at(open_destination(models))
+    named = read_pointer(open_destination(models))
     return named if named != version else ""
 
 
-def _bundle(uri: str) -> Sealed:
+def _bundle(uri: str) -> Bundle:
     advice = "publish it again"
-    found = Sealed.at(open_destination(uri), "", "the bundle", advice)
+    found = Bundle.at(open_destination(uri), "", "the bundle", advice)
     if found.listed is None:
         raise InputError(f"there is no bundle at {uri}: give what publish returned")
     return found

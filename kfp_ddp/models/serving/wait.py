@@ -1,57 +1,156 @@
-"""The wait for a service to be ready with a predictor: ended early by what will not pass."""
+"""The wait until a service is ready: stops early for a reason that will not pass."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
 from kfp_ddp.jobs.identity import WORKFLOWS, find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
-from kfp_ddp.k8s.pods import Reason, Wait, track
+from kfp_ddp.k8s.objects import condition, conditions, every_container, has_ended
+from kfp_ddp.k8s.objects import label as pod_label
+from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.watch_cache import WatchCache
-from kfp_ddp.models.serving import standing
 from kfp_ddp.models.serving.inference_service import API_VERSION
 from kfp_ddp.models.serving.rollout import PLURAL, POD_OF, SPEC, Service, label, predictor_of
 
+CRASHES = 3
+"""Number of exits of one container after which the wait ends."""
+CRASHING, REFUSED = "crash", "refused by KServe"
+LIMITS = {**FINAL_AFTER, CRASHING: 0.0, REFUSED: 60.0}
+"""Seconds that a reason may last before it ends the rollout."""
+# A Deployment has these reasons until its first pod is ready.
+_STARTING = ("MinimumReplicasUnavailable", "Deploying", "ContainerMissing", "Uninitialized")
+_OF_PREDICTOR = ("PredictorReady", "PredictorConfigurationReady", "LatestDeploymentReady")
+_FAULTY = ("InvalidSpec", "BlockedByFailedLoad")
 _TURN_SECONDS = 0.5
-_TOLD_LINES = "50"
+_LOG_LINES = "50"
+
+
+class Crashed(NamedTuple):
+    """A container that exits repeatedly."""
+
+    pod: str
+    container: str
+    code: int
+
+
+def of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
+    """Return the pods of the predictor with this label that are not being deleted."""
+    return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _leaving(pod)]
+
+
+def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> bool:
+    """Return whether requests for the predictor with this label reach it, and only it.
+
+    With Knative that is its newest revision, with this share of the requests; without, the previous
+    pods must be gone. `status.observedGeneration` is that of KServe's own objects.
+    """
+    pods = list(pods)
+    answers = any(condition(pod, "Ready") for pod in of_spec(pods, spec))
+    if not condition(service, "Ready") or not answers:
+        return False
+    predictor = component(service)
+    if not (traffic := predictor.get("traffic")):
+        return all(pod_label(pod, SPEC) == spec or _leaving(pod) for pod in pods)
+    newest = predictor.get("latestCreatedRevision")
+    shares = [int(part.get("percent") or 0) for part in traffic if part.get("latestRevision")]
+    return newest == predictor.get("latestReadyRevision") and max(shares, default=0) == percent
+
+
+def component(service: Object) -> Object:
+    """Return the predictor's part of the service's status."""
+    components = (service.get("status") or {}).get("components") or {}
+    predictor: Object = components.get("predictor") or {}
+    return predictor
+
+
+def crashed(pods: Iterable[Object]) -> Crashed | None:
+    """Return the first container that exited too often."""
+    for pod in pods:
+        for status in every_container(pod):
+            ended = (status.get("lastState") or {}).get("terminated") or {}
+            if int(status.get("restartCount") or 0) >= CRASHES and ended:
+                code = int(ended.get("exitCode") or 0)
+                return Crashed(pod["metadata"]["name"], status["name"], code)
+    return None
+
+
+def reasons(service: Object, pods: Iterable[Object]) -> dict[str, Reason]:
+    """Return why pods do not start, by pod name, or why KServe does not create any."""
+    by_pod = {pod["metadata"]["name"]: why for pod in pods if (why := container_reason(pod))}
+    refusal = _refusal(service)
+    return by_pod or ({"KServe": Reason(REFUSED, one_line(refusal))} if refusal else {})
+
+
+def _refusal(service: Object) -> str:
+    """Return why KServe or Knative refuse a predictor; '' if they do not."""
+    model = (service.get("status") or {}).get("modelStatus") or {}
+    last = model.get("lastFailureInfo") or {}
+    if model.get("transitionStatus") in _FAULTY and (last.get("message") or last.get("reason")):
+        return f"{last.get('reason', 'refused')}: {last.get('message', '')}".strip(": ")
+    for one in conditions(service):
+        reason = str(one.get("reason") or "")
+        if one["type"] in _OF_PREDICTOR and one["status"] == "False" and reason not in _STARTING:
+            return f"{reason or one['type']}: {one.get('message', '')}".strip(": ")
+    return ""
+
+
+def waits_for(service: Object, pods: Iterable[Object]) -> str:
+    """Return what the service waits for, as text, if nothing blocks it."""
+    pods = list(pods)
+    for pod in pods:
+        if (reason := waiting_reason(pod)) and reason.kind:
+            return f"{pod['metadata']['name']}: {reason.text}"
+    missing = [
+        f"{one['type']}: {one.get('message') or one.get('reason') or 'not yet'}"
+        for one in conditions(service)
+        if one["status"] != "True"
+    ]
+    return (one_line("; ".join(missing)) or "its pods") if pods else "KServe to make its pods"
+
+
+def _leaving(pod: Object) -> bool:
+    return has_ended(pod) or "deletionTimestamp" in pod["metadata"]
 
 
 class Watched:
-    """A service, its pods and the run's Workflow, as the cluster has them now."""
+    """Watches of a service, its pods and the run's Workflow."""
 
     def __init__(self, api: Api, service: Service) -> None:
         self.api, self.service = api, service
         self.changed = threading.Event()
-        named = {"fieldSelector": f"metadata.name={service.name}"}
-        its = {"labelSelector": f"{POD_OF}={service.name}"}
+        by_name = {"fieldSelector": f"metadata.name={service.name}"}
+        by_label = {"labelSelector": f"{POD_OF}={service.name}"}
         services = custom(API_VERSION, api.namespace, PLURAL)
-        self._services = WatchCache(api, services, named, self.changed)
-        self._pods = WatchCache(api, core(api.namespace, "pods"), its, self.changed)
+        self._services = WatchCache(api, services, by_name, self.changed)
+        self._pods = WatchCache(api, core(api.namespace, "pods"), by_label, self.changed)
         self._all = [self._services, self._pods]
         self._workflows: WatchCache | None = None
         if owner := find_owner(api):
-            one = {"fieldSelector": f"metadata.name={owner.workflow}"}
+            by_name = {"fieldSelector": f"metadata.name={owner.workflow}"}
             workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self._workflows = WatchCache(api, workflows, one, self.changed)
+            self._workflows = WatchCache(api, workflows, by_name, self.changed)
             self._all.append(self._workflows)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for the length of a `with` block."""
-        for each in self._all:
-            each.start()
+        """Watch for the duration of a `with` block."""
+        for watch in self._all:
+            watch.start()
         try:
             yield
         finally:
-            for each in self._all:
-                each.stop()
+            for watch in self._all:
+                watch.stop()
 
     def leave_if_cancelled(self) -> None:
-        """Leave where nobody wants the service's new model any more.
+        """Raise an error if the run was terminated.
 
         Raises:
             RunCancelledError: the run was terminated.
@@ -61,36 +160,36 @@ class Watched:
             raise RunCancelledError("the run was terminated")
 
     def until_ready(self, spec: str, percent: int, seconds: float) -> Object:
-        """The service as soon as requests reach the predictor with this label.
+        """Wait until requests reach the predictor with this label; return the service.
 
         Args:
             spec: The label.
-            percent: Share of the requests that it is to have, where KServe shares them out.
-            seconds: The longest wait.
+            percent: Desired share of the requests, if KServe splits them.
+            seconds: Timeout.
 
         Raises:
-            JobError: what keeps it from getting ready, or that it takes longer.
+            JobError: the reason why it does not become ready, or a timeout.
             RunCancelledError: the run was terminated.
         """
-        deadline, waits, told = time.monotonic() + seconds, "", ""
-        stands: dict[str, Wait] = {}
+        deadline, waits, reported = time.monotonic() + seconds, "", ""
+        blocked: dict[str, Wait] = {}
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
             self.changed.clear()
             self.leave_if_cancelled()
-            look = self._look(spec)
-            if look is not None:
-                service, pods, own = look
-                if standing.ready(service, pods, spec, percent):
+            current = self._current(spec)
+            if current is not None:
+                service, pods, own = current
+                if ready(service, pods, spec, percent):
                     return service
                 now = time.monotonic()
-                stands = track(stands, self._against(service, own), now)
-                self._give_up(stands, now)
-                waits = "; ".join(map(str, stands.values())) or standing.waits_for(service, own)
-                # A pull that fails is told in turns as that and as the pause before the next.
-                news = str([(each.who, each.since) for each in stands.values()] or waits)
-                if news != told:
-                    told = news
+                blocked = track(blocked, self._blocking(service, own), now)
+                self._give_up(blocked, now)
+                waits = "; ".join(map(str, blocked.values())) or waits_for(service, own)
+                # A failing image pull alternates between two reasons; it is printed once.
+                news = str([(wait.who, wait.since) for wait in blocked.values()] or waits)
+                if news != reported:
+                    reported = news
                     print(f"{self.service.name} waits for {waits}", flush=True)
             if time.monotonic() > deadline:
                 raise JobError(
@@ -98,36 +197,36 @@ class Watched:
                     f"{seconds / 60:g} minutes{waits and f', it waits for {waits}'}"
                 )
 
-    def _look(self, spec: str) -> tuple[Object, list[Object], list[Object]] | None:
-        """The service, its pods, and those of the predictor; None before the first answer.
+    def _current(self, spec: str) -> tuple[Object, list[Object], list[Object]] | None:
+        """Return the service, its pods, and those of the predictor; None before the first list.
 
         Raises:
-            JobError: the service is gone, or has another predictor.
+            JobError: the service was deleted, or has another predictor.
         """
         for watch in (self._services, self._pods):
             if watch.forbidden:
                 raise JobError(f"{watch.forbidden}; apply deploy/rbac")
         if not (self._services.synced.is_set() and self._pods.synced.is_set()):
             return None
-        found = next(iter(self._services.objects.values()), None)
-        if found is None or label(predictor_of(found), SPEC) != spec:
-            # The watch may be behind what was applied.
-            there = self.service.find()
-            if there is None or label(predictor_of(there), SPEC) != spec:
-                raise self.service.taken_over(there)
+        service = next(iter(self._services.objects.values()), None)
+        if service is None or label(predictor_of(service), SPEC) != spec:
+            # The watch may be older than the applied change.
+            existing = self.service.find()
+            if existing is None or label(predictor_of(existing), SPEC) != spec:
+                raise self.service.taken_over(existing)
             return None
         pods = list(self._pods.objects.values())
-        return found, pods, standing.of_spec(pods, spec)
+        return service, pods, of_spec(pods, spec)
 
-    def _against(self, service: Object, pods: Sequence[Object]) -> dict[str, Reason]:
-        if (crash := standing.crashed(pods)) is None:
-            return standing.reasons(service, pods)
-        said = f"{crash.container} ends again and again with exit code {crash.code}"
-        said += f": {words}" if (words := self._last_words(crash)) else ""
-        return {crash.pod: Reason(standing.CRASHING, said)}
+    def _blocking(self, service: Object, pods: Sequence[Object]) -> dict[str, Reason]:
+        if (crash := crashed(pods)) is None:
+            return reasons(service, pods)
+        text = f"{crash.container} exits repeatedly with exit code {crash.code}"
+        text += f": {log}" if (log := self._last_words(crash)) else ""
+        return {crash.pod: Reason(CRASHING, text)}
 
-    def _last_words(self, crash: standing.Crashed) -> str:
-        query = {"container": crash.container, "previous": "true", "tailLines": _TOLD_LINES}
+    def _last_words(self, crash: Crashed) -> str:
+        query = {"container": crash.container, "previous": "true", "tailLines": _LOG_LINES}
         path = core(self.api.namespace, "pods", crash.pod) + "/log"
         try:
             log = str(self.api.call("GET", path, query=query, raw=True)["value"])
@@ -135,9 +234,9 @@ class Watched:
             return ""
         return error_in_log(log.splitlines()).text
 
-    def _give_up(self, stands: dict[str, Wait], now: float) -> None:
-        """End the wait for a reason that has stood too long; a registry may be down for longer."""
-        for each in stands.values():
-            limit = standing.LIMITS.get(each.reason.kind)
-            if limit is not None and now - each.since >= limit:
-                raise JobError(f"{self.service.name} does not get ready: {each}")
+    def _give_up(self, blocked: dict[str, Wait], now: float) -> None:
+        """Raise an error for a reason that has lasted too long."""
+        for wait in blocked.values():
+            limit = LIMITS.get(wait.reason.kind)
+            if limit is not None and now - wait.since >= limit:
+                raise JobError(f"{self.service.name} does not become ready: {wait}")

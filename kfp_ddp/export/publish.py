@@ -1,6 +1,8 @@
-"""The publish step: a blessed bundle in; sealed, signed, uploaded, champion and registered out."""
+"""The publish step: seal, sign, upload and register a blessed bundle; make it the champion."""
 
 import json
+import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,13 +12,12 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
-from kfp_ddp.export.publish.sealing import sealed
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import attempts
 from kfp_ddp.models import bundle as bundles
+from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.models.champion import compared_with, move
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.lineage import Lineage
 from kfp_ddp.models.registry import Registry, agree, register, registry_of
 from kfp_ddp.models.release import MODELS, Deployment, Registering, Signing, part_of
 from kfp_ddp.models.serving.rollout import in_service
@@ -27,6 +28,32 @@ from kfp_ddp.training import trackers
 
 if TYPE_CHECKING:
     from kfp import dsl
+
+_OURS = frozenset({LINEAGE, VERDICT, REPORT})
+"""The files that publishing adds to a bundle."""
+
+
+class Lineage(NamedTuple):
+    """The run that published a bundle, and the champion that it was compared with."""
+
+    run_id: str = ""
+    champion: str = ""
+    """URI of the model that it was compared with."""
+    champion_version: str = ""
+    """Version of that model; '' for none."""
+
+    def record(self, dataset_digest: str) -> dict[str, str]:
+        """Return the content of `LINEAGE`, with the current time."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {**self._asdict(), "dataset_digest": dataset_digest, "exported_at": at}
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a bundle has the same lineage, with any time."""
+        try:
+            record = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+            return {name: record[name] for name in self._fields} == self._asdict()
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
 
 class Published(NamedTuple):
@@ -64,7 +91,7 @@ def run(
         if evaluation:
             beside = task.download_file(evaluation).parent
             verdict, report = _blessed(beside / VERDICT, folder), beside / REPORT
-        folder = sealed(folder, lineage, verdict, report)
+        folder = add_decision(folder, lineage, verdict, report)
         task.upload()  # first, so that a step that is run again publishes the same
         if key is not None:
             sign(folder, key)
@@ -129,6 +156,49 @@ def _blessed(verdict: Path, folder: Path) -> Path:
             "that was exported"
         )
     return verdict
+
+
+def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | None) -> Path:
+    """Make the bundle anew with these files in it, unless it has them already.
+
+    Args:
+        folder: A whole bundle, `<run_dir>/bundle`; the new one takes its place.
+        lineage: Who publishes it, and whom it was compared with.
+        verdict: What the gate left; None for no verdict.
+        report: The report, where there is one.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: the bundle is not whole, or its folder cannot be written.
+    """
+    whole = bundles.intact(folder)
+    if not whole and not bundles.intact(folder, but=_OURS):  # a bucket may have got some of these
+        raise InputError(f"{folder} is no whole bundle: run export again")
+    more = {VERDICT: verdict, REPORT: report if report is not None and report.is_file() else None}
+    there = {name: path for name, path in more.items() if path is not None}
+    if (
+        whole
+        and lineage.is_in(folder)
+        and all(_same(path, folder / name) for name, path in there.items())
+    ):
+        return folder
+    dataset_digest = Evaluation.read(folder / bundles.METRICS).dataset_digest
+    skipped = {bundles.MANIFEST, bundles.SUCCESS, *_OURS}
+    with bundles.replacing(folder.parent) as made:
+        for name in bundles.files(folder):
+            if name not in skipped:
+                (made / name).parent.mkdir(parents=True, exist_ok=True)
+                bundles.link(folder / name, made / name)
+        for name, path in there.items():
+            shutil.copyfile(path, made / name)
+        bundles.write_json(made / LINEAGE, lineage.record(dataset_digest))
+    return folder
+
+
+def _same(one: Path, other: Path) -> bool:
+    return other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def publish(

@@ -1,1 +1,0 @@
-"""Publication of a bundle."""
