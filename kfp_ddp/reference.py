@@ -1,7 +1,6 @@
-"""`python -m kfp_ddp.reference [--check]`: what stands in a second place is written from its first.
+"""`python -m kfp_ddp.reference [--check]`: write the generated parts of files.
 
-The signature of `preflight` is made from the form of the pipeline, and the tables in READMEs are
-made from the models of settings and the signatures of components: text between
+Tables in READMEs are generated from models of settings, components and commands: text between
 
     <!-- settings: training.config.TrainConfig -->   and   <!-- /settings -->
     <!-- inputs: train -->                           and   <!-- /inputs -->
@@ -9,36 +8,31 @@ made from the models of settings and the signatures of components: text between
     <!-- once: config.Config -->                     and   <!-- /once -->
     <!-- graph: train_resnet -->                     and   <!-- /graph -->
 
-The names of torchvision's classifiers are in a file of their own, so that no torch is needed.
-Our images are tagged with the version of the package wherever they are named.
+The names of torchvision's classifiers are in a file, so that no torch is needed. All references
+to our images get the version of the package as tag.
 """
 
-import ast
 import dataclasses
 import importlib
 import json
 import re
 import sys
-import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.preflight.parameters import choices, description
+from kfp_ddp.checks.form import choices
 from kfp_ddp.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-FORM = ROOT / "pipelines" / "train_resnet.py"
-PREFLIGHT = ROOT / "components" / "preflight" / "component.py"
 NAMES = ROOT / "training" / "torchvision_names.py"
 DOCUMENTS = ("README.md", "docs/*.md", "training/README.md", "components/*/README.md")
 NAMING_IMAGES = (
     *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
     *(".ci/run", "benchmarks/*.py", "tests/**/*.py"),
 )
-NOT_CHECKED = ("bucket_secret",)
 IMAGE = re.compile(r"((?:(?:kfp-ddp|\$REGISTRY)/(?:launcher|server|trainer)|\$image):)\d[\w.+-]*\w")
 BLOCK = re.compile(
     r"(<!-- (settings|inputs|command|once|graph): (\S+) -->\n).*?(<!-- /\2 -->)", re.S
@@ -47,12 +41,12 @@ TYPES = {"String": "str", "Integer": "int", "Float": "float", "Boolean": "bool"}
 
 
 def main(arguments: list[str]) -> int:
-    """Write what is not as it should be, or with --check only name it; 1 if there was any."""
+    """Write stale files, or with --check only list them; return 1 if it found any."""
     check, stale = "--check" in arguments, False
     for path, text in _documents():
         if path.read_text() != text:
             stale = True
-            print(path.relative_to(ROOT), "is stale" if check else "is written anew")
+            print(path.relative_to(ROOT), "is stale" if check else "is updated")
             if not check:
                 path.write_text(text)
     if check and stale:
@@ -61,20 +55,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _documents() -> Iterator[tuple[Path, str]]:
-    """Each file that is made in part, and what it should be; a component before its table."""
+    """Yield each file with generated parts, and its expected text."""
     yield NAMES, torchvision_names()
-    found = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
-    for path in sorted(found, key=lambda path: (path.suffix == ".md", path)):
+    paths = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
+    for path in sorted(paths):
         text = path.read_text()
-        if path == PREFLIGHT:
-            text = preflight(FORM.read_text(), text)
         if path.suffix == ".md":
             text = BLOCK.sub(_block, text)
         yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
 
 
 def torchvision_names() -> str:
-    """The file of them, with its first lines as they are."""
+    """Return the expected text of the file of names."""
     from torchvision import models
 
     lines = [f'    "{name}",\n' for name in models.list_models(module=models)]
@@ -82,46 +74,13 @@ def torchvision_names() -> str:
     return head + start + "".join(lines) + ")\n"
 
 
-def preflight(pipeline: str, component: str) -> str:
-    """The component's file with the form of the pipeline as its inputs."""
-    module = ast.parse(pipeline)
-    form = next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == FORM.stem)
-    inputs, texts = [], []
-    without = len(form.args.args) - len(form.args.defaults)
-    defaults = [None] * without + [*form.args.defaults]
-    for each, default in zip(form.args.args, defaults, strict=True):
-        if each.arg in NOT_CHECKED:
-            continue
-        line = f"    {ast.get_source_segment(pipeline, each)}"
-        if isinstance(default, ast.Dict):
-            line += " = {},  # noqa: B006"
-        else:
-            line += f" = {ast.get_source_segment(pipeline, default)}," if default else ","
-        inputs.append(line)
-        texts.append(_wrapped(f"{each.arg}: {description(each.arg)}"))
-    component = _between(component, "    # The form of the pipeline.\n", inputs, "    image: str")
-    return _between(
-        component, "        plan_summary: What will run, and warnings.\n", texts, "        image:"
-    )
-
-
-def _between(text: str, start: str, lines: list[str], end: str) -> str:
-    """The text with these lines between `start` and `end`."""
-    head, start, rest = text.partition(start)
-    return head + start + "".join(f"{line}\n" for line in lines) + rest[rest.index(end) :]
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=" " * 8, subsequent_indent=" " * 12)
-
-
-def _block(found: re.Match[str]) -> str:
-    lines = TABLES[found[2]](found[3])
-    return found[1] + "\n".join(lines) + "\n" + found[4]
+def _block(match: re.Match[str]) -> str:
+    lines = TABLES[match[2]](match[3])
+    return match[1] + "\n".join(lines) + "\n" + match[4]
 
 
 def settings_table(path: str) -> list[str]:
-    """The fields of a model, with what they may be and mean."""
+    """Return a table of the fields of a model."""
     model: type[Settings] = _named(path)
     lines = ["| Setting | Is | Default | Meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
@@ -135,16 +94,16 @@ def settings_table(path: str) -> list[str]:
 
 
 def inputs_table(name: str) -> list[str]:
-    """The inputs of a component, or the boxes of a pipeline's form: a name with a dot in it."""
+    """Return a table of the inputs of a component or a pipeline; the latter has a dot."""
     path = name if "." in name else f"components.{name}.component.{name}"
     inputs = _named(path).component_spec.inputs
     lines = ["| Input | Type | Default | What |", "|---|---|---|---|"]
-    for one, given in inputs.items():
-        if given.type == "TaskConfig":
+    for one, spec in inputs.items():
+        if spec.type == "TaskConfig":
             continue  # KFP fills it in
-        kind = given.type.removeprefix("system.").partition("@")[0]
-        default = _value(given.default) if given.optional else "required"
-        text = _cell(given.description)
+        kind = spec.type.removeprefix("system.").partition("@")[0]
+        default = _value(spec.default) if spec.optional else "required"
+        text = _cell(spec.description)
         closed = ", ".join(f"`{choice}`" for choice in choices(one))
         kind = closed or TYPES.get(kind, kind.lower())
         lines.append(f"| `{one}` | {kind} | {default} | {text} |")
@@ -152,21 +111,21 @@ def inputs_table(name: str) -> list[str]:
 
 
 def once_table(path: str) -> list[str]:
-    """What is set once: the fields of a dataclass, with the variables that set them."""
+    """Return a table of the fields of a dataclass, with their environment variables."""
     from kfp_ddp.core.config import PREFIX
 
     lines = ["| Setting | In the environment | Default | Meaning |"]
     lines.append("|---|---|---|---|")
     for field in dataclasses.fields(_named(path)):
         variables = [PREFIX + field.name.upper(), field.metadata.get("variable")]
-        told = ", ".join(f"`{each}`" for each in variables if each)
+        names = ", ".join(f"`{variable}`" for variable in variables if variable)
         text = _cell(field.metadata["description"])
-        lines.append(f"| `{field.name}` | {told} | {_value(field.default)} | {text} |")
+        lines.append(f"| `{field.name}` | {names} | {_value(field.default)} | {text} |")
     return lines
 
 
 def command_tables(name: str) -> list[str]:
-    """The options of a command, or of each one of a group."""
+    """Return tables of the options of a command, or of each command of a group."""
     import click
 
     from kfp_ddp.cli import app
@@ -181,26 +140,26 @@ def command_tables(name: str) -> list[str]:
         context = click.Context(command, info_name=title, terminal_width=1000)
         lines += ["", f"`{command.get_usage(context).partition(' ')[2]}`", ""]
         lines += [_cell((command.help or "").partition("\n\n")[0]), ""]
-        options = [each for each in command.params if isinstance(each, click.Option)]
-        options = [each for each in options if not each.hidden]
-        once = [each.opts[0] for each in options if each.name in FIELDS]
-        options = [each for each in options if each.name not in FIELDS]
+        options = [param for param in command.params if isinstance(param, click.Option)]
+        options = [option for option in options if not option.hidden]
+        once = [option.opts[0] for option in options if option.name in FIELDS]
+        options = [option for option in options if option.name not in FIELDS]
         lines += ["| Option | Default | What |", "|---|---|---|"] if options else []
         for option in options:
-            names = ", ".join(f"`{each}`" for each in (*option.opts, *option.secondary_opts))
+            names = ", ".join(f"`{opt}`" for opt in (*option.opts, *option.secondary_opts))
             shown = option.default if isinstance(option.default, str | int | float) else ""
             default = "" if option.is_flag and not option.default else _value(shown)
             text = _cell(option.help) + _of(option.type)
             lines.append(f"| {names} | {default} | {text} |")
         if once:
-            lines += ["", f"Also {', '.join(f'`{each}`' for each in once)}: [set once](#set-once)."]
+            lines += ["", f"Also {', '.join(f'`{opt}`' for opt in once)}: [set once](#set-once)."]
     return lines
 
 
 def _of(kind: object) -> str:
-    """What an option may be, where that is a choice."""
-    choices = ", ".join(f"`{each}`" for each in getattr(kind, "choices", ()) if each)
-    return f" One of {choices}." if choices else ""
+    """Return the choices of an option as text."""
+    known = ", ".join(f"`{choice}`" for choice in getattr(kind, "choices", ()) if choice)
+    return f" One of {known}." if known else ""
 
 
 def graph_block(name: str) -> list[str]:
@@ -225,7 +184,7 @@ def _named(path: str) -> Any:
 
 
 def _range(field: Any) -> str:
-    """The type of a field in words, with its bounds."""
+    """Return type and bounds of a field as text."""
     kind = typing.get_origin(field.annotation) or field.annotation
     bounds = {
         name: getattr(bound, name)

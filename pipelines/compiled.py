@@ -15,7 +15,7 @@ from kfp import compiler, dsl
 from kfp.dsl.graph_component import GraphComponent
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
-from kfp_ddp.checks.preflight.parameters import choices
+from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.pipelines import NAMES

@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from kfp_ddp.checks.preflight.parameters import described
+from kfp_ddp.checks.form import described
 from kfp_ddp.pipelines.steps import Claims, Model, Steps
 
 

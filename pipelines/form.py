@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_origin
 import yaml
 
 import kfp_ddp
-from kfp_ddp.checks.preflight.parameters import MODELS, SUBJECTS
-from kfp_ddp.checks.preflight.settled import settled
+from kfp_ddp.checks.form import MODELS, SUBJECTS
+from kfp_ddp.checks.settings import parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.core.text import one_line
@@ -200,7 +200,7 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[st
     if "kfp_ddp.checks.preflight" not in program:
         return {}
     inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments})
-    settled(inputs)
+    parse(inputs)
     return inputs
 
 

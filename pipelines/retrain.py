@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.checks.preflight.parameters import LAST
+from kfp_ddp.checks.form import LAST
 from kfp_ddp.pipelines.steps import Claims, Steps
 from kfp_ddp.pipelines.train_resnet import like_train_resnet
 

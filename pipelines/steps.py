@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kfp import dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
+from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume

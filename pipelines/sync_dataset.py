@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from kfp_ddp.checks.preflight.parameters import StepResources, described
+from kfp_ddp.checks.form import StepResources, described
 from kfp_ddp.pipelines.steps import Claims, Steps
 
 

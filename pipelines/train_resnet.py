@@ -7,7 +7,7 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.checks.preflight.parameters import described
+from kfp_ddp.checks.form import described
 from kfp_ddp.pipelines.steps import Claims, Steps
 
 ANY = Parameter.POSITIONAL_OR_KEYWORD

@@ -1,1 +1,1 @@
-"""Checks of settings and of the cluster before anything starts."""
+"""Checks before a run: of its settings, and of the cluster."""

@@ -76,26 +76,26 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
     help="Manifests of the PVCs to create if missing.",
 )
 @AS_JSON
-def command(as_json: bool, **asked: Any) -> None:
+def command(as_json: bool, **requirements: Any) -> None:
     """Check the requirements of a run with these settings, with a remedy for each problem.
 
     Operators, permissions, PVCs, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
     Exit code 1 for a problem that would stop the run. A line with ! is a warning, or could not be
     checked.
     """
-    from kfp_ddp.checks.doctor.examine import examine
-    from kfp_ddp.checks.doctor.finding import Asked
+    from kfp_ddp.checks.doctor import examine
+    from kfp_ddp.checks.finding import Requirements
 
-    findings = examine(Asked(**asked))
+    findings = examine(Requirements(**requirements))
     worst = any(finding.state == "bad" for finding in findings)
     if as_json:
-        found = {"ok": not worst, "findings": [vars(finding) for finding in findings]}
-        echo_json(found)
+        objects = [finding.to_json() for finding in findings]
+        echo_json({"ok": not worst, "findings": objects})
     else:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
             mark, color = MARKS[finding.state]
-            click.echo(f"{click.style(mark, fg=color)} {finding.what:{width}}  {finding.said}")
+            click.echo(f"{click.style(mark, fg=color)} {finding.what:{width}}  {finding.message}")
             if finding.remedy:
                 click.echo(f"  {'':{width}}  → {finding.remedy}")
     sys.exit(1 if worst else 0)

@@ -8,8 +8,7 @@ import click
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
 
 if TYPE_CHECKING:
-    from kfp_ddp.install.apply import Done
-    from kfp_ddp.install.manifests import Owner, Wanted
+    from kfp_ddp.install import Done, Installation, Owner
     from kfp_ddp.k8s.api import Api
 
 MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
@@ -94,38 +93,38 @@ def command(
     are validated by the server first; if it refuses one, nothing is created. A namespace with a
     quota and no LimitRange also gets one.
     """
-    from kfp_ddp.install.manifests import Wanted, manifests, owner
+    from kfp_ddp.install import Installation, manifests, owner
 
     for name in {"data", "work"} - {*CLAIMS[which]}:
         given[f"{name}_claim"] = ""
     if only_print:
         import yaml
 
-        wanted = Wanted(**{**given, "namespace": given["namespace"] or "kubeflow"})
+        wanted = Installation(**{**given, "namespace": given["namespace"] or "kubeflow"})
         objects = manifests(wanted)
         if chown in ("root", "group") and wanted.claims:
             objects.append(owner(wanted, "root" if chown == "root" else "group"))
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
-    from kfp_ddp.checks.doctor.finding import Asked
-    from kfp_ddp.checks.doctor.secret import secret
+    from kfp_ddp.checks.access import secret
+    from kfp_ddp.checks.finding import Cluster, Requirements
     from kfp_ddp.k8s.api import Api
 
     api = Api.connect(given["namespace"], context)
-    wanted = Wanted(**{**given, "namespace": api.namespace})
+    wanted = Installation(**{**given, "namespace": api.namespace})
     done = _install(api, wanted, chown, dry_run=dry_run, quiet=as_json)
-    credentials = secret(api, Asked(bucket_secret=bucket_secret))
-    refused = [each for each in done if each.state == "refused"]
-    stopped = any(not each.kind.startswith("Cluster") for each in refused)
+    (credentials,) = secret(Cluster(api, Requirements(bucket_secret=bucket_secret), None))
+    refused = [one for one in done if one.state == "refused"]
+    stopped = any(not one.kind.startswith("Cluster") for one in refused)
     if as_json:
-        found = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
-        made = [vars(each) for each in done]
-        echo_json({**found, "objects": made, "secret": vars(credentials)})
+        result = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
+        objects = [one.to_json() for one in done]
+        echo_json({**result, "objects": objects, "secret": credentials.to_json()})
         sys.exit(int(stopped))
     if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
         click.echo("  → without permission to read nodes, runs need gpus_per_node")
     mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
-    click.echo(f"{mark} {credentials.what} {credentials.said}")
+    click.echo(f"{mark} {credentials.what} {credentials.message}")
     if credentials.remedy:
         click.echo(f"  → {credentials.remedy}")
     account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
@@ -135,18 +134,18 @@ def command(
 
 
 def _install(
-    api: "Api", wanted: "Wanted", chown: str, *, dry_run: bool, quiet: bool
+    api: "Api", wanted: "Installation", chown: str, *, dry_run: bool, quiet: bool
 ) -> "list[Done]":
-    from kfp_ddp.checks.doctor.admission import enforced
-    from kfp_ddp.install import apply
-    from kfp_ddp.install.manifests import limits, manifests, owner
+    from kfp_ddp import install
+    from kfp_ddp.checks.admission import enforced
+    from kfp_ddp.install import limits, manifests, owner
 
-    apply.look(api, wanted)
+    install.check(api, wanted)
     objects = manifests(wanted)
-    if apply.lacks_limits(api, wanted.namespace):
+    if install.lacks_limits(api, wanted.namespace):
         objects.append(limits(wanted))
-    done = apply.apply(api, objects, only_rehearse=dry_run)
-    fresh = any(each.kind == "PersistentVolumeClaim" and each.state == "made" for each in done)
+    done = install.apply(api, objects, dry_run=dry_run)
+    fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
     how: Owner | None = None
     if chown == "auto" and fresh:
         how = "group" if enforced(api) == "restricted" else "root"
@@ -154,18 +153,18 @@ def _install(
         how = "root" if chown == "root" else "group"
     job = owner(wanted, how) if how else None
     if job and not dry_run:
-        done += apply.apply(api, [job])
+        done += install.apply(api, [job])
     if not quiet:
-        for each in done:
-            _tell(each, dry_run)
+        for one in done:
+            _print(one, dry_run)
     if job and not dry_run:
-        for waits in apply.wait(api, job):
-            click.echo(f"  {job['metadata']['name']} waits: {waits}", err=True)
+        for reason in install.wait(api, job):
+            click.echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
     return done
 
 
-def _tell(done: "Done", dry_run: bool) -> None:
+def _print(done: "Done", dry_run: bool) -> None:
     word = WORDS.get(done.state, done.state)
     would = "would be " if dry_run and done.state in ("made", "changed") else ""
-    said = f": {done.said}" if done.said else ""
-    click.echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{said}")
+    message = f": {done.message}" if done.message else ""
+    click.echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")

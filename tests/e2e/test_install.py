@@ -9,8 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.install.apply import apply
-from kfp_ddp.install.manifests import Wanted, manifests
+from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.scene import DATA, WORK, namespace
@@ -71,7 +70,7 @@ def test_one_refusal_leaves_nothing_behind(cluster: client.ApiClient) -> None:
         who = f"system:serviceaccount:{ground.namespace}:{ground.service_account}"
         account.set_default_header("Impersonate-User", who)
         api = Api(account, ground.namespace)
-        objects = manifests(Wanted(ground.namespace, "standard", size="1Gi"))
+        objects = manifests(Installation(ground.namespace, "standard", size="1Gi"))
         with pytest.raises(InputError, match=r"^Role kfp-ddp-launcher is refused: .*; nothing was"):
             apply(api, objects)
         assert _claims(ground) == {}
@@ -92,9 +91,9 @@ def test_under_restricted_the_volumes_are_given_by_group_and_a_quota_brings_limi
 def test_what_is_installed_is_what_the_folders_of_deploy_hold(cluster: client.ApiClient) -> None:
     import yaml
 
-    from kfp_ddp.install.manifests import DEPLOY
+    from kfp_ddp.install import DEPLOY
 
-    ours = {_key(each): each for each in manifests(Wanted("kubeflow", copies=True))}
+    ours = {_key(each): each for each in manifests(Installation("kubeflow", copies=True))}
     for folder in ("rbac", "rbac/nodes", "storage", "eviction"):
         built = subprocess.run(
             ["kubectl", "kustomize", str(DEPLOY.resolve() / folder)],

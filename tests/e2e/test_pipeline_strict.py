@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.checks.preflight.parameters import EVALUATE_ASKS, SYNC_ASKS
+from kfp_ddp.checks.form import EVALUATE_ASKS, SYNC_ASKS
 from kfp_ddp.pipelines.compiled import write
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run

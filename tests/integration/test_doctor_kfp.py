@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.checks.doctor.examine import examine
-from kfp_ddp.checks.doctor.finding import Asked
+from kfp_ddp.checks.doctor import examine
+from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.cli import app
 from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.port_forward import core_api
@@ -103,9 +103,9 @@ def test_a_server_before_2_17_stops_a_run(tag: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "remedy"),
     [
-        ("3.0.0", "see whether a newer kfp-ddp is for KFP 3"),
-        ("unknown", "see that its images are of 2.17 or newer"),
-        ("", "see that its images are of 2.17 or newer"),
+        ("3.0.0", "look for a newer kfp-ddp for KFP 3"),
+        ("unknown", "check that its images are of 2.17 or newer"),
+        ("", "check that its images are of 2.17 or newer"),
     ],
 )
 def test_a_server_of_another_version_is_a_warning_with_a_remedy(tag: str, remedy: str) -> None:
@@ -162,7 +162,7 @@ def test_a_host_that_no_request_can_be_sent_to_is_an_error(host: str) -> None:
 def test_a_login_in_the_host_is_not_shown() -> None:
     for host in ("http://me:secret@localhost:8888", "me:secret@localhost"):
         found = doctor(host)
-        assert found["said"] == "the host holds a login, which is not used"
+        assert found["said"] == "the host contains a login, which is not used"
         assert "secret" not in str(found)
 
 
@@ -187,8 +187,8 @@ def test_a_kubeconfig_that_is_none_is_told_in_one_line(
     monkeypatch.setattr(KUBECONFIG, str(file))
     for content in (b"a: [b\n c", b"- 1", b"\xff\xfe\x00"):
         file.write_bytes(content)
-        (found,) = examine(Asked())
-        assert "no Kubernetes cluster is configured (" in found.said
+        (found,) = examine(Requirements())
+        assert "no Kubernetes cluster is configured (" in found.message
         with pytest.raises(InputError, match="no address of KFP is set"):
             core_api()
         assert own_namespace() == ""
@@ -206,8 +206,8 @@ def test_a_login_page_before_the_cluster_is_told_in_one_line(
         user = {"name": "me", "user": {"token": "secret"}}
         named = {"clusters": [cluster], "contexts": [context], "users": [user]}
         file.write_text(json.dumps({"kind": "Config", "current-context": "it", **named}))
-        (found,) = examine(Asked())
-        assert "not a Kubernetes API server" in found.said
+        (found,) = examine(Requirements())
+        assert "not a Kubernetes API server" in found.message
 
 
 def test_for_people_each_finding_is_a_line_in_columns_and_its_remedy_another() -> None:
@@ -246,7 +246,7 @@ def test_the_context_that_is_set_once_is_the_one_looked_at(
 
 def doctor(host: str) -> dict[str, str]:
     """What is found of KFP, where no cluster is reached."""
-    cluster, found = (vars(each) for each in examine(Asked(host=host)))
+    cluster, found = (finding.to_json() for finding in examine(Requirements(host=host)))
     assert (cluster["what"], cluster["state"]) == ("API server", "bad")
     assert found["what"] == "KFP"
     assert all("\n" not in text for text in found.values())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.checks.preflight.parameters import MODELS
+from kfp_ddp.checks.form import MODELS
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.training.recipes import RECIPES
@@ -81,13 +81,13 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"sync": {"max_delet": 1.0}}, "sync has no setting 'max_delet'; did you mean"),
         ({"sync": {"max_delete": 2.0}}, "max_delete=2.0 cannot be used: it should be less"),
         ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
-        ({"sync": {"dry_run": True}}, "sync sets dry_run, which leaves nothing to train on"),
+        ({"sync": {"dry_run": True}}, "sync sets dry_run, which syncs nothing"),
         ({"sync": {"publish": "copy"}}, "publish='copy' is unknown: it is one of auto"),
         ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
         ({"backend": "slurm"}, "backend='slurm' is unknown: it is one of pytorchjob"),
         ({"nodes": 2}, "nodes=2: backend local has one node"),
         ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
-        ({"job": {"nodes": 2}}, "job sets nodes, which has a box of its own"),
+        ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),
         ({"job": {"memroy": "2Gi"}}, "job has no setting 'memroy'; did you mean 'memory'?"),
         ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
         ({"job": {"keep_runs": -1}}, "keep_runs=-1 cannot be used"),
@@ -96,7 +96,7 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"epochs": 3, "training": {"warmup_epochs": 5}}, "leaves nothing of epochs=3"),
         ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
         ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
-        ({"training": {"epochs": 20}}, "training sets epochs, which has a box of its own"),
+        ({"training": {"epochs": 20}}, "training sets epochs, which is a parameter of the form"),
         ({"recipe": "imagenet"}, "recipe='imagenet' is unknown: it is one of none"),
         ({"recipe": "finetune"}, "finetune needs init_from"),
         ({"gate": {"min_accuracy": 70}}, "min_accuracy=70 cannot be used: it should be"),
@@ -114,10 +114,10 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"source": "gs://My_Bucket/x"}, "no bucket can be called 'My_Bucket'"),
         ({"destination": "models/resnet"}, "destination='models/resnet' is a folder that is not"),
         ({"champion": "s3:bucket/x"}, "champion='s3:bucket/x' is no address: write s3://bucket/x"),
-        ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not there: correct"),
+        ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not found: correct"),
         (
             {"champion": "gs://bucket/models/x/0123456789ab", "destination": "gs://bucket/models"},
-            "is not there; this run exports to gs://bucket/models/resnet: correct it, or give last",
+            "is not found; this run exports to gs://bucket/models/resnet: correct it, or give last",
         ),
         (
             {"batch_size": 100, "job": {"nproc_per_node": 8}},
@@ -135,11 +135,11 @@ def test_the_last_champion_is_that_of_the_destination(
         ),
         (
             {"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0},
-            "work='file:///runs' is no bucket, which each pod could reach: give gs://, s3://",
+            "work='file:///runs' is not a bucket, which each pod could access: give gs://, s3://",
         ),
         (
             {"publish": "each-node", "sync": {"publish": "clone"}},
-            "sync sets publish='clone', but this pipeline mounts no claim for data: leave it out",
+            "sync sets publish='clone', but this pipeline mounts no PVC for data: leave it out",
         ),
         (
             {"sync": {"publish": "each-node", "delete": False}},
@@ -214,7 +214,7 @@ def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
     for variable in ("KFP_DDP_DATA_DIR", "KFP_DDP_WORK_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     assert check(summary, champion=str(tmp_path / "resnet"), destination=str(tmp_path))
-    with pytest.raises(SystemExit, match="is not there: correct it, or give last"):
+    with pytest.raises(SystemExit, match="is not found: correct it, or give last"):
         check(summary, champion=str(tmp_path / "resnet"))
     with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/misspelt: correct"):
         check(summary, champion=missing)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.checks.preflight.parameters import description
+from kfp_ddp.checks.form import description
 from kfp_ddp.components.preflight.component import preflight
 from tests.gcs_server import Bucket
 
@@ -30,7 +30,7 @@ def test_a_checkpoint_in_a_bucket_is_looked_for_and_nothing_is_said_of_a_trainin
     said = "evaluation of gs://bucket/models/cats on test, nothing is trained"
     assert summary.metadata["what"] == said
     assert "warning" not in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="checkpoint=gs://bucket/models/dogs is not there"):
+    with pytest.raises(SystemExit, match="checkpoint=gs://bucket/models/dogs is not found"):
         check(summary, checkpoint="gs://bucket/models/dogs")
 
 
@@ -42,7 +42,7 @@ def test_weights_to_begin_with_have_a_box_of_their_own_where_the_form_has_one(
     plan = check(summary, recipe="finetune", init_from=weights, epochs=3)
     assert (plan.training["init_from"], plan.training["epochs"]) == (weights, 3)
     assert check(summary, training={"init_from": weights}).training["init_from"] == weights
-    with pytest.raises(SystemExit, match="training sets init_from, which has a box of its own"):
+    with pytest.raises(SystemExit, match="training sets init_from, which is"):
         check(summary, init_from=weights, training={"init_from": weights})
     with pytest.raises(SystemExit, match="the recipe finetune needs init_from"):
         check(summary, recipe="finetune", init_from="")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kfp_ddp.checks.preflight.released import check_release
+from kfp_ddp.checks.preflight import check_release
 from kfp_ddp.core.errors import InputError, StorageError
 from tests.registry_server.server import RegistryServer, status
 

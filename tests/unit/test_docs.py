@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kfp.dsl.base_component import BaseComponent
 
-from kfp_ddp.checks.preflight.parameters import SUBJECTS
+from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from tests.pages import ROOT, SETTINGS_FILE, commands, fences, of_ours

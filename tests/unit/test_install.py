@@ -1,4 +1,4 @@
-"""What `kfp-ddp install` would put into a namespace, and what it refuses before it asks anybody."""
+"""The objects of `kfp-ddp install`, and its checks."""
 
 from typing import Any
 
@@ -6,11 +6,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kfp_ddp.checks.doctor.storage import CLASSES
+from kfp_ddp.checks.claims import CLASSES
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.install.apply import look, path
-from kfp_ddp.install.manifests import Wanted, manifests, owner
+from kfp_ddp.install import Installation, check, manifests, owner, path
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
@@ -88,7 +87,7 @@ def test_only_the_claims_are_made_that_the_pipeline_mounts(which: str, names: li
 
 
 def test_the_job_for_volumes_mounts_the_claims_that_are_wanted() -> None:
-    job = owner(Wanted("team", data_claim="mine", work_claim="", image="mine:1"), "root")
+    job = owner(Installation("team", data_claim="mine", work_claim="", image="mine:1"), "root")
     pod = job["spec"]["template"]["spec"]
     assert [each["persistentVolumeClaim"] for each in pod["volumes"]] == [{"claimName": "mine"}]
     assert [each["mountPath"] for each in pod["containers"][0]["volumeMounts"]] == ["/claims/data"]
@@ -98,33 +97,42 @@ def test_the_job_for_volumes_mounts_the_claims_that_are_wanted() -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (Wanted("hare"), "there is no namespace hare; did you mean 'here'?"),
-        (Wanted("here", "nsf"), "there is no storage class nsf; did you mean 'nfs'?"),
-        (Wanted("here", "gold"), "there is no storage class gold; there are nfs, disk"),
-        (Wanted("here"), "no storage class is the default; give --storage-class, one of nfs, disk"),
+        (Installation("hare"), "namespace hare does not exist; did you mean 'here'?"),
+        (Installation("here", "nsf"), "storage class nsf does not exist; did you mean 'nfs'?"),
+        (Installation("here", "gold"), "storage class gold does not exist; it is one of"),
         (
-            Wanted("here", "nfs", size="10GB"),
+            Installation("here"),
+            "no storage class is the default; give",
+        ),
+        (
+            Installation("here", "nfs", size="10GB"),
             "--size 10GB cannot be used: it should be such as 500Gi",
         ),
-        (Wanted("here", "disk"), "storage class disk (ebs.csi.aws.com) makes volumes of one node"),
+        (
+            Installation("here", "disk"),
+            "storage class disk (ebs.csi.aws.com) creates",
+        ),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_made(wanted: Wanted, said: str) -> None:
+def test_what_cannot_be_is_said_before_anything_is_made(wanted: Installation, said: str) -> None:
     with pytest.raises(InputError) as error:
-        look(Answers(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), wanted)
+        check(Answers(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), wanted)
     assert str(error.value).startswith(said)
 
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted("here", "disk", "ReadWriteOnce"), Wanted("here", data_claim="", work_claim="")],
+    [
+        Installation("here", "disk", "ReadWriteOnce"),
+        Installation("here", data_claim="", work_claim=""),
+    ],
 )
-def test_what_can_be_is_let_through(wanted: Wanted) -> None:
-    look(Answers(disk="ebs.csi.aws.com"), wanted)
+def test_what_can_be_is_let_through(wanted: Installation) -> None:
+    check(Answers(disk="ebs.csi.aws.com"), wanted)
 
 
 def test_every_kind_has_its_path_on_the_server() -> None:
-    paths = {each["kind"]: path(each, "x") for each in manifests(Wanted("team"))}
+    paths = {each["kind"]: path(each, "x") for each in manifests(Installation("team"))}
     of_rights = "/apis/rbac.authorization.k8s.io/v1"
     assert paths == {
         "PersistentVolumeClaim": "/api/v1/namespaces/team/persistentvolumeclaims/x",

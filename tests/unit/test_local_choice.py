@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.checks.preflight.parameters import SUBJECTS
+from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.local.choice import MINUTES, Choice, Photographs, choose
 from kfp_ddp.local.machine import Machine
 from kfp_ddp.training.config import TrainConfig

@@ -22,7 +22,7 @@ def test_rules_measures_and_release_are_handed_on_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"gate": {"min_slice_accuracy": 0.9}}, "no tags that make slices"),
+        ({"gate": {"min_slice_accuracy": 0.9}}, "no tags for slices"),
         ({"gate": {"max_latency_ms": 9}, "checkpoint": "/work/b"}, "gate sets max_latency_ms"),
         ({"gate": {"must_serve": True}, "checkpoint": "/work/b"}, "this pipeline exports none"),
         ({"gate": {"min_acuracy": 0.9}}, "did you mean 'min_accuracy'?"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.checks.preflight.service import VERBS, check_service
+from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving.rollout import OURS
@@ -18,7 +18,7 @@ OF_OURS = {"metadata": {"labels": OURS}}
 class Cluster(Api):
     """Has these objects by path, and lets the account do so."""
 
-    def __init__(self, objects: dict[str, Object], may: tuple[str, ...] = VERBS) -> None:
+    def __init__(self, objects: dict[str, Object], may: tuple[str, ...] = SERVICE_VERBS) -> None:
         super().__init__(None, "here")
         self.objects, self.may = {"/readyz": {}, **objects}, may
 
@@ -50,7 +50,11 @@ def test_one_that_is_there_or_can_be_made_is_fine(
         ("", Cluster(SERVED), "names the service shop, and no destination"),
         ("/work/exports", Cluster(SERVED), "KServe cannot read /work/exports/model: give"),
         ("gs://models", Cluster({}), "has no inferenceservices .* install KServe"),
-        ("gs://models", Cluster(SERVED, VERBS[:-1]), "no right to patch inferenceservices in"),
+        (
+            "gs://models",
+            Cluster(SERVED, SERVICE_VERBS[:-1]),
+            "no right to patch",
+        ),
         ("gs://models", Cluster({**SERVED, SHOP: {"metadata": {}}}), "was not made by kfp-ddp"),
     ],
 )

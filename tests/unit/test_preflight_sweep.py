@@ -1,6 +1,6 @@
 import pytest
 
-from kfp_ddp.checks.preflight.sweep import MOST, Sweep, trials_of
+from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 
 
@@ -44,18 +44,21 @@ def test_samples_lie_in_their_ranges_and_are_the_same_again() -> None:
         ({}, "sweep has 0 trials, and 2 to 64 can be tried"),
         ({"trials": [{"epochs": 1}]}, "sweep has 1 trials"),
         ({"space": {"epochs": [1, 1]}}, "sweep has 1 trials"),
-        ({"space": {"seed": [*range(MOST + 1)]}}, "space has 65 combinations, and 64 can be tried"),
+        (
+            {"space": {"seed": [*range(MAX_TRIALS + 1)]}},
+            "65 combinations, and 64",
+        ),
         ({"samples": 4}, "sweep sets samples, but no space to draw them from"),
         ({"space": {"epochs": {"min": 1, "max": 3}}}, "epochs is a range: set samples"),
-        ({"space": {"epochs": 3}}, "epochs=3 should be a list of what to try"),
-        ({"space": {"epochs": []}}, "epochs=[] should be a list of what to try"),
+        ({"space": {"epochs": 3}}, "epochs=3 should be a list of values"),
+        ({"space": {"epochs": []}}, "epochs=[] should be a list of values"),
         (
             {"samples": 2, "space": {"learning_rate": {"min": 0.1, "max": 0.01}}},
-            "learning_rate={'min': 0.1, 'max': 0.01} is no range",
+            "learning_rate={'min': 0.1, 'max': 0.01} is not a range",
         ),
         (
             {"samples": 2, "space": {"learning_rate": {"min": 0, "max": 0.1, "log": True}}},
-            "is no range",
+            "is not a range",
         ),
     ],
 )

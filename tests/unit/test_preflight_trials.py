@@ -71,7 +71,7 @@ def test_without_a_sweep_there_are_no_trials(tmp_path: Path) -> None:
         ),
         (
             {"script": SCRIPT, "training": {"script": SCRIPT}},
-            "training sets script, which has a box of its own",
+            "training sets script, which is a parameter of the form",
         ),
     ],
 )

@@ -1,46 +1,46 @@
-"""What is written from elsewhere is fresh, and says what stands there."""
+"""Generated parts of files are fresh and complete."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
 from kfp_ddp import reference
-from kfp_ddp.checks.preflight.parameters import SUBJECTS
+from kfp_ddp.checks.form import SUBJECTS, description
+from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.pipelines.train_resnet import train_resnet
 
 
-def test_everything_that_is_made_from_elsewhere_is_fresh(
+def test_generated_parts_are_fresh(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert reference.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_a_new_box_of_the_form_becomes_an_input_of_preflight() -> None:
-    form = reference.FORM.read_text().replace(
-        "    epochs: int = 0,\n", "    epochs: int = 0,\n    momentum: float = 0.0,\n"
-    )
-    made = reference.preflight(form, reference.PREFLIGHT.read_text())
-    assert "    epochs: int = 0,\n    momentum: float = 0.0,\n" in made
-    assert "\n        momentum: Nesterov momentum" in made
-    ast.parse(made)
+def test_preflight_has_the_form_of_the_pipeline_as_inputs() -> None:
+    inputs = preflight.component_spec.inputs
+    form = train_resnet.component_spec.inputs
+    assert inputs.keys() >= form.keys() - {"bucket_secret"}
+    for name in form.keys() - {"bucket_secret"}:
+        assert inputs[name].type == form[name].type, name
+        assert inputs[name].default == form[name].default or name == "gate"
+        assert " ".join(inputs[name].description.split()) == description(name), name
 
 
-def test_a_box_that_no_model_tells_of_is_refused() -> None:
-    form = reference.FORM.read_text().replace("    epochs: int", "    momentom: int")
+def test_a_parameter_without_a_model_has_no_description() -> None:
     with pytest.raises(LookupError):
-        reference.preflight(form, reference.PREFLIGHT.read_text())
+        description("momentom")
 
 
-def test_a_row_tells_bounds_choices_and_default() -> None:
+def test_a_row_has_bounds_choices_and_default() -> None:
     rows = reference.settings_table("datasets.settings.SyncSettings")
-    told = {row.split("`")[1]: row for row in rows[2:]}
-    assert told["max_delete"].startswith("| `max_delete` | float, ≥ 0, ≤ 1 | `0.5` | ")
-    assert "| `list`, `quick`, `full` | `list` |" in told["verify"]
-    assert "mirror" not in told, "the step sets it itself"
+    row_by_name = {row.split("`")[1]: row for row in rows[2:]}
+    assert row_by_name["max_delete"].startswith("| `max_delete` | float, ≥ 0, ≤ 1 | `0.5` | ")
+    assert "| `list`, `quick`, `full` | `list` |" in row_by_name["verify"]
+    assert "mirror" not in row_by_name
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_every_setting_of_a_mapping_stands_in_a_table(subject: str) -> None:
+def test_every_setting_of_a_mapping_is_in_a_table(subject: str) -> None:
     written = "".join(
         path.read_text() for name in reference.DOCUMENTS for path in reference.ROOT.glob(name)
     )
@@ -50,15 +50,13 @@ def test_every_setting_of_a_mapping_stands_in_a_table(subject: str) -> None:
             assert f"| `{name}` | " in written, (model, name)
 
 
-def test_stale_text_is_named_and_written_anew(
+def test_stale_text_is_listed_and_updated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("a\n<!-- inputs: gate -->\nold\n<!-- /inputs -->\nb\n")
     monkeypatch.setattr(reference, "ROOT", tmp_path)
     monkeypatch.setattr(reference, "DOCUMENTS", ("README.md",))
-    monkeypatch.setattr(reference, "PREFLIGHT", readme)
-    monkeypatch.setattr(reference, "preflight", lambda pipeline, component: component)
     assert reference.main(["--check"]) == 1
     assert "README.md is stale" in capsys.readouterr().out
     assert "old" in readme.read_text()
@@ -71,16 +69,16 @@ def test_stale_text_is_named_and_written_anew(
     assert text.endswith("\nb\n")
 
 
-def test_the_options_of_a_command_stand_in_a_table_with_choices_and_defaults() -> None:
+def test_options_have_choices_and_defaults() -> None:
     rows = reference.command_tables("install")
-    told = {row.split("`")[1]: row for row in rows if row.startswith("| `--")}
-    assert told["--claims"].startswith("| `--claims` | `both` | both for train_resnet, data for ")
-    assert told["--claims"].endswith(" One of `both`, `data`, `none`. |")
-    assert told["--dry-run"].startswith("| `--dry-run` |  | Let the server say")
+    row_by_name = {row.split("`")[1]: row for row in rows if row.startswith("| `--")}
+    assert row_by_name["--claims"].startswith("| `--claims` | `both` | both for")
+    assert row_by_name["--claims"].endswith(" One of `both`, `data`, `none`. |")
+    assert row_by_name["--dry-run"].startswith("| `--dry-run` |  | Send dry-run")
 
 
-def test_what_is_set_once_is_told_with_the_variables_that_set_it() -> None:
+def test_configuration_has_environment_variables() -> None:
     rows = reference.once_table("core.config.Config")
-    told = {row.split("`")[1]: row for row in rows[2:]}
-    assert told["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_ENDPOINT` |  | Addr")
-    assert "| `kubeflow` |" in told["kfp_namespace"]
+    row_by_name = {row.split("`")[1]: row for row in rows[2:]}
+    assert row_by_name["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_")
+    assert "| `kubeflow` |" in row_by_name["kfp_namespace"]

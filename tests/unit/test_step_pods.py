@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.checks.preflight.parameters import (
+from kfp_ddp.checks.form import (
     EVALUATE_ASKS,
     LAUNCHER_ASKS,
     SYNC_ASKS,

@@ -1,18 +1,18 @@
-"""What the inputs of a run come to by themselves: no bucket, no cluster, no folder is looked at."""
+"""Check the settings of a run offline, and split them by subject."""
 
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kfp_ddp.checks.preflight.parameters import (
+from kfp_ddp.checks.form import (
     LAST,
     SUBJECTS,
     Dataset,
     Parameters,
     StepResources,
-    filled_in,
+    set_fields,
 )
-from kfp_ddp.checks.preflight.sweep import Sweep, trials_of
+from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.settings import split
@@ -33,11 +33,11 @@ from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
 
-BOX = "has a box of its own"
+PARAMETER = "is a parameter of the form"
 
 
-class Settled(NamedTuple):
-    """What the inputs of a run come to."""
+class RunSettings(NamedTuple):
+    """The checked settings of a run."""
 
     parameters: Parameters
     dataset: Dataset
@@ -53,89 +53,88 @@ class Settled(NamedTuple):
     trials: list[TrainConfig]
 
 
-def settled(inputs: Mapping[str, Any]) -> Settled:
-    """Take the inputs apart by subject, and check each.
+def parse(inputs: Mapping[str, Any]) -> RunSettings:
+    """Return the checked settings of a run, without access to a bucket, cluster or folder.
 
     Args:
-        inputs: The component's inputs by name: boxes, mappings and `image`.
+        inputs: Inputs of preflight by name.
 
     Raises:
-        InputError: the first parameter that cannot be used, in the order of the steps.
+        InputError: A parameter is invalid; the first one in the order of the steps.
     """
-    given = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
-    parameters = Parameters.create(**given)
+    own = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
+    parameters = Parameters.create(**own)
     for name in ("source", "destination", "champion", "work", "checkpoint"):
-        place = getattr(parameters, name)
-        if place != LAST:
-            check_place(name, place)
+        uri = getattr(parameters, name)
+        if uri != LAST:
+            check_place(name, uri)
     dataset, sync = _dataset(parameters, inputs["publish"])
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)
     check_model_name(parameters.model_name)
-    gate, measuring, rules = _judging(parameters)
-    released = _release(parameters)
+    gate, measuring, rules = _gate(parameters)
+    parts = [part_of(parameters.release, model) for model in PARTS]
     champion = _champion(parameters, rules)
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         check_batch(config, spec, parameters.backend)
-    trials = _trials(parameters, inputs)
-    return Settled(
-        parameters,
-        dataset,
-        sync,
-        config,
-        spec,
-        supervision,
-        steps,
-        gate,
-        measuring,
-        released,
-        champion,
-        trials,
+    return RunSettings(
+        parameters=parameters,
+        dataset=dataset,
+        sync=sync,
+        config=config,
+        spec=spec,
+        supervision=supervision,
+        steps=steps,
+        gate=gate,
+        measuring=measuring,
+        release={name: value for part in parts for name, value in part.given().items()},
+        champion=champion,
+        trials=_trials(parameters, inputs),
     )
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
-    """The dataset with its name, and the options of its sync, refused where nothing would be left.
+    """Return the dataset and the options of its sync.
 
     Raises:
-        InputError: naming the setting.
+        InputError: A setting is invalid.
     """
     ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
     name = dataset_name(str(ours.get("dataset", "")), parameters.source)
     if publish and ours.setdefault("publish", publish) != publish:
         raise InputError(
-            f"sync sets publish={ours['publish']!r}, but this pipeline mounts no claim for data: "
+            f"sync sets publish={ours['publish']!r}, but this pipeline mounts no PVC for data: "
             "leave it out, or take the pipeline train_resnet_bucket"
         )
     dataset = Dataset.create(**{**ours, "dataset": name})
     check_strategy(dataset.publish, parameters.source)
     options = options_of(name, sync)
     if options.dry_run:
-        raise InputError("sync sets dry_run, which leaves nothing to train on; leave it out")
+        raise InputError("sync sets dry_run, which syncs nothing to train on; leave it out")
     if dataset.publish == "each-node":
         options_on_nodes(sync)
-        sync["dry_run"] = True  # the step lists; who reads the files brings them
+        sync["dry_run"] = True  # the step only lists; each pod downloads
     return dataset, sync
 
 
 def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConfig]:
-    """The training of each trial; none where nothing is swept.
+    """Return the settings of each trial; empty without a sweep.
 
     Raises:
-        InputError: naming the trial and its setting.
+        InputError: A setting of a trial is invalid.
     """
-    (given,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
-    if not given:
+    (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
+    if not fields:
         return []
-    sweep, found = Sweep.create(**given), []
+    sweep, trials = Sweep.create(**fields), []
     for trial in trials_of(sweep):
         (trial,) = split("a trial of sweep", trial, TrainConfig, own={})
         stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
         try:
-            found.append(_training(parameters, inputs, stop, trial))
+            trials.append(_training(parameters, inputs, stop, trial))
         except InputError as error:
             raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
-    return found
+    return trials
 
 
 def _training(
@@ -144,77 +143,69 @@ def _training(
     under: Mapping[str, Any] = {},
     over: Mapping[str, Any] = {},
 ) -> TrainConfig:
-    """The training, with folders that its step will set; settings go under and over those given.
+    """Return the training; `under` and `over` are defaults and overrides of its settings.
 
     Raises:
-        InputError: naming the setting.
+        InputError: A setting is invalid.
     """
-    own = {n: BOX for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""}
+    own = {
+        n: PARAMETER for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""
+    }
     if parameters.sweep:
-        own.pop("batch_size", None)  # the form of a sweep has no box for it
+        own.pop("batch_size", None)  # not in the form of a sweep
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
-    given = {**under, **filled_in(inputs, TrainConfig), **training, **over, **folders}
-    return configured(parameters.recipe, given)
+    fields = {**under, **set_fields(inputs, TrainConfig), **training, **over, **folders}
+    return configured(parameters.recipe, fields)
 
 
 def _job(
     parameters: Parameters, inputs: Mapping[str, Any]
 ) -> tuple[LaunchSpec, dict[str, Any], StepResources]:
-    """The job that `train` creates, but for its command, how it is watched, and what steps take.
+    """Return the job of `train` without its command, its supervision, and the steps' resources.
 
     Raises:
-        InputError: naming the setting.
+        InputError: A setting is invalid.
     """
-    own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), BOX)}
-    job, supervision, steps, told = split("job", parameters.job, *SUBJECTS["job"], own=own)
-    Notification.create(**told)
+    own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), PARAMETER)}
+    job, supervision, steps, notification = split("job", parameters.job, *SUBJECTS["job"], own=own)
+    Notification.create(**notification)
     Supervision.create(**supervision)
     check_backend(parameters.backend, inputs["nodes"])
     kind = "pytorchjob" if parameters.backend == "local" else parameters.backend
-    boxes = {"nodes": inputs["nodes"], "kind": kind, "command": ["true"]}
+    fields = {"nodes": inputs["nodes"], "kind": kind, "command": ["true"]}
     if inputs["gpus_per_node"] != -1:
-        boxes["gpus_per_node"] = inputs["gpus_per_node"]
-    spec = LaunchSpec.create(**{"image": inputs["image"], **job, **boxes})
+        fields["gpus_per_node"] = inputs["gpus_per_node"]
+    spec = LaunchSpec.create(**{"image": inputs["image"], **job, **fields})
     return spec, supervision, StepResources.create(**steps)
 
 
-def _judging(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
-    """The rules, and what is measured for them, refused where a rule could only fail.
+def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
+    """Return the rules and their measurements.
 
     Raises:
-        InputError: naming the setting.
+        InputError: A setting is invalid, or a rule could never hold.
     """
     gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
-    rules, asked = Rules.create(**gate), Measuring.create(**measuring)
+    rules, measurements = Rules.create(**gate), Measuring.create(**measuring)
     if parameters.checkpoint and rules.need_bundle:
         raise InputError(
-            f"gate sets {rules.need_bundle[0]}, which looks at a bundle, and this pipeline exports "
+            f"gate sets {rules.need_bundle[0]}, which needs a bundle, and this pipeline exports "
             "none: leave it out"
         )
-    if rules.min_slice_accuracy and not asked.tags:
+    if rules.min_slice_accuracy and not measurements.tags:
         raise InputError(
-            "gate sets min_slice_accuracy, and no tags that make slices: give tags too, a CSV of "
+            "gate sets min_slice_accuracy, and no tags for slices: give tags too, a CSV of "
             "path and tags"
         )
     return gate, measuring, rules
 
 
-def _release(parameters: Parameters) -> dict[str, Any]:
-    """What was set of the release, each part of which is refused here where it cannot be used.
-
-    Raises:
-        InputError: naming the setting.
-    """
-    parts = [part_of(parameters.release, model) for model in PARTS]
-    return {name: value for part in parts for name, value in part.given().items()}
-
-
 def _champion(parameters: Parameters, rules: Rules) -> str:
-    """The folder or address of the model to beat; empty for none.
+    """Return the folder or URI of the model to beat; empty for none.
 
     Raises:
-        InputError: the rules need one, or it is the last of no destination.
+        InputError: The rules need a champion, or last has no destination.
     """
     champion, own = parameters.champion.rstrip("/"), exported_to(parameters)
     if champion == LAST:
@@ -226,16 +217,16 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
 
 
 def exported_to(parameters: Parameters) -> str:
-    """The folder of this model's exports, where a first champion is still to come; '' for none."""
+    """Return the URI of this model's exports; '' without a destination."""
     where = parameters.destination.rstrip("/")
     return f"{where}/{parameters.model_name}" if where else ""
 
 
 def check_batch(config: TrainConfig, spec: LaunchSpec, backend: str) -> None:
-    """Refuse a batch that was set and cannot be dealt among ranks whose number is known.
+    """Check that a requested batch can be divided among the ranks, if their number is known.
 
     Raises:
-        InputError: naming a batch that can.
+        InputError: It cannot; the message suggests a batch.
     """
     known = backend != "local" or spec.nproc_per_node
     if known and config.is_set("batch_size") and not config.batch_size_per_rank:

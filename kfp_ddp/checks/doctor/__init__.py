@@ -1,1 +1,0 @@
-"""What `kfp-ddp doctor` looks at."""

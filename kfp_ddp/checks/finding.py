@@ -1,0 +1,96 @@
+"""Checks of a cluster and of a run's settings: each returns findings."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from kfp_ddp.k8s.api import Api, ApiError, Object
+
+T = TypeVar("T")
+ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
+"""Remedy where the account lacks the right to read."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of a check: `bad` stops a run, `warn` may."""
+
+    state: Literal["ok", "bad", "warn"]
+    what: str
+    message: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object that `doctor --json` and `install --json` print."""
+        return {
+            "state": self.state,
+            "what": self.what,
+            "said": self.message,
+            "remedy": self.remedy,
+        }
+
+
+class Check(NamedTuple, Generic[T]):
+    """A check of a subject, such as a cluster or the settings of a run."""
+
+    name: str
+    run: Callable[[T], list[Finding]]
+    """May raise InputError in place of a bad finding."""
+    offline: bool = False
+    """Whether it needs neither a cluster nor a bucket."""
+
+
+def run_checks(checks: Iterable[Check[T]], subject: T) -> list[Finding]:
+    """Return the findings of all checks, in order.
+
+    Raises:
+        InputError: A check failed.
+    """
+    return [finding for check in checks for finding in check.run(subject)]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A run to check a cluster for; the names are those of the pipeline's form."""
+
+    namespace: str = ""
+    """Namespace of the run; empty for that of the context."""
+    context: str = ""
+    """Context of the kubeconfig; empty for the current one."""
+    service_account: str = ""
+    """Account whose rights are checked; empty for the caller's."""
+    host: str = ""
+    """URL of the KFP API server; empty to skip it."""
+    backend: str = "pytorchjob"
+    nodes: int = 1
+    gpus_per_node: int = -1
+    gpu_resource: str = "nvidia.com/gpu"
+    scheduler: str = ""
+    data_claim: str = "kfp-ddp-data"
+    work_claim: str = "kfp-ddp-work"
+    publish: str = "in-place"
+    bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
+    service: str = ""
+    """InferenceService for the roll-out; empty for none."""
+    claims_file: Path = Path("deploy/storage/claims.yaml")
+    """PVCs to create where they are missing."""
+
+
+class Cluster(NamedTuple):
+    """A cluster, and the run that it is checked for."""
+
+    api: Api
+    run: Requirements
+    nodes: Sequence[Object] | None
+    """Schedulable nodes; None without the right to list them."""
+
+
+def items(api: Api, path: str, selector: str = "") -> list[Object] | None:
+    """Return the objects of a collection; None if it is missing or cannot be listed."""
+    query = {"labelSelector": selector} if selector else None
+    try:
+        objects: list[Object] = api.call("GET", path, query=query)["items"]
+    except ApiError:
+        return None
+    return objects

@@ -1,0 +1,121 @@
+"""Compare the capacity of nodes with the requests of pods."""
+
+from collections.abc import Mapping, Sequence
+
+from kfp_ddp.checks.finding import Cluster, Finding
+from kfp_ddp.checks.form import StepResources
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.launch_spec import is_gpu
+from kfp_ddp.k8s import nodes as cluster_nodes
+from kfp_ddp.k8s.api import ApiError, Object
+
+CHOOSE = "give gpus_per_node, 0 to train on CPUs"
+
+
+def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) -> int:
+    """Return the largest number of GPUs that `pods` nodes have each.
+
+    With fewer GPU nodes than pods, the number of the largest node.
+
+    Args:
+        nodes: Nodes of the cluster, or the error of listing them.
+        resource: Name of a GPU resource, such as nvidia.com/gpu.
+        pods: Pods of the job.
+
+    Raises:
+        InputError: No node has a GPU, or nodes cannot be listed.
+    """
+    if isinstance(nodes, ApiError):
+        raise InputError(
+            f"whether nodes have GPUs cannot be seen ({nodes.message}): {CHOOSE}, "
+            "or apply deploy/rbac/nodes"
+        )
+    by_resource = cluster_nodes.gpus(nodes)
+    counts = by_resource.get(resource, [])
+    if counts:
+        return counts[pods - 1] if pods <= len(counts) else counts[0]
+    if others := sorted(name for name in by_resource if is_gpu(name)):
+        raise InputError(
+            f"no node has {resource}, but there is {', '.join(others)}: "
+            f'set job={{"gpu_resource": "{others[0]}"}}, or {CHOOSE}'
+        )
+    raise InputError(
+        f"no node has {resource}: {CHOOSE}, or the number that an autoscaler's nodes will have"
+    )
+
+
+def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
+    """Return the warning about a job without GPUs, with the GPUs that are not used."""
+    warning = "no GPU is requested (gpus_per_node=0): this trains on CPUs"
+    if isinstance(nodes, ApiError):
+        return warning
+    counts = cluster_nodes.gpus(nodes)
+    unused = [f"{sum(counts[n])} {n}" for n in sorted(counts) if n == resource or is_gpu(n)]
+    return f"{warning}, though nodes have {' and '.join(unused)}" if unused else warning
+
+
+def too_large(
+    nodes: Sequence[Object] | ApiError, requests: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Return a warning for each pod that fits on no node and would wait for ever.
+
+    Args:
+        nodes: Nodes of the cluster, or the error of listing them.
+        requests: Amount by resource, by name of the pod.
+    """
+    from kubernetes.utils.quantity import parse_quantity
+
+    if isinstance(nodes, ApiError) or not nodes:
+        return []
+    capacities = [node["status"].get("allocatable") or {} for node in nodes]
+    warnings = []
+    for pod, request in requests.items():
+        amounts = {name: parse_quantity(amount) for name, amount in request.items() if amount}
+        if not any(
+            all(parse_quantity(capacity.get(name, "0")) >= amounts[name] for name in amounts)
+            for capacity in capacities
+        ):
+            what = " and ".join(f"{request[name]} {name}" for name in amounts)
+            less = "lower evaluate_gpus, or " if any(map(is_gpu, amounts)) else ""
+            warnings.append(
+                f"{pod} requests {what}, which no node has: it waits unless an autoscaler adds "
+                f"nodes; {less}add one that has"
+            )
+    return warnings
+
+
+def gpus(cluster: Cluster) -> list[Finding]:
+    """Check that enough nodes have enough GPUs."""
+    run, name = cluster.run, cluster.run.gpu_resource
+    minimum = run.gpus_per_node
+    if cluster.nodes is None:
+        remedy = "run it with an account that may list nodes"
+        return [Finding("warn", "GPUs", "nodes may not be listed", remedy)]
+    by_resource = cluster_nodes.gpus(cluster.nodes)
+    totals = {key: sum(n) for key, n in by_resource.items() if key == name or is_gpu(key)}
+    message = ", ".join(f"{totals[key]} {key}" for key in sorted(totals)) or "no node has one"
+    counts = by_resource.get(name, [])
+    if minimum == 0 or run.backend == "local":
+        return [Finding("ok", "GPUs", f"{message}; none are requested: training runs on CPUs")]
+    if not counts and totals:
+        remedy = f'set job={{"gpu_resource": "{min(totals)}"}}, here --gpu-resource'
+        return [Finding("bad", "GPUs", f"{message}, and no {name}", remedy)]
+    if not counts and minimum < 0:
+        remedy = "give gpus_per_node: as many as an autoscaler's nodes will have, or 0 for CPUs"
+        return [Finding("bad", "GPUs", message, remedy)]
+    enough = sum(count >= minimum for count in counts)
+    if enough < run.nodes:
+        message += f"; {enough} node(s) with {max(minimum, 1)} of them, {run.nodes} requested"
+        return [Finding("warn", "GPUs", message, "request fewer, unless an autoscaler adds nodes")]
+    return [Finding("ok", "GPUs", message)]
+
+
+def room(cluster: Cluster) -> list[Finding]:
+    """Check that each step with default resources fits on a node."""
+    findings = []
+    requests = StepResources().by_step(cluster.run.gpu_resource)
+    for warning in too_large(cluster.nodes or (), requests):
+        message, _, remedy = warning.rpartition("; ")
+        step, _, rest = message.partition(" ")
+        findings.append(Finding("warn", f"room for {step}", rest, remedy))
+    return findings

@@ -1,0 +1,163 @@
+"""Check operators, gang scheduling, queues and KServe."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, items
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import kueue
+from kfp_ddp.jobs.check_job import gang_scheduling
+from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.kinds import KINDS, Kind
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed
+from kfp_ddp.models.release import Deployment, part_of
+from kfp_ddp.models.serving.inference_service import API_VERSION, storage_uri
+from kfp_ddp.models.serving.rollout import PLURAL, Service, served
+
+VOLCANO = "/apis/scheduling.volcano.sh/v1beta1/queues"
+SERVICE_VERBS = ("get", "list", "watch", "create", "patch")
+
+
+def operators(cluster: Cluster) -> list[Finding]:
+    """Check the operator of each kind of job; a problem of the run's backend is bad."""
+    api, findings = cluster.api, []
+    for name, kind in KINDS.items():
+        versions = _served(api, kind)
+        problem = "" if versions else f"{kind.plural}.{kind.group_version} is not served"
+        problem = problem or _old(api, kind) or _stopped(api, kind)
+        if not problem:
+            findings.append(Finding("ok", kind.title, versions))
+            continue
+        remedy = f"install {kind.operator}"
+        if problem.endswith("not running"):
+            remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
+        state = "bad" if name == cluster.run.backend else "warn"
+        findings.append(Finding(state, kind.title, problem, remedy))
+    return findings
+
+
+def _served(api: Api, kind: Kind) -> str:
+    """Return the served versions of a kind's group; '' if the kind is not served."""
+    try:
+        versions = [item["version"] for item in api.call("GET", f"/apis/{kind.group}")["versions"]]
+        resources = api.call("GET", f"/apis/{kind.group_version}")["resources"]
+    except ApiError:
+        return ""
+    is_served = any(resource["name"] == kind.plural for resource in resources)
+    return f"{kind.group}/{', '.join(versions)}" if is_served else ""
+
+
+def _old(api: Api, kind: Kind) -> str:
+    """Return the message for an operator whose jobs lack a required field; '' if none."""
+    if not kind.newest_field:
+        return ""
+    try:
+        schemas = api.call("GET", f"/openapi/v3/apis/{kind.group_version}")["components"]["schemas"]
+    except (ApiError, KeyError):
+        return ""
+    schema: Object = next((schemas[key] for key in schemas if key.endswith(f".{kind.title}")), {})
+    part: Object = schema.get("properties", {}).get("spec", {})
+    for field in kind.newest_field:
+        part = part.get("properties", {}).get(field, {})
+    missing = ".".join(("spec", *kind.newest_field))
+    return "" if part or not schema else f"is older: its jobs have no {missing}"
+
+
+def _stopped(api: Api, kind: Kind) -> str:
+    """Return the message for an operator without running pods; '' if none."""
+    deployments = items(api, "/apis/apps/v1/deployments", kind.operator_selector) or []
+    if not deployments or any(item["status"].get("availableReplicas") for item in deployments):
+        return ""
+    metadata = deployments[0]["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']} is not running"
+
+
+def gangs(cluster: Cluster) -> list[Finding]:
+    """Check that the requested scheduler starts the pods of a job together."""
+    run = cluster.run
+    if run.scheduler not in GANGS:
+        return []
+    spec = LaunchSpec.create(image="any", nodes=run.nodes, scheduler=run.scheduler)
+    what = f"gangs of {GANGS[run.scheduler].title}"
+    if problem := gang_scheduling(cluster.api, spec):
+        message, _, remedy = problem.rpartition("; ")
+        return [Finding("bad", what, message, remedy)]
+    return [Finding("ok", what, "the pods of a job start together")]
+
+
+def queues(cluster: Cluster) -> list[Finding]:
+    """Report the queues of Kueue and Volcano, where they are installed."""
+    api, findings = cluster.api, []
+    for title in ("Kueue", "Volcano"):
+        try:
+            path = kueue.path(api, "localqueues") if title == "Kueue" else VOLCANO
+            objects = api.call("GET", path)["items"] if path else None
+        except ApiError as error:
+            if error.status != 404:
+                what = f"queues of {title}"
+                findings.append(Finding("warn", what, "may not be listed", ASK_ADMIN))
+            continue
+        if objects is not None:
+            findings.append(_queues_of(title, objects, api.namespace))
+    return findings
+
+
+def _queues_of(title: str, objects: list[Object], namespace: str) -> Finding:
+    problems = {item["metadata"]["name"]: kueue.inactive(item) for item in objects}
+    message = ", ".join(name + (f" ({why})" if why else "") for name, why in problems.items())
+    what = f"queues of {title}"
+    if not objects:
+        remedy = f"create a LocalQueue in {namespace}" if title == "Kueue" else "create a Queue"
+        return Finding("warn", what, "none exist", remedy)
+    if any(problems.values()):
+        remedy = "kubectl describe localqueues and its ClusterQueue"
+        return Finding("warn", what, message, remedy)
+    return Finding("ok", what, message)
+
+
+def kserve(cluster: Cluster) -> list[Finding]:
+    """Check that KServe is installed, and that an existing service is ours."""
+    name = cluster.run.service
+    if not name:
+        return []
+    try:
+        exists = Service(cluster.api, name).find()
+    except InputError as error:
+        message, _, remedy = str(error).partition("; ")
+        return [Finding("bad", "KServe", message, remedy)]
+    state = "exists" if exists else "will be created"
+    return [Finding("ok", "KServe", f"{API_VERSION}, {name} {state}")]
+
+
+def check_service(release: Mapping[str, Any], destination: str) -> str:
+    """Return the name of the service for the roll-out, '' for none, after checking it.
+
+    Args:
+        release: Settings of the release by name.
+        destination: URI that bundles are uploaded to.
+
+    Raises:
+        InputError: KServe is missing or could not read the bundle, a right is missing, or the
+            service is not ours.
+    """
+    name = part_of(release, Deployment).service
+    if not name:
+        return ""
+    if not destination:
+        raise InputError(
+            f"release names the service {name}, and no destination: KServe serves models from a "
+            "bucket, so give destination too"
+        )
+    storage_uri(f"{destination}/model")
+    api = Api.connect()
+    served(api)
+    group = API_VERSION.partition("/")[0]
+    missing = [verb for verb in SERVICE_VERBS if not allowed(api, verb, group, PLURAL)]
+    if missing:
+        raise InputError(
+            f"no right to {', '.join(missing)} {PLURAL} in namespace {api.namespace}; apply "
+            "deploy/rbac there"
+        )
+    Service(api, name).find()
+    return name

@@ -1,1 +1,0 @@
-"""Checks of a run before a byte is moved."""

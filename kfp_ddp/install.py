@@ -1,0 +1,326 @@
+"""Install what runs need into a namespace: PVCs, rights, a disruption budget, owner of volumes.
+
+All objects are first sent as a dry run, so that a refusal changes nothing.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kfp_ddp.checks.claims import CLASSES, is_default
+from kfp_ddp.checks.finding import Requirements, items
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.settings import hint
+from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.objects import condition
+from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.k8s.quantity import QUANTITY
+
+DEPLOY = Path(__file__).parent / "deploy"
+CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding")
+PART_OF = {"app.kubernetes.io/part-of": "kfp-ddp"}
+OWNERS = {"root": "chown.yaml", "group": "fsgroup.yaml"}
+"""The job that makes new volumes writable: as root, or by the group of its pod."""
+
+State = Literal["made", "changed", "unchanged", "left", "refused"]
+DRY_RUN = {"dryRun": "All"}
+PARTS = ("rules", "roleRef", "subjects", "spec")
+"""Parts of an object that are compared and changed."""
+IMMUTABLE = ("PersistentVolumeClaim", "Job")
+"""Kinds of which an existing object is not changed."""
+# Drivers whose volumes only one node can mount, in any access mode.
+SINGLE_NODE_DRIVERS = (
+    *("pd.csi.storage.gke.io", "ebs.csi.aws.com", "disk.csi.azure.com", "kubernetes.io/gce-pd"),
+    *("rancher.io/local-path", "kubernetes.io/aws-ebs", "kubernetes.io/azure-disk"),
+)
+QUOTA_RESOURCES = tuple(
+    f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
+)
+Owner = Literal["root", "group"]
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What to install into a namespace."""
+
+    namespace: str
+    storage_class: str = ""
+    """Empty for the cluster's default."""
+    access_mode: str = "ReadWriteMany"
+    size: str = "1Ti"
+    data_claim: str = Requirements.data_claim
+    """Empty for none, also for `work_claim`."""
+    work_claim: str = Requirements.work_claim
+    see_nodes: bool = True
+    copies: bool = False
+    """Whether datasets are copied to PVCs: publish=clone, snapshot, populator."""
+    image: str = ""
+    """Image of the job for volumes; empty for the one in its file."""
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Name of each PVC by its name in the files."""
+        names = {Requirements.data_claim: self.data_claim, Requirements.work_claim: self.work_claim}
+        return {file: name for file, name in names.items() if name}
+
+
+def manifests(wanted: Installation) -> list[Object]:
+    """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
+    folders = ["rbac", "eviction"]
+    folders += ["rbac/nodes"] if wanted.see_nodes else []
+    folders += ["storage"] if wanted.copies else []
+    files = [DEPLOY / folder / name for folder in folders for name in _resources(DEPLOY / folder)]
+    objects = [into(one, wanted.namespace) for file in files for one in read(file)]
+    objects.sort(key=lambda one: one["kind"].endswith("Binding"))
+    return [*claims(wanted), *objects]
+
+
+def claims(wanted: Installation) -> list[Object]:
+    """Return the PVCs with the requested class, size and mode."""
+    objects = []
+    for claim in read(DEPLOY / "storage" / "claims.yaml"):
+        file, spec = claim["metadata"]["name"], claim["spec"]
+        if file not in wanted.claims:
+            continue
+        claim["metadata"]["name"] = wanted.claims[file]
+        spec["accessModes"] = [wanted.access_mode]
+        spec["resources"]["requests"]["storage"] = wanted.size
+        del spec["storageClassName"]
+        if wanted.storage_class:
+            spec["storageClassName"] = wanted.storage_class
+        objects.append(into(claim, wanted.namespace))
+    return objects
+
+
+def limits(wanted: Installation) -> Object:
+    """Return a LimitRange: a namespace with a quota refuses containers without limits."""
+    (limit_range,) = read(DEPLOY / "quota" / "limitrange.yaml")
+    return into(limit_range, wanted.namespace)
+
+
+def owner(wanted: Installation, how: Owner) -> Object:
+    """Return the job that makes the volumes of the PVCs writable for the images' user."""
+    (job,) = read(DEPLOY / "storage" / OWNERS[how])
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = []
+    for volume in pod["volumes"]:
+        claim = volume["persistentVolumeClaim"]
+        if claim["claimName"] in wanted.claims:
+            claim["claimName"] = wanted.claims[claim["claimName"]]
+            volumes.append(volume)
+    pod["volumes"] = volumes
+    names = [volume["name"] for volume in volumes]
+    container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] in names]
+    container["image"] = wanted.image or container["image"]
+    return into(job, wanted.namespace)
+
+
+def into(document: Object, namespace: str) -> Object:
+    """Return a document of deploy/ for a namespace; cluster-wide bindings get its name."""
+    metadata = document["metadata"]
+    metadata["labels"] = {**metadata.get("labels", {}), **PART_OF}
+    for subject in document.get("subjects", ()):
+        subject["namespace"] = namespace
+    if document["kind"] not in CLUSTER_KINDS:
+        metadata["namespace"] = namespace
+    elif document["kind"].endswith("Binding"):
+        metadata["name"] = f"{metadata['name'].partition('.')[0]}.{namespace}"
+    return document
+
+
+def read(file: Path) -> Iterator[Object]:
+    """Yield the documents of a YAML file."""
+    import yaml
+
+    yield from yaml.safe_load_all(file.read_text())
+
+
+def _resources(folder: Path) -> list[str]:
+    (kustomization,) = read(folder / "kustomization.yaml")
+    return list(kustomization["resources"])
+
+
+@dataclass(frozen=True)
+class Done:
+    """Result for one object."""
+
+    kind: str
+    name: str
+    state: State
+    message: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the object that `install --json` prints."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "state": self.state,
+            "said": self.message,
+        }
+
+
+def check(api: Api, wanted: Installation) -> None:
+    """Check the namespace, the storage class and the size.
+
+    Raises:
+        InputError: One is missing or invalid, or the class does not support the access mode.
+    """
+    if not wanted.size or not re.match(QUANTITY, wanted.size):
+        raise InputError(f"--size {wanted.size} cannot be used: it should be such as 500Gi or 1Ti")
+    try:
+        api.call("GET", f"/api/v1/namespaces/{wanted.namespace}")
+    except ApiError as error:
+        if error.status == 404:
+            names = [item["metadata"]["name"] for item in items(api, "/api/v1/namespaces") or ()]
+            near = hint(wanted.namespace, names) or "; create it, or give another by -n"
+            raise InputError(f"namespace {wanted.namespace} does not exist{near}") from None
+        if error.status != 403:
+            raise
+    classes = items(api, CLASSES) if wanted.claims else None
+    if classes is not None:
+        _check_class(wanted, classes)
+
+
+def _check_class(wanted: Installation, classes: Sequence[Object]) -> None:
+    known = {item["metadata"]["name"]: item for item in classes}
+    default = [name for name, item in known.items() if is_default(item)]
+    name = wanted.storage_class or next(iter(default), "")
+    listed = ", ".join(known) or "none: install a CSI driver"
+    if not name:
+        raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
+    if name not in known:
+        near = hint(name, [*known]) or f"; it is one of {listed}"
+        raise InputError(f"storage class {name} does not exist{near}")
+    driver = known[name].get("provisioner")
+    if wanted.access_mode == "ReadWriteMany" and driver in SINGLE_NODE_DRIVERS:
+        raise InputError(
+            f"storage class {name} ({driver}) creates volumes for one node only; give a class of "
+            "NFS, Filestore, EFS or CephFS, or --access-mode ReadWriteOnce for runs on one node"
+        )
+
+
+def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list[Done]:
+    """Create or change objects, if the server accepts all of them in a dry run.
+
+    Cluster-wide objects are optional: if one is refused, it is reported and skipped.
+
+    Raises:
+        InputError: Another one is refused; nothing was created.
+    """
+    new: set[tuple[str, str]] = set()
+    done, accepted = [], []
+    for target in objects:
+        result = _put(api, target, new, dry_run=True)
+        if result.state == "refused" and target["kind"] not in CLUSTER_KINDS:
+            raise InputError(
+                f"{result.kind} {result.name} is refused: {result.message}; nothing was created"
+            )
+        done.append(result)
+        if result.state == "made":
+            new.add((result.kind, result.name))
+        if result.state in ("made", "changed"):
+            accepted.append(target)
+    if not dry_run:
+        for target in accepted:
+            if (result := _put(api, target, set(), dry_run=False)).state == "refused":
+                done = [result if _key(one) == _key(result) else one for one in done]
+    return done
+
+
+def _key(done: Done) -> tuple[str, str]:
+    return done.kind, done.name
+
+
+def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
+    """Create or change one object; the binding of a new role cannot be sent as a dry run."""
+    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    query = DRY_RUN if dry_run else None
+    try:
+        existing = _get(api, wanted)
+        if existing is None:
+            role = wanted.get("roleRef", {})
+            if not dry_run or (role.get("kind"), role.get("name")) not in new:
+                api.call("POST", path(wanted), wanted, query)
+            return Done(kind, name, "made")
+        if kind in IMMUTABLE:
+            return Done(kind, name, "left", _describe(existing))
+        change = {part: wanted[part] for part in PARTS if part in wanted}
+        after = api.call("PATCH", path(wanted, name), change, DRY_RUN)
+        if all(after.get(part) == existing.get(part) for part in PARTS):
+            return Done(kind, name, "unchanged")
+        if not dry_run:
+            api.call("PATCH", path(wanted, name), change)
+        return Done(kind, name, "changed")
+    except ApiError as error:
+        if error.status not in (400, 403, 404, 409, 422):
+            raise
+        hint = "; run it with an account that may" if error.status == 403 else ""
+        return Done(kind, name, "refused", one_line(error.message) + hint)
+
+
+def _get(api: Api, wanted: Object) -> Object | None:
+    try:
+        return api.call("GET", path(wanted, wanted["metadata"]["name"]))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+def _describe(existing: Object) -> str:
+    """Return size, class and modes of a PVC as text."""
+    if existing["kind"] != "PersistentVolumeClaim":
+        return ""
+    spec = existing["spec"]
+    modes = ", ".join(spec.get("accessModes") or ())
+    size = spec["resources"]["requests"]["storage"]
+    return f"{size} of {spec.get('storageClassName') or 'no class'}, {modes}"
+
+
+def path(document: Object, name: str = "") -> str:
+    """Return the API path of an object, or of all objects of its kind."""
+    version, plural = document["apiVersion"], document["kind"].lower() + "s"
+    namespace = document["metadata"].get("namespace")
+    if not namespace:
+        return f"/apis/{version}/{plural}" + (f"/{name}" if name else "")
+    if "/" not in version:
+        return core(namespace, plural, name)
+    return custom(version, namespace, plural, name)
+
+
+def lacks_limits(api: Api, namespace: str) -> bool:
+    """Return whether a quota of CPU or memory refuses containers without limits."""
+    quotas = items(api, core(namespace, "resourcequotas")) or ()
+    limited = any(
+        name in quota["spec"].get("hard", {}) for quota in quotas for name in QUOTA_RESOURCES
+    )
+    return limited and not items(api, core(namespace, "limitranges"))
+
+
+def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
+    """Wait for a job; yield the reason why it waits whenever that changes.
+
+    Raises:
+        JobError: The job fails or takes longer.
+    """
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    end, last = time.monotonic() + seconds, ""
+    describe = f"kubectl describe -n {namespace} job/{name} shows why"
+    while time.monotonic() < end:
+        now = api.call("GET", path(job, name), retry=True)
+        if condition(now, "Complete"):
+            return
+        if condition(now, "Failed"):
+            raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
+        pods = api.call("GET", core(namespace, "pods"), None, {"labelSelector": f"job-name={name}"})
+        waiting = "; ".join(r.text for pod in pods["items"] if (r := waiting_reason(pod)))
+        if waiting and waiting != last:
+            last = waiting
+            yield waiting
+        time.sleep(1)
+    raise JobError(f"{name} is not finished after {seconds:g} s{last and f' ({last})'}; {describe}")

@@ -1,1 +1,0 @@
-"""What `kfp-ddp install` puts into a namespace, and how."""
