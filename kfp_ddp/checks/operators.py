@@ -32,8 +32,8 @@ def operators(cluster: Cluster) -> list[Finding]:
         remedy = f"install {kind.operator}"
         if problem.endswith("not running"):
             remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
-        state = "bad" if name == cluster.run.backend else "warn"
-        findings.append(Finding(state, kind.title, problem, remedy))
+        required = name == cluster.run.backend
+        findings.append(Finding("bad" if required else "warn", kind.title, problem, remedy))
     return findings
 
 

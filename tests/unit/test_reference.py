@@ -74,7 +74,7 @@ def test_options_have_choices_and_defaults() -> None:
     row_by_name = {row.split("`")[1]: row for row in rows if row.startswith("| `--")}
     assert row_by_name["--claims"].startswith("| `--claims` | `both` | both for")
     assert row_by_name["--claims"].endswith(" One of `both`, `data`, `none`. |")
-    assert row_by_name["--dry-run"].startswith("| `--dry-run` |  | Send dry-run")
+    assert row_by_name["--dry-run"].startswith("| `--dry-run` |  | Server-side")
 
 
 def test_configuration_has_environment_variables() -> None:
