@@ -137,7 +137,7 @@ def test_logs_are_those_of_a_step_or_of_all_by_name(grounds: Grounds, server: Kf
     assert called(grounds, server, "logs", RUN, "data-sync").stdout == "600 files\n"
     every = called(grounds, server, "logs", RUN)
     assert "[data-sync] 600 files\n[train] step 1\n[train] error:" in every.stdout
-    assert "the pod of preflight is gone" in every.stderr
+    assert "the pod of preflight was deleted" in every.stderr
 
 
 def test_a_bundle_comes_from_the_claim(grounds: Grounds, server: KfpServer, tmp_path: Any) -> None:

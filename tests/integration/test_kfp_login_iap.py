@@ -18,12 +18,12 @@ TOKEN = "an-id-token-of-google"
 
 
 class Google(BaseHTTPRequestHandler):
-    """Google's address for tokens."""
+    """The token endpoint of Google."""
 
     grants: ClassVar[list[bytes]] = []
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        pass
 
     def do_POST(self) -> None:
         self.grants.append(self.rfile.read(int(self.headers["Content-Length"])))
@@ -36,7 +36,7 @@ class Google(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """Grants that Google was asked for, by the key of a service account."""
+    """The grants that were requested with the key of a service account."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -72,14 +72,11 @@ def test_a_service_account_gets_a_token_for_the_proxy(
     assert google
 
 
-def test_without_an_account_of_google(
+def test_without_a_google_account_there_is_one_error_line(
     kfp_server: KfpServer, google: list[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "key.json").unlink()
     connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
-    with (
-        pytest.raises(KfpDdpError, match="no token for Identity-Aware Proxy") as caught,
-        open_client(connection),
-    ):
-        pass
+    with pytest.raises(KfpDdpError, match="no token for Identity-Aware Proxy") as caught:
+        open_client(connection).__enter__()
     assert "\n" not in str(caught.value)
