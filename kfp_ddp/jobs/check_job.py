@@ -1,4 +1,4 @@
-"""What can be known before a job is created: rights, claims, queues, GPUs."""
+"""Checks before a job is created: rights, PVCs, queues, GPUs."""
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
@@ -13,11 +13,11 @@ __all__ = ["check", "gang_scheduling"]
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:
-    """Warnings about a job that may not run.
+    """Return warnings about a job that may not run.
 
     Raises:
-        InputError: for a job that cannot run: no right to create it, a claim, runtime or queue
-            that does not exist, a gang that nobody would start together.
+        InputError: the job cannot run: no right to create it, a missing PVC, runtime or queue, or
+            no gang scheduling.
     """
     kind = spec.job_kind
     if not allowed(api, "create", kind.group, kind.plural):
@@ -34,7 +34,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             )
     if problem := gang_scheduling(api, spec):
         raise InputError(problem)
-    warnings = [said] if (said := unsure(api, spec)) else []
+    warnings = [warning] if (warning := unsure(api, spec)) else []
     if spec.scheduler == "kueue" and spec.queue:
         warnings += kueue.check_queue(api, spec.queue)
     kind.find_runtime(api, spec)
@@ -42,7 +42,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
 
 
 def _missing(api: Api, path: str) -> bool:
-    """Whether the server says that it is not there; what we may not see counts as there."""
+    """Return whether an object is missing; without the right to read it, it counts as existing."""
     try:
         api.call("GET", path, retry=True)
     except ApiError as error:
@@ -52,19 +52,19 @@ def _missing(api: Api, path: str) -> bool:
 
 def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
-    wanted = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
-    if not any(wanted.values()):
+    requested = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    if not any(requested.values()):
         return []
     try:
-        there = gpus(schedulable(api))
+        available = gpus(schedulable(api))
     except ApiError:
         return []
-    found = []
-    for name, count in wanted.items():
-        most = there.get(name, [0])[0]
+    warnings = []
+    for name, count in requested.items():
+        most = available.get(name, [0])[0]
         if most < count:
-            found.append(
-                f"{count} {name} a node are asked for and no node has more than {most}; "
-                "the job waits unless nodes are added by themselves"
+            warnings.append(
+                f"{count} {name} a node are requested and no node has more than {most}; "
+                "the job waits unless the cluster adds nodes"
             )
-    return found
+    return warnings

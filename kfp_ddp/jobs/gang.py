@@ -1,7 +1,7 @@
-"""Whether the pods of a job are started together by Volcano or by scheduler-plugins' coscheduling.
+"""Whether Volcano or scheduler-plugins' coscheduling starts the pods of a job together.
 
-The Training Operator makes a PodGroup of a job only where it was started with a flag that names the
-scheduler; without it, it takes a job's scheduling policy and says nothing.
+The Training Operator creates a PodGroup for a job only if a flag of its own names the scheduler.
+Without the flag it silently ignores the job's scheduling policy.
 """
 
 import re
@@ -22,12 +22,12 @@ SECONDS = 30.0
 
 
 class Gang(NamedTuple):
-    """What a scheduler of gangs is called where, and how a pod of a gang is known."""
+    """A gang scheduler."""
 
     group_version: str
     title: str
     mark: str
-    """Label or annotation by which the operator tells a pod its PodGroup."""
+    """Label or annotation of a pod with the name of its PodGroup."""
 
 
 GANGS = {
@@ -39,11 +39,11 @@ GANGS = {
 
 
 def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
-    """Why the pods of a job will not be started together, in one line.
+    """Return in one line why the pods of a job will not be started together.
 
     Returns:
-        '' where they will, where nobody asked for it, or where the operator may not be looked at:
-        `check_gang` sees what became of it.
+        '' if they will, if it is not requested, or without the right to read the operator:
+        `check_gang` checks the result.
     """
     gang = GANGS.get(spec.scheduler)
     if gang is None:
@@ -57,36 +57,36 @@ def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
     name = _operators_gang(api)
     if name is None or (name and (name.lower() == "volcano") == (spec.scheduler == "volcano")):
         return ""
-    found = f"with {FLAG}={name}" if name else f"without {FLAG}"
+    flag = f"with {FLAG}={name}" if name else f"without {FLAG}"
     return (
-        f"scheduler={spec.scheduler}: the Training Operator runs {found}, so pods would start one "
-        f"by one; start it with {_wanted(spec)}, or leave scheduler empty"
+        f"scheduler={spec.scheduler}: the Training Operator runs {flag}, so pods would start one "
+        f"by one; start it with {_needed_flag(spec)}, or leave scheduler empty"
     )
 
 
 def unsure(api: Api, spec: LaunchSpec) -> str:
-    """That nobody can tell before whether a gang will be one; '' where it can be told."""
+    """Return a warning if the operator's flags cannot be read; '' if they can."""
     if spec.scheduler not in GANGS or _operators_gang(api) is not None:
         return ""
     return (
         f"scheduler={spec.scheduler}: whether the Training Operator was started with "
-        f"{_wanted(spec)} cannot be seen from here; a job of which it makes no PodGroup is deleted"
+        f"{_needed_flag(spec)} is unknown here; a job for which it creates no PodGroup is deleted"
     )
 
 
 def check_gang(
     api: Api, spec: LaunchSpec, job: Object, stopped: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until the operator has made a PodGroup of a job, or made its pods without one.
+    """Wait until the operator has created a PodGroup for a job, or its pods without one.
 
     Args:
         api: The cluster.
-        spec: What the job was made from.
+        spec: The job's settings.
         job: The job.
-        stopped: Whether to wait no longer.
+        stopped: Returns whether to stop waiting.
 
     Raises:
-        InputError: there is none; the job is deleted.
+        InputError: there is no PodGroup; the job is deleted.
     """
     gang = GANGS.get(spec.scheduler)
     kind = spec.job_kind
@@ -99,18 +99,18 @@ def check_gang(
     while grouped is None and time.monotonic() < deadline and not stopped():
         time.sleep(0.5)
         grouped = _grouped(api, gang, name, kind.pod_selector(name))
-    if grouped or (grouped is None and (stopped() or _says_nothing(api, gang, kind, path))):
+    if grouped or (grouped is None and (stopped() or _inconclusive(api, gang, kind, path))):
         return
     api.delete(path)
     raise InputError(
-        f"scheduler={spec.scheduler}: the Training Operator made no PodGroup of {kind.title} "
-        f"{name}, which is deleted again; start the operator with {_wanted(spec)}, or leave "
+        f"scheduler={spec.scheduler}: the Training Operator created no PodGroup for {kind.title} "
+        f"{name}, which was deleted; start the operator with {_needed_flag(spec)}, or leave "
         "scheduler empty"
     )
 
 
 def _served(api: Api, gang: Gang) -> bool:
-    """Whether the server has PodGroups of the scheduler; true where it does not say."""
+    """Return whether the server has PodGroups of the scheduler; true if it does not answer."""
     try:
         api.call("GET", f"/apis/{gang.group_version}", retry=True)
     except ApiError as error:
@@ -119,7 +119,7 @@ def _served(api: Api, gang: Gang) -> bool:
 
 
 def _operators_gang(api: Api) -> str | None:
-    """The scheduler that the operator was told to use, '' for none; None where it is not seen."""
+    """Return the scheduler in the operator's flags, '' for none; None if they cannot be read."""
     try:
         pods = api.call("GET", "/api/v1/pods", query={"labelSelector": OPERATOR})["items"]
     except ApiError:
@@ -130,28 +130,28 @@ def _operators_gang(api: Api) -> str | None:
     words = [
         word for part in containers for key in ("command", "args") for word in part.get(key) or ()
     ]
-    told = re.search(rf"{FLAG[1:]}[= ](\S+)", " ".join(words))
-    return told[1] if told else ""
+    match = re.search(rf"{FLAG[1:]}[= ](\S+)", " ".join(words))
+    return match[1] if match else ""
 
 
 def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
-    """Whether a job has a PodGroup; None while neither it nor a pod is there to tell."""
+    """Return whether a job has a PodGroup; None while it is unknown, without pods."""
     try:
         api.call("GET", custom(gang.group_version, api.namespace, "podgroups", name))
         return True
     except ApiError:
-        pass  # it is not there yet, or not ours to see: then its pods tell
+        pass  # missing so far, or no right to read it: then the pods show it
     try:
-        some = {"labelSelector": selector, "limit": "16"}
-        pods = api.call("GET", core(api.namespace, "pods"), query=some)
+        query = {"labelSelector": selector, "limit": "16"}
+        pods = api.call("GET", core(api.namespace, "pods"), query=query)
     except ApiError:
         return None
     marks = [pod["metadata"].get(part) or {} for pod in pods["items"] for part in MARKED]
-    return any(gang.mark in each for each in marks) if marks else None
+    return any(gang.mark in item for item in marks) if marks else None
 
 
-def _says_nothing(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
-    """Whether nothing follows from what is not there: the job is over, or nobody looked at it."""
+def _inconclusive(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
+    """Return whether a missing PodGroup means nothing: the job is over, or not handled yet."""
     try:
         job = api.call("GET", path, retry=True)
     except ApiError:
@@ -161,6 +161,6 @@ def _says_nothing(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
     return not allowed(api, "get", gang.group_version.partition("/")[0], "podgroups")
 
 
-def _wanted(spec: LaunchSpec) -> str:
+def _needed_flag(spec: LaunchSpec) -> str:
     names = {"volcano": "volcano", "coscheduling": "<the scheduler's name>"}
     return f"{FLAG}={names[spec.scheduler]}"

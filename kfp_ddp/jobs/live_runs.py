@@ -1,4 +1,4 @@
-"""Which pipeline runs still live, by what the cluster has of them."""
+"""Which pipeline runs are live, by their objects in the cluster."""
 
 import os
 from collections.abc import Callable
@@ -15,15 +15,15 @@ _OVER = ("Succeeded", "Failed", "Error")
 
 
 def live_runs(api: Api | None = None) -> Callable[[str], bool]:
-    """Tells whether a run still has a Workflow or a job that is not over; asks once, here.
+    """Return a function on run ids: whether a run has a Workflow or a job that is not over.
 
-    Outside of a cluster no run lives.
+    The cluster is read once, by this call. Outside of a cluster no run is live.
 
     Args:
-        api: Asks the cluster; that of this pod without a value.
+        api: The cluster; None for that of this pod.
 
     Raises:
-        StorageError: it cannot be seen, so nothing may be taken for unused.
+        StorageError: the runs cannot be listed, so nothing may be considered unused.
     """
     if api is None:
         if not os.environ.get("KUBERNETES_SERVICE_HOST"):
@@ -33,7 +33,7 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
         except InputError as error:
             raise StorageError(f"which runs live cannot be seen: {error}") from error
     workflows = _items(api, custom(WORKFLOWS, api.namespace, "workflows"))
-    live = {label(each, KFP_RUN) for each in workflows if phase(each) not in _OVER}
+    live = {label(item, KFP_RUN) for item in workflows if phase(item) not in _OVER}
     for kind in KINDS.values():
         jobs = _items(api, kind.path(api.namespace))
         live |= {label(job, RUN) for job in jobs if not kind.state(job).over}
@@ -41,16 +41,16 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
 
 
 def _items(api: Api, path: str) -> list[Object]:
-    """What a collection holds; nothing where its API is not installed, or not for this account.
+    """Return the objects of a collection; none without its API or the right to read it.
 
-    Who may not look at a kind of job makes none either; Workflows have to be seen.
+    An account that may not read a kind of job creates none either. Workflows must be readable.
     """
     try:
-        found: list[Object] = api.call("GET", path, retry=True)["items"]
+        objects: list[Object] = api.call("GET", path, retry=True)["items"]
     except ApiError as error:
         if error.status == 404 or (error.status == 403 and WORKFLOWS not in path):
             return []
         raise StorageError(
             f"which runs live cannot be seen ({error.message}); apply deploy/rbac"
         ) from error
-    return found
+    return objects

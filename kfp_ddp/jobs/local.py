@@ -30,9 +30,9 @@ EVALUATION = "kfp_ddp.evaluation.node"
 
 
 def start_time(pid: int) -> str | None:
-    """When the process started, as its system writes it; None where there is no such process.
+    """Return when a process started, as text of the system; None if it does not exist.
 
-    A pid alone is used again; a pid and its start time are not. A zombie counts as gone.
+    A pid may be reused; a pid and its start time are unique. A zombie counts as ended.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -49,22 +49,22 @@ def start_time(pid: int) -> str | None:
 
 
 def record(run_dir: Path, pid: int) -> None:
-    """Note that the process group led by `pid` works for the run in `run_dir`."""
+    """Record that the process group of `pid` works for the run in `run_dir`."""
     entry = {"host": socket.gethostname(), "pid": pid, "started": start_time(pid)}
     with atomic_write(RunFolder(run_dir).process) as file:
         file.write(json.dumps(entry).encode())
 
 
 def forget(run_dir: Path) -> None:
-    """Drop the record: the run has no processes any more."""
+    """Remove the record of a run's processes."""
     RunFolder(run_dir).process.unlink(missing_ok=True)
 
 
 def recorded(run_dir: Path) -> int | None:
-    """The pid of the run's process group on this machine, None if it has none that still runs.
+    """Return the pid of the run's process group on this machine; None if none runs.
 
-    Whoever can write to the claim can write the record, so the process itself must be one of this
-    user's that works in this folder.
+    Other users may be able to write the record, so the process must belong to this user and work
+    in this folder.
     """
     try:
         entry = json.loads(RunFolder(run_dir).process.read_text())
@@ -73,12 +73,12 @@ def recorded(run_dir: Path) -> int | None:
         return None
     if host != socket.gethostname() or type(pid) is not int or pid < 2:
         return None
-    here = start_time(pid)
-    return pid if here is not None and here == started and _works_in(pid, run_dir) else None
+    actual = start_time(pid)
+    return pid if actual is not None and actual == started and _works_in(pid, run_dir) else None
 
 
 def _works_in(pid: int, run_dir: Path) -> bool:
-    """Whether a process is a launcher of ranks in this folder, this user's, and leads its group."""
+    """Return whether a process is this user's launcher of ranks in a folder, and a group leader."""
     try:
         uid, words = _owner_and_words(pid)
         leads = os.getpgid(pid) == pid
@@ -90,7 +90,7 @@ def _works_in(pid: int, run_dir: Path) -> bool:
 
 
 def _owner_and_words(pid: int) -> tuple[int, list[str]]:
-    """The user and the command line of a process; raises OSError or ValueError without one."""
+    """Return the user and the command line of a process; raise OSError or ValueError for none."""
     about = Path(f"/proc/{pid}")
     if about.parent.joinpath("self").exists():
         words = about.joinpath("cmdline").read_bytes().split(b"\0")
@@ -103,7 +103,7 @@ def _owner_and_words(pid: int) -> tuple[int, list[str]]:
 
 
 def end(pid: int, grace: float) -> None:
-    """End a process group: SIGTERM, up to `grace` seconds to save and leave, then SIGKILL."""
+    """End a process group: SIGTERM, up to `grace` seconds to save and exit, then SIGKILL."""
     send(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
     while start_time(pid) is not None and time.monotonic() < deadline:
@@ -112,13 +112,13 @@ def end(pid: int, grace: float) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal to a process group; one that is gone is left in peace."""
+    """Send a signal to a process group, if it exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 PROGRESS_SECONDS = 5.0
-# The launcher gives its ranks 90 s to save and leave after a SIGTERM.
+# The launcher gives its ranks 90 s to save and exit after a SIGTERM.
 GRACE_SECONDS = 100.0
 
 
@@ -131,15 +131,15 @@ class Ended:
     last_line: str = ""
 
     def cause(self, run_dir: Path) -> str:
-        """What the launcher found to have failed first; its last line where it could not say."""
-        told = failure.read(RunFolder(run_dir).logs)
-        if told is None:
+        """Return the first failure by the launcher's record, else its last line of output."""
+        record = failure.read(RunFolder(run_dir).logs)
+        if record is None:
             return f"exit code {self.code}: {self.last_line or 'no output'}"
-        return told.words
+        return record.words
 
 
 def local_gpus() -> int:
-    """How many ranks this machine has room for: one for each GPU, or one.
+    """Return the number of ranks for this machine: one for each GPU, or one.
 
     Raises:
         InputError: this image has no torch.
@@ -155,22 +155,22 @@ def local_gpus() -> int:
 
 
 def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) -> Ended:
-    """Work with `ranks` processes, output and progress on our stdout; return when it is over.
+    """Run `ranks` processes, with their output and progress on stdout.
 
-    SIGTERM and SIGINT are passed on to the launcher, a second one kills. When this function is
-    left, by whatever way, no process of the launcher's group runs any more; it also ends by
-    itself when it sees that we are gone. What an earlier attempt left there is ended first.
+    SIGTERM and SIGINT are forwarded to the launcher; a second one kills it. No process of the
+    launcher's group remains when this function ends, and the launcher ends when this process does.
+    Processes of an earlier attempt are ended first.
 
     Args:
-        flags: What the ranks are told, among them --output-dir with `run_dir`.
-        ranks: How many.
+        flags: Arguments of the ranks, among them --output-dir with `run_dir`.
+        ranks: Number of ranks.
         run_dir: Folder that they write to.
         program: Module that launches them.
     """
-    left = recorded(run_dir)
-    if left is not None:
-        print(f"ending process group {left}, left by an earlier attempt of this run", flush=True)
-        end(left, GRACE_SECONDS)
+    earlier = recorded(run_dir)
+    if earlier is not None:
+        print(f"ending process group {earlier} of an earlier attempt of this run", flush=True)
+        end(earlier, GRACE_SECONDS)
     launcher = [sys.executable, "-m", program, f"--nproc-per-node={ranks}", "--"]
     say = partial(print, flush=True)
     progress = ProgressTeller(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
@@ -202,7 +202,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
 
 
 def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
-    """Copy the output line by line; when nobody reads it any more, stop the ranks and drain it."""
+    """Copy the output line by line; if stdout is closed, stop the ranks and drain the output."""
     assert process.stdout is not None
     read = True
     for line in process.stdout:
@@ -216,7 +216,7 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
 
 
 def _follow(process: "subprocess.Popen[str]", progress: ProgressTeller) -> None:
-    """Wait for the process, with a progress line at most every few seconds and one at the end."""
+    """Wait for the process, with a progress line every few seconds and one at the end."""
     while process.poll() is None:
         progress.tell(time.monotonic())
         time.sleep(0.1)
@@ -225,17 +225,17 @@ def _follow(process: "subprocess.Popen[str]", progress: ProgressTeller) -> None:
 
 @contextmanager
 def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], None]]:
-    """Pass SIGTERM and SIGINT on to a launcher; the second one ends its whole group at once.
+    """Forward SIGTERM and SIGINT to a launcher; the second one kills its process group.
 
     Yields:
-        A function that names the process; a signal that came before it is passed on then.
+        A function that sets the process; an earlier signal is forwarded then.
     """
     target: list[subprocess.Popen[str]] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         first, ended.stopped_by = ended.stopped_by is None, number
         if target and first:
-            # The launcher tells its ranks; SIGTERM is what they save a checkpoint for.
+            # The launcher forwards SIGTERM to its ranks, which save a checkpoint.
             target[0].terminate()
         elif target:
             send(target[0].pid, signal.SIGKILL)

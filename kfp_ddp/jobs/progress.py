@@ -44,7 +44,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 class TrainingProgress:
-    """The state of a run as its events tell it, in one line: step, loss, images/s, ETA."""
+    """The progress of a training by its events, in one line: step, loss, images/s, ETA."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -94,7 +94,7 @@ class TrainingProgress:
 
 
 def _waits(step: Event) -> str:
-    """What the ranks wait for in their steps; '' where they do not wait much."""
+    """Return what the ranks wait for in their steps; '' if they wait little."""
     slowest = [step.get(f"slowest_{name}") for name in ("rank", "ratio", "phase")]
     match step.get("straggles"), *slowest:
         case True, int(rank), int() | float() as ratio, str(phase) if phase.isalpha():
@@ -119,7 +119,7 @@ class ProgressTeller:
         """When the training wrote metrics last, on the monotonic clock."""
 
     def tell(self, clock: float, at_once: bool = False) -> None:
-        """Tell what is new, unless something was told less than `seconds` ago and it may wait."""
+        """Report new progress, but not within `seconds` of the last report unless at once."""
         if self.progress.update(self.tail.read()):
             self.untold, self.heard_at = True, clock
         if self.untold and (at_once or clock - self.told_at >= self.seconds):

@@ -13,14 +13,14 @@ from kfp_ddp.core.packed import PREFIX
 __all__ = ["PREFIX", "packed", "unexpanded", "unpacked"]
 
 WORD = "data:text/plain;base64,"
-# What KFP, Kubernetes and YAML leave as it is.
+# Characters that KFP, Kubernetes and YAML do not change.
 PLAIN = re.compile(r"[\w ./:,;=@%+-]*", re.ASCII)
 MOST_BYTES = 120_000
 """Bytes of a value in a pipeline: KFP hands a step all its inputs as one argument of 128 KiB."""
 
 
 def packed(path: str | Path) -> str:
-    """The file as one line of plain characters, for the input `script` of a component.
+    """Return a file as one line of plain characters, for the input `script` of a component.
 
     Raises:
         InputError: it cannot be read, is not in UTF-8, or is too large for a pipeline.
@@ -32,28 +32,28 @@ def packed(path: str | Path) -> str:
 
 
 def packed_text(text: str, what: str) -> str:
-    """The text of a Python file as `packed` makes it; `what` names it in an error."""
+    """Return the text of a Python file as `packed` does; `what` names it in errors."""
     if "\0" in text:
-        raise InputError(f"{what} holds a NUL, which no Python file may: remove it")
+        raise InputError(f"{what} contains a NUL, invalid in a Python file: remove it")
     return carried(packing.pack(text.encode()), what)
 
 
 def carried(value: str, what: str) -> str:
-    """A value of a pipeline, if it is not too large for one.
+    """Return a value of a pipeline, if it is not too large for one.
 
     Raises:
-        InputError: it is.
+        InputError: it is too large.
     """
     if len(value) > MOST_BYTES:
         raise InputError(
-            f"{what} is packed into {len(value):,} bytes, and a pipeline carries {MOST_BYTES:,}: "
-            "as_folder(..., upload=...) brings more by a bucket or a claim"
+            f"{what} is packed into {len(value):,} bytes, and a pipeline at most {MOST_BYTES:,}: "
+            "use as_folder(..., upload=...) with a bucket or a PVC"
         )
     return value
 
 
 def words(arguments: Iterable[str]) -> list[str]:
-    """Arguments for the input `args`, packed where something on the way would change them."""
+    """Return arguments for the input `args`, packed if a system on the way would change them."""
     return [
         word if PLAIN.fullmatch(word) and not word.startswith(WORD) else _packed_word(word)
         for word in arguments
@@ -65,7 +65,7 @@ def _packed_word(word: str) -> str:
 
 
 def unpacked_words(arguments: Iterable[Any]) -> list[Any]:
-    """The arguments that `words` was given; what it cannot have made stays as it is.
+    """Return the arguments that `words` packed; other words are unchanged.
 
     Raises:
         InputError: one that was cut.
@@ -84,15 +84,15 @@ def _unpacked(line: str) -> str:
 
 
 def unexpanded(text: str) -> str:
-    """Text that Kubernetes leaves as it was, in an argument or a variable of a container.
+    """Return text escaped for an argument or a variable of a container.
 
-    It expands $(NAME) there, and makes $$ one $.
+    Kubernetes expands $(NAME) there, and replaces $$ by one $.
     """
     return text.replace("$", "$$")
 
 
 def unpacked(script: str) -> str:
-    """The text of a file that `packed` made; any other text as it is.
+    """Return the text of a file that `packed` packed; any other text unchanged.
 
     Raises:
         InputError: for a data URL of another kind, or one that was cut.
@@ -119,7 +119,7 @@ HASH = "--hash="
 
 
 def locked(path: str | Path) -> list[str]:
-    """The packages that a requirements file pins, as uv or pip-tools write one, with their hashes.
+    """Return the pins, with hashes, of a requirements file as uv or pip-tools write it.
 
     Raises:
         InputError: a line that is no pin, no file, or more than a pipeline carries.
@@ -130,22 +130,24 @@ def locked(path: str | Path) -> list[str]:
         raise InputError(f"{path} cannot be read as a requirements file: {error}") from None
     joined = re.sub(r"\\\r?\n", " ", text)
     lines = [" ".join(re.sub(r"(^|\s)#.*", "", line).split()) for line in joined.splitlines()]
-    found = [line for line in lines if line]
-    for line in found:
+    pins = [line for line in lines if line]
+    for line in pins:
         if not re.fullmatch(PACKAGE, line):
-            raise InputError(f"{path}: {line[:80]!r} is no pin such as name==1.0: write one a line")
-    check_packages(found)
-    size = sum(map(len, found))
+            raise InputError(
+                f"{path}: {line[:80]!r} is not a pin such as name==1.0: write one per line"
+            )
+    check_packages(pins)
+    size = sum(map(len, pins))
     if size > MOST_BYTES:
         raise InputError(
             f"{path} pins {size:,} bytes, and a pipeline carries {MOST_BYTES:,}: "
             "lock what the image lacks alone, or build an image with all of it"
         )
-    return found
+    return pins
 
 
 def check_packages(packages: Sequence[str]) -> None:
-    """Refuse pins of which some have hashes and some none; they would not be held to them.
+    """Refuse pins of which only some have hashes, which pip would not check.
 
     Raises:
         InputError: naming the first without.

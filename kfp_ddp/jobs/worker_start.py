@@ -1,9 +1,9 @@
-"""What a worker runs first: it unpacks the code, installs the packages, and becomes the command.
+"""The first program of a worker: unpack the code, install the packages, and exec the command.
 
     python3 start.py alone|together COMMAND...
 
-`together` is for ranks that one process starts in a pod: one prepares, the others wait for it. It
-runs in images that hold nothing of ours, so it has the standard library alone, as of Python 3.8.
+`together` is for several ranks started in one pod: one prepares, the others wait for it. This runs
+in images without our package, so it uses only the standard library of Python 3.8.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ UNREACHED = re.compile(r"connection broken by '(.*?)': /")
 
 
 class Failure(Exception):  # noqa: N818
-    """What cannot be prepared, in one line."""
+    """An error in one line."""
 
 
 def main(how: str, command: list[str]) -> None:
-    """Prepare, and become the command; ends with one line where that cannot be."""
+    """Prepare and exec the command; on failure exit with one line."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     os.environ.pop(OURS + "START", None)
     try:
         needs = Needs()
-        place = shared(needs) if how == "together" else needs.prepared(None)
-        paths = [os.path.join(place, name) for name in ("code", "packages")]
+        folder = shared(needs) if how == "together" else needs.prepare(None)
+        paths = [os.path.join(folder, name) for name in ("code", "packages")]
         paths = [path for path in paths if os.path.isdir(path)]
-        given = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, given] if given else paths)
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, before] if before else paths)
         if needs.code is not None:
-            os.chdir(os.path.join(place, "code"))
+            os.chdir(os.path.join(folder, "code"))
         os.execvp(command[0], command)  # noqa: S606
     except Failure as error:
         sys.exit(f"error: {error}")
@@ -54,44 +54,44 @@ def main(how: str, command: list[str]) -> None:
 
 
 def shared(needs: Needs) -> str:
-    """The folder of the ranks that our parent starts, prepared by the first of them."""
+    """Return the folder shared by the ranks of our parent, prepared by the first of them."""
     above = os.path.join(tempfile.gettempdir(), f"kfp-ddp-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(above, 0o700)
     if os.lstat(above).st_uid != os.getuid():
-        raise Failure(f"{above} belongs to somebody else; remove it")
+        raise Failure(f"{above} belongs to another user; remove it")
     parent = os.getppid()
     with open(f"/proc/{parent}/stat") as file:
         started = file.read().rpartition(")")[2].split()[19]
-    place = os.path.join(above, f"{parent}-{started}")
-    with open(f"{place}.lock", "w") as lock:
+    folder = os.path.join(above, f"{parent}-{started}")
+    with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.isdir(place):
-            os.rename(needs.prepared(above), place)
-    return place
+        if not os.path.isdir(folder):
+            os.rename(needs.prepare(above), folder)
+    return folder
 
 
 class Needs:
-    """What came with the job, which the command finds no more in its environment."""
+    """The files of the job, whose variables are removed from the environment."""
 
     def __init__(self) -> None:
-        self.code = _taken("CODE")
+        self.code = _take("CODE")
         self.digest = os.environ.pop(OURS + "CODE_SHA256", "")
-        self.packages = (_taken("PACKAGES") or b"").decode().splitlines()
+        self.packages = (_take("PACKAGES") or b"").decode().splitlines()
         self.urls = os.environ.pop(OURS + "PIP_INDEX_URLS", "").split()
 
-    def prepared(self, above: str | None) -> str:
-        """A new folder with all of it, in the folder `above`."""
-        place = tempfile.mkdtemp(prefix="kfp-ddp-", dir=above)
+    def prepare(self, above: str | None) -> str:
+        """Return a new folder with all of them, in the folder `above`."""
+        folder = tempfile.mkdtemp(prefix="kfp-ddp-", dir=above)
         if self.code is not None:
-            unpack(self.code, self.digest, os.path.join(place, "code"))
+            unpack(self.code, self.digest, os.path.join(folder, "code"))
         if self.packages:
-            install(self.packages, self.urls, place)
-        return place
+            install(self.packages, self.urls, folder)
+        return folder
 
 
-def _taken(name: str) -> bytes | None:
-    """What came under a name, in a variable or in a file; None if nothing did."""
+def _take(name: str) -> bytes | None:
+    """Return the content of a variable, or of the file that it names; None for neither."""
     text, path = os.environ.pop(OURS + name, None), os.environ.pop(f"{OURS}{name}_FILE", None)
     if text is not None:
         return base64.b64decode(text)
@@ -105,10 +105,10 @@ def _taken(name: str) -> bytes | None:
 
 
 def unpack(archive: bytes, digest: str, folder: str) -> None:
-    """Write the files of an archive below a new folder; nothing in it leads elsewhere."""
-    found = hashlib.sha256(archive).hexdigest()
-    if found != digest:
-        raise Failure(f"the code has SHA-256 {found[:12]}..., not {digest[:12]}... as was packed")
+    """Write the files of an archive below a new folder, and nowhere else."""
+    actual = hashlib.sha256(archive).hexdigest()
+    if actual != digest:
+        raise Failure(f"the code has SHA-256 {actual[:12]}..., not {digest[:12]}... as packed")
     os.mkdir(folder)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
@@ -116,7 +116,9 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
                 parts = member.name.split("/")
                 content = opened.extractfile(member) if member.isreg() else None
                 if content is None or not set(parts).isdisjoint(("", ".", "..")):
-                    raise Failure(f"{member.name!r} in the code is no plain file below its folder")
+                    raise Failure(
+                        f"{member.name!r} in the code is not a plain file below its folder"
+                    )
                 path = os.path.join(folder, *parts)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -126,37 +128,40 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
         raise Failure(f"the code cannot be unpacked: {error}") from None
 
 
-def install(lines: list[str], urls: list[str], place: str) -> None:
-    """Install what the image lacks of some pins into a folder of its own.
+def install(lines: list[str], urls: list[str], folder: str) -> None:
+    """Install the pins that the image lacks into a separate folder.
 
-    A pin comes with what it depends on; a lock names all, and is held to its hashes.
+    Single pins are installed with their dependencies; a lock names all, and its hashes are checked.
     """
     locked = "--hash=" in lines[0]
-    options = ["--cache-dir", os.path.join(place, "cache")]
+    options = ["--cache-dir", os.path.join(folder, "cache")]
     options += ["--no-deps", "--require-hashes"] if locked else []
     for at, url in enumerate(urls):
         options += ["--extra-index-url" if at else "--index-url", url]
-    wanted, report = os.path.join(place, "requirements.txt"), os.path.join(place, "report.json")
-    _write(wanted, lines)
-    pip("--dry-run", "--report", report, "--requirement", wanted, *options)
+    requirements, report = (
+        os.path.join(folder, "requirements.txt"),
+        os.path.join(folder, "report.json"),
+    )
+    _write(requirements, lines)
+    pip("--dry-run", "--report", report, "--requirement", requirements, *options)
     with open(report, encoding="utf-8") as file:
-        missing = [each["metadata"] for each in json.load(file)["install"]]
+        missing = [item["metadata"] for item in json.load(file)["install"]]
     if not missing:
         return
-    pins = [f"{each['name']}=={each['version']}" for each in missing]
+    pins = [f"{item['name']}=={item['version']}" for item in missing]
     print("installing", ", ".join(pins), flush=True)
     if locked:
         names = {_canonical(pin) for pin in pins}
         pins = [line for line in lines if _canonical(line) in names]
-    _write(wanted, pins)
-    into = ["--target", os.path.join(place, "packages"), "--no-deps"]
-    pip("--requirement", wanted, *into, *options)
+    _write(requirements, pins)
+    into = ["--target", os.path.join(folder, "packages"), "--no-deps"]
+    pip("--requirement", requirements, *into, *options)
 
 
 def _canonical(pin: str) -> str:
-    """The name in a pin as all of its spellings have it."""
-    found = NAME.match(pin)
-    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else pin
+    """Return the normalized name of a pin."""
+    match = NAME.match(pin)
+    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else pin
 
 
 def _write(path: str, lines: list[str]) -> None:
@@ -165,7 +170,7 @@ def _write(path: str, lines: list[str]) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Run pip, which tells its cause after the first ERROR."""
+    """Run pip; its cause of a failure follows the first ERROR."""
     done = subprocess.run(
         [sys.executable, *PIP, *arguments],
         env={**os.environ, "PIP_USER": "0"},  # which some images set, and --target excludes
@@ -178,11 +183,11 @@ def pip(*arguments: str) -> None:
         return
     print(done.stdout, file=sys.stderr, flush=True)
     _, *errors = done.stdout.split("ERROR: ")
-    said = errors[0] if errors else (done.stdout.strip().splitlines() or ["no output"])[-1]
-    said = " ".join(said.split())[:400]
+    reason = errors[0] if errors else (done.stdout.strip().splitlines() or ["no output"])[-1]
+    reason = " ".join(reason.split())[:400]
     if unreached := UNREACHED.findall(done.stdout):
-        said += f" (the index cannot be reached: {unreached[-1]})"
-    raise Failure(f"packages cannot be installed: {said}")
+        reason += f" (the index cannot be reached: {unreached[-1]})"
+    raise Failure(f"packages cannot be installed: {reason}")
 
 
 if __name__ == "__main__":

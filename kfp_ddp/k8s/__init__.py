@@ -1,1 +1,1 @@
-"""How a Kubernetes API server is asked and watched."""
+"""Access to the Kubernetes API server: requests, watches, pods and nodes."""

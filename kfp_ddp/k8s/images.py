@@ -1,4 +1,4 @@
-"""Which images a run was made with: a tag names another one tomorrow, a digest never does."""
+"""The images of a run by digest, since a tag may move."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -13,11 +13,11 @@ STEP = ("main",)
 
 
 def record(workers: Iterable[Object] = (), containers: Collection[str] = ()) -> Object:
-    """What the run's record says: our version, and the images of the step and of its workers.
+    """Return our version, and the images of the step and of its workers.
 
     Args:
-        workers: Pods of the job, as they were last seen.
-        containers: Names of those that run a program of ours in them.
+        workers: Pods of the job in their last state.
+        containers: Names of the containers with our programs.
     """
     return {
         "version": __version__,
@@ -37,12 +37,12 @@ def _own_pod() -> list[Object]:
 
 
 def used(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:
-    """Name and digest of each image that these containers ran, as the pods' nodes tell them."""
-    found: dict[tuple[str, str], None] = {}
+    """Return name and digest of each image that these containers ran, by the pods' nodes."""
+    images: dict[tuple[str, str], None] = {}
     for pod in pods:
-        names = {each["name"]: each["image"] for each in pod["spec"]["containers"]}
+        names = {item["name"]: item["image"] for item in pod["spec"]["containers"]}
         for status in containers(pod):
             digest = str(status.get("imageID") or "").rpartition("@")[2]
             if digest and status["name"] in of:
-                found[names[status["name"]], digest] = None
-    return [{"image": image, "digest": digest} for image, digest in found]
+                images[names[status["name"]], digest] = None
+    return [{"image": image, "digest": digest} for image, digest in images]

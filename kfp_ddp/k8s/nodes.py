@@ -1,4 +1,4 @@
-"""What the cluster's nodes have."""
+"""The nodes of the cluster."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ from kfp_ddp.k8s.api import Api, Object
 
 
 def schedulable(api: Api) -> list[Object]:
-    """The nodes that pods may be put on.
+    """Return the nodes that accept pods.
 
     Raises:
-        ApiError: this account may not look.
+        ApiError: no right to list them.
     """
 
     def listed() -> list[Object]:
         return [node for page in api.pages("/api/v1/nodes") for node in page["items"] or ()]
 
-    found = api.retry(listed, also=(410,))  # too old meanwhile, so listed anew
-    return [node for node in found if not node["spec"].get("unschedulable")]
+    nodes = api.retry(listed, also=(410,))  # an expired list is read again
+    return [node for node in nodes if not node["spec"].get("unschedulable")]
 
 
 def gpus(nodes: Sequence[Object]) -> dict[str, list[int]]:
-    """How many of each GPU resource the nodes have that have any, the most first."""
+    """Return the counts of each GPU resource on the nodes that have any, the most first."""
     counts: dict[str, list[int]] = {}
     for node in nodes:
         for name, count in (node["status"].get("allocatable") or {}).items():

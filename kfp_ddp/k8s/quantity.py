@@ -13,6 +13,6 @@ _UNITS["Ki"] = _UNITS.pop("ki")
 
 
 def amount(quantity: str) -> Fraction:
-    """How much a quantity is, in CPUs, bytes or pieces."""
+    """Return a quantity as a number of CPUs, bytes or pieces."""
     number = quantity.rstrip("mkKMGTPEi")
     return Fraction(number) * _UNITS.get(quantity.removeprefix(number), 1)

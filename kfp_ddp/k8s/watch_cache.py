@@ -1,4 +1,4 @@
-"""What the cluster holds now, kept by watches that outlive whatever may interrupt them."""
+"""A cache of a collection, updated by watches that survive interruptions."""
 
 import json
 import threading
@@ -7,29 +7,24 @@ from collections.abc import Callable
 
 from kfp_ddp.k8s.api import STARTING, Api, ApiError, Object
 
-# A watch is opened anew this often, so that a connection cut without a word is noticed.
+# A watch is reopened this often, since a connection may be cut silently.
 WATCH_SECONDS = 60
 REMOVED = 4096
-"""Objects that went which are remembered: more than go between two looks."""
-
-
-def whole(item: Object) -> Object:
-    """All of an object, where `keep` of WatchCache is to leave nothing out."""
-    return item
+"""Remembered removed objects: more than are removed between two looks."""
 
 
 class WatchCache(threading.Thread):
-    """What a collection holds now, kept by LIST and WATCH across every kind of interruption.
+    """The objects of a collection, updated by LIST and WATCH across interruptions.
 
-    `objects` maps uid to object, `removed` those that a watch saw go last, as they were then. A
-    server that forbids the watch for good sets `forbidden`.
+    `objects` maps uid to object, `removed` maps uid to the last state of removed objects. If the
+    server forbids the watch for good, `forbidden` is its message.
 
     Args:
-        api: The cluster, asked over connections of our own.
+        api: The cluster; the cache uses its own connections.
         path: The collection.
-        query: Selects of it.
-        changed: Is set with each change.
-        keep: What is kept of an object, for the whole of a thousand pods is a hundred MB.
+        query: Selects objects.
+        changed: Is set on each change.
+        reduce: Returns the needed part of an object: a thousand full pods are a hundred MB.
     """
 
     def __init__(
@@ -38,11 +33,11 @@ class WatchCache(threading.Thread):
         path: str,
         query: dict[str, str],
         changed: threading.Event,
-        keep: Callable[[Object], Object] = whole,
+        reduce: Callable[[Object], Object] = lambda item: item,
     ) -> None:
         super().__init__(daemon=True, name=f"watch {path}")
         self.api, self.path, self.query, self.changed = api.another(), path, query, changed
-        self.keep = keep
+        self.reduce = reduce
         self.objects: dict[str, Object] = {}
         self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
@@ -50,17 +45,17 @@ class WatchCache(threading.Thread):
         self._over = threading.Event()
 
     def stop(self) -> None:
-        """Let the thread end at its next event."""
+        """End the thread at its next event."""
         self._over.set()
 
     def run(self) -> None:
-        """List, then watch from there, for ever."""
+        """List, then watch until stopped."""
         try:
-            self._keep_up()
+            self._update()
         finally:
             self.api.close()
 
-    def _keep_up(self) -> None:
+    def _update(self) -> None:
         version, refused = "", 0
         while not self._over.is_set():
             try:
@@ -69,7 +64,7 @@ class WatchCache(threading.Thread):
                 version, refused = self._watch(version), 0
             except ApiError as error:
                 version = "" if error.status == 410 else version
-                # Right at the start of a server rights are not known yet, so ask for a while.
+                # A starting server does not know the rights yet, so retry for a while.
                 refused += error.status in STARTING
                 if refused > (30 if self.synced.is_set() else 2):
                     self.forbidden = error.message
@@ -80,16 +75,16 @@ class WatchCache(threading.Thread):
 
     def _list(self) -> str:
         objects: dict[str, Object] = {}
-        for found in self.api.pages(self.path, self.query):
-            for item in found.get("items") or []:
-                objects[item["metadata"]["uid"]] = self.keep(item)
+        for page in self.api.pages(self.path, self.query):
+            for item in page.get("items") or []:
+                objects[item["metadata"]["uid"]] = self.reduce(item)
         self.objects = objects
         self.synced.set()
         self.changed.set()
-        return str(found["metadata"]["resourceVersion"])
+        return str(page["metadata"]["resourceVersion"])
 
     def _watch(self, version: str) -> str:
-        """Take events in until the server ends the watch; returns where to go on from."""
+        """Process events until the server ends the watch; return the version to resume from."""
         query = {
             **self.query,
             "watch": "true",
@@ -111,17 +106,17 @@ class WatchCache(threading.Thread):
                     continue
                 objects, uid = dict(self.objects), item["metadata"]["uid"]
                 if event["type"] == "DELETED":
-                    self.removed[uid] = self.keep(item)
+                    self.removed[uid] = self.reduce(item)
                     while len(self.removed) > REMOVED:
                         self.removed.pop(next(iter(self.removed)))
                     objects.pop(uid, None)
                 else:
-                    objects[uid] = self.keep(item)
+                    objects[uid] = self.reduce(item)
                 self.objects = objects
                 self.changed.set()
         except ApiError as error:
             if error.status == 0:
-                # The connection was cut: go on from the last event seen.
+                # The connection was cut: resume from the last event.
                 time.sleep(0.2)
                 return version
             raise

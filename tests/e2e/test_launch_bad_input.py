@@ -27,7 +27,7 @@ pytestmark = pytest.mark.smoke
 
 ALL = list(KINDS)
 SCRIPT = {"image": "ghcr.io/you/trainer:1.0", "script": "print(1)", "nodes": 2}
-WARNING = "3 nvidia.com/gpu a node are asked for and no node has more than 0; the job waits"
+WARNING = "3 nvidia.com/gpu a node are requested and no node has more than 0; the job waits"
 COMMAND = ["image=ghcr.io/you/trainer:1.0", "command=[python3, train.py]", "nodes=2"]
 
 

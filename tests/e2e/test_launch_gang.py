@@ -61,7 +61,7 @@ def test_a_job_of_which_no_group_is_made_is_deleted_and_told_of(grounds: Grounds
     """The steps' account cannot look at the operator; the pods that it makes can be seen."""
     with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
         api = Api(account, grounds.namespace)
-        with pytest.raises(InputError, match="made no PodGroup of PyTorchJob train-") as error:
+        with pytest.raises(InputError, match="created no PodGroup for PyTorchJob train-") as error:
             launched(api)
         assert "\n" not in str(error.value)
         assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
@@ -80,7 +80,7 @@ def test_a_gang_that_is_one_runs_to_its_end(
             )
             marks = [pod.metadata.labels[GANGS["coscheduling"].mark] for pod in pods.items]
             assert marks == [name, name]
-            unsure = "cannot be seen from here" in capsys.readouterr().out
+            unsure = "is unknown here" in capsys.readouterr().out
             assert unsure == (who is account)
 
 

@@ -187,7 +187,7 @@ def test_what_is_no_folder_of_code_is_one_line(tmp_path: Path) -> None:
         "linked": "sub/data is a link or no plain file, which is not packed",
         "name": "is no name in UTF-8: rename it",
         "pipe": "train.py is a link or no plain file",
-        "large": r"is packed into 13\d,\d{3} bytes, and a pipeline carries 120,000: as_folder",
+        "large": r"is packed into 13\d,\d{3} bytes, and a pipeline at most 120,000: use as_folder",
     }.items():
         with pytest.raises(InputError, match=says):
             as_folder(tmp_path / name, "train.py")
@@ -282,7 +282,7 @@ def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:
     changed = workers.run(spec, tmp_path / "b")
     found = code.digest_of(another)[:12]
     wanted = code.digest_in(inputs["code"])[:12]
-    said = f"error: the code has SHA-256 {found}..., not {wanted}... as was packed\n"
+    said = f"error: the code has SHA-256 {found}..., not {wanted}... as packed\n"
     assert (changed.returncode, changed.stdout, changed.stderr.decode()) == (1, b"", said)
     Path(inputs["code"]).unlink()
     gone = workers.run(spec, tmp_path / "c").stderr.decode()

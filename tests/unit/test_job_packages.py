@@ -132,7 +132,7 @@ def test_a_lock_of_our_own_is_one() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("-r other.txt", "'-r other.txt' is no pin such as name==1.0: write one a line"),
+        ("-r other.txt", "'-r other.txt' is not a pin such as name==1.0"),
         ("timm", "'timm' is no pin"),
         ("timm>=1", "'timm>=1' is no pin"),
         ("timm==1 ; python_version>'3' --index-url=x", "is no pin"),

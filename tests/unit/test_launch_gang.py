@@ -101,7 +101,7 @@ def test_an_operator_that_is_not_seen_is_judged_by_what_it_makes(
 ) -> None:
     api = Server(served(scheduler) | {"/api/v1/pods": operators})
     assert gang_scheduling(api, spec(scheduler)) == ""
-    assert "cannot be seen from here; a job of which it makes" in gang.unsure(api, spec(scheduler))
+    assert "is unknown here; a job for which" in gang.unsure(api, spec(scheduler))
     assert gang.unsure(Server(operator()), spec(scheduler)) == ""
     assert gang.unsure(api, spec("kueue")) == ""
 
@@ -112,7 +112,9 @@ def test_a_job_whose_pods_are_in_no_group_is_deleted_and_told_of(
     scheduler: str, groups: int
 ) -> None:
     api = Server({group_of(scheduler): groups, PODS: {"items": [{"metadata": {}}]}})
-    with pytest.raises(InputError, match="made no PodGroup of PyTorchJob job, which is deleted"):
+    with pytest.raises(
+        InputError, match="created no PodGroup for PyTorchJob job, which was deleted"
+    ):
         gang.check_gang(api, spec(scheduler), JOB)
     assert api.deleted == [JOB_PATH]
 

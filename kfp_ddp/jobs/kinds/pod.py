@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 SHM = "shm"
-NODE = "KFP_DDP_NODE"  # ranks tell it in their progress
+NODE = "KFP_DDP_NODE"  # part of the ranks' reports
 METRICS = "kfp-ddp/metrics"  # the Services in deploy/monitoring select by it
 SCRIPT = "script"
 # Taints and labels that providers put on their interruptible nodes, from their documentation.
@@ -24,7 +24,7 @@ SPOT_NODES: dict[str, tuple[str, str]] = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
 }
 TORCHRUN_MODULE = "torch.distributed.run"
-# torchrun that is told to stop exits with 1, as for an error, of which an elastic job would end.
+# On SIGTERM torchrun exits with 1, as for an error, which would end an elastic job.
 TORCHRUN = """import sys
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -38,13 +38,16 @@ except SignalException as error:
 def template(
     spec: LaunchSpec, labels: dict[str, str], container: str, script_map: str = ""
 ) -> Object:
-    """A pod template with one container called `container`, as the operator looks for it.
+    """Return a pod template with one container.
 
-    `labels` are those of the job, which the pods carry too; `script_map` is the ConfigMap that
-    holds the script, '' when it travels in the environment.
+    Args:
+        spec: The job's settings.
+        labels: Labels of the job; ours are set on the pods, too.
+        container: The container's name, as the operator expects it.
+        script_map: ConfigMap with the script; '' when the script is in the environment.
     """
     annotations = dict(spec.annotations)
-    # A queue's label belongs on the job alone; on a pod it would be queued a second time.
+    # A queue's label is only for the job; with it, each pod would be queued again.
     ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
     pod_labels = {**spec.labels, **ours}
     if not spec.istio:
@@ -65,7 +68,7 @@ def template(
                 "hostNetwork": spec.host_network or None,
                 "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
                 "priorityClassName": spec.priority_class,
-                # The operator sets the gang schedulers' own when it is left out.
+                # The operator sets the gang schedulers' names.
                 "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
                 "serviceAccountName": spec.service_account,
                 "automountServiceAccountToken": None if spec.service_account else False,
@@ -98,7 +101,7 @@ def template(
 
 
 def command(spec: LaunchSpec, script_map: str) -> list[str]:
-    """What the container runs, in exec form: no shell ever sees it."""
+    """Return the command in exec form, without a shell."""
     starter = spec.job_kind.script_starter
     first: list[str] = []
     if spec.prepares():
@@ -110,31 +113,31 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
         python = payload.python(payload.SCRIPT, script_map)
     else:
         python = ["python3", *(["-m"] if code.is_module(spec.entry) else [])]
-        python.append(_as_given(spec, spec.entry))
+        python.append(_unchanged(spec, spec.entry))
     if starter == "torchrun":
         torchrun = ["-c", TORCHRUN] if spec.elastic else ["-m", TORCHRUN_MODULE]
         what = ["--no-python", *python] if spec.script and not script_map else python[1:]
         if spec.args[:1] == ("--",):
-            what.insert(what[0][0] == "-", "--")  # torchrun takes the first for its own
+            what.insert(what[0][0] == "-", "--")  # torchrun removes the first one
         return [*first, "python3", *torchrun, *what]
-    # Without a number of ranks, mpirun takes every slot of the operator's host file.
+    # Without a number of ranks, mpirun uses every slot of the operator's host file.
     return [*([starter] if starter else []), *first, *python]
 
 
 def args(spec: LaunchSpec) -> list[str]:
-    """What follows the command; a script and an entry get it as it was given."""
+    """Return the arguments; those of a script or an entry arrive unchanged."""
     own = bool(spec.script or spec.entry)
-    return [_as_given(spec, word) if own else word for word in spec.args]
+    return [_unchanged(spec, word) if own else word for word in spec.args]
 
 
-def _as_given(spec: LaunchSpec, word: str) -> str:
-    """A word that arrives as it is; torchrun takes each for a string.Template, too."""
+def _unchanged(spec: LaunchSpec, word: str) -> str:
+    """Return a word escaped so that it arrives unchanged; torchrun expands string.Template."""
     torchrun = spec.job_kind.script_starter == "torchrun"
     return unexpanded(word.replace("$", "$$") if torchrun else word)
 
 
 def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
-    """Env of the container; what the user set wins over what a preset sets."""
+    """Return the environment of the container; the user's variables override presets."""
     preset = dict(spec.job_kind.environment)
     if spec.nccl_debug:
         preset["NCCL_DEBUG"] = spec.nccl_debug
@@ -145,7 +148,7 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     if spec.nccl_timeout_minutes:
         preset["KFP_DDP_TIMEOUT_SECONDS"] = f"{spec.nccl_timeout_minutes * 60:g}"
     if spec.elastic:
-        # Or torchrun waits in vain for an address, where a new node joins one that ran before.
+        # Otherwise torchrun hangs when a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     preset |= payload.variables(spec, script_map)
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
@@ -156,10 +159,10 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
 
 
 def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
-    """Requests and limits of the container; `defaults` where nobody said anything."""
-    asked, found = spec.asked(), default_resources(spec) if defaults else {}
-    limits = {**asked["limits"], **found.get("limits", {})}
-    requests = {**asked["requests"], **found.get("requests", {})}
+    """Return requests and limits of the container, with `defaults` for unset ones."""
+    own, default = spec.asked(), default_resources(spec) if defaults else {}
+    limits = {**own["limits"], **default.get("limits", {})}
+    requests = {**own["requests"], **default.get("requests", {})}
     if spec.gpus_per_node:
         limits[spec.gpu_resource] = str(spec.gpus_per_node)
     if spec.rdma_resource:
@@ -168,35 +171,37 @@ def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
 
 
 def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
-    """Volumes of the pod: given ones, claims by path, shared memory and the script."""
-    # KFP names a volume after its claim, and lists one that is mounted twice two times.
-    found = list({volume["name"]: dict(volume) for volume in spec.volumes}.values())
+    """Return the pod's volumes: those of the settings, PVCs by path, shared memory, the script."""
+    # KFP names a volume after its PVC, and lists one mounted twice two times.
+    all_volumes = list({volume["name"]: dict(volume) for volume in spec.volumes}.values())
     claims = dict.fromkeys(name.removesuffix(":ro") for name in spec.claims.values())
-    found += [
+    all_volumes += [
         {"name": _volume(name), "persistentVolumeClaim": {"claimName": name}} for name in claims
     ]
     if spec.shm_size:
-        found.append({"name": SHM, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}})
+        all_volumes.append(
+            {"name": SHM, "emptyDir": {"medium": "Memory", "sizeLimit": spec.shm_size}}
+        )
     if script_map:
-        found.append({"name": SCRIPT, "configMap": {"name": script_map}})
-    return found
+        all_volumes.append({"name": SCRIPT, "configMap": {"name": script_map}})
+    return all_volumes
 
 
 def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
-    """Mounts of the container."""
-    found = [dict(mount) for mount in spec.volume_mounts]
+    """Return the container's mounts."""
+    all_mounts = [dict(mount) for mount in spec.volume_mounts]
     for path, claim in spec.claims.items():
         mount: Object = {"name": _volume(claim.removesuffix(":ro")), "mountPath": path}
-        found.append({**mount, "readOnly": True} if claim.endswith(":ro") else mount)
+        all_mounts.append({**mount, "readOnly": True} if claim.endswith(":ro") else mount)
     if spec.shm_size:
-        found.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
+        all_mounts.append({"name": SHM, "mountPath": "/dev/shm"})  # noqa: S108
     if script_map:
-        found.append({"name": SCRIPT, "mountPath": payload.FOLDER, "readOnly": True})
-    return found
+        all_mounts.append({"name": SCRIPT, "mountPath": payload.FOLDER, "readOnly": True})
+    return all_mounts
 
 
 def _volume(claim: str) -> str:
-    """The name of a claim's volume, which may hold less than the claim's: 63 characters, no dot."""
+    """Return the name of a PVC's volume: at most 63 characters and no dot, unlike PVC names."""
     name = f"claim-{claim}"
     if len(name) <= 63 and "." not in name:
         return name
@@ -204,7 +209,7 @@ def _volume(claim: str) -> str:
 
 
 def scheduling(spec: LaunchSpec) -> Object:
-    """Where the pod may run: selector, tolerations and affinity, with those of spot nodes."""
+    """Return selector, tolerations and affinity, with those of spot nodes."""
     selector, tolerations = dict(spec.node_selector), [dict(item) for item in spec.tolerations]
     if spec.spot:
         key, value = SPOT_NODES[spec.spot]
@@ -217,24 +222,24 @@ def scheduling(spec: LaunchSpec) -> Object:
 
 
 def topology_spread(spec: LaunchSpec, labels: dict[str, str]) -> list[Object]:
-    """How the pods spread; where nothing else is selected, it is the pods with `labels`."""
-    among = {"labelSelector": {"matchLabels": labels}}
-    return [{**among, **each} for each in spec.topology_spread]
+    """Return topologySpreadConstraints; by default for the pods with `labels`."""
+    default = {"labelSelector": {"matchLabels": labels}}
+    return [{**default, **item} for item in spec.topology_spread]
 
 
 def init_containers(spec: LaunchSpec, script_map: str) -> list[Object]:
-    """What runs in the pod before its worker, as its worker may run where it says nothing."""
+    """Return the init containers, with image, mounts and security of the worker as defaults."""
     like_worker: Object = {
         "image": spec.image,
         "resources": INIT_CONTAINER,
         "volumeMounts": mounts(spec, script_map),
         "securityContext": container_security(spec),
     }
-    return [{**like_worker, **each} for each in spec.init_containers]
+    return [{**like_worker, **item} for item in spec.init_containers]
 
 
 def security(spec: LaunchSpec) -> Object:
-    """Security context of the pod."""
+    """Return the pod's security context."""
     return _without_empty(
         {
             "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
@@ -245,9 +250,9 @@ def security(spec: LaunchSpec) -> Object:
 
 
 def container_security(spec: LaunchSpec) -> Object:
-    """Security context of our container.
+    """Return the container's security context.
 
-    Non-root is asked of it alone: the init containers that operators add have images of root.
+    Non-root is not set on the pod: the init containers that operators add run as root.
     """
     return _without_empty(
         {
@@ -260,13 +265,13 @@ def container_security(spec: LaunchSpec) -> Object:
 
 
 def capabilities(spec: LaunchSpec) -> list[str]:
-    """Capabilities that are given; RDMA locks the memory that it reads and writes."""
+    """Return the added capabilities; RDMA must lock the memory that it uses."""
     rdma = ["IPC_LOCK"] if spec.nccl_infiniband == "on" else []
     return list(dict.fromkeys([*spec.capabilities, *rdma]))
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without what is empty, so that a manifest shows only what was asked for."""
+    """Return the fields that are not empty, so that a manifest shows only what is set."""
     return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}
 
 
@@ -277,11 +282,11 @@ class Share(NamedTuple):
     unit: str = ""
 
     def times(self, count: int) -> str:
-        """So many of it, as Kubernetes writes quantities."""
+        """Return the quantity times `count`, as Kubernetes writes it."""
         return f"{self.number * count}{self.unit}"
 
 
-# The smallest machines that clouds attach a GPU to have 4 CPUs and 15 GiB, some of it taken.
+# The smallest cloud machines with a GPU have 4 CPUs and 15 GiB, some of it reserved.
 PER_GPU = {
     "limits": {"cpu": Share(8), "memory": Share(32, "Gi")},
     "requests": {"cpu": Share(2), "memory": Share(8, "Gi")},
@@ -294,25 +299,23 @@ INIT_CONTAINER = {
     "limits": {"cpu": "1", "memory": "1Gi"},
     "requests": {"cpu": "50m", "memory": "64Mi"},
 }
-"""Of an init container that says nothing of its own."""
+"""Default of an init container."""
 
 
 def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
-    """Limits and requests of each pod for the CPU and the memory of which nothing was set.
+    """Return default limits and requests of a pod's CPU and memory, if neither is set.
 
-    A namespace with a ResourceQuota takes no pod that lacks one of them. Where a limit or a request
-    was set, the other is left to Kubernetes: a request alone is how to have no limit.
+    A namespace with a ResourceQuota refuses a pod that lacks one of them. If a limit or a request
+    is set, the other is left to Kubernetes: setting only a request means no limit.
 
     Returns:
-        {"limits": {…}, "requests": {…}} by resource, as Kubernetes writes them; {} where both CPU
-        and memory were set.
+        {"limits": {…}, "requests": {…}} by resource, as Kubernetes writes them; {} if both CPU and
+        memory are set.
     """
     gpus = spec.gpus()
     shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
-    asked = spec.asked()
-    missing = [
-        name for name in ("cpu", "memory") if not any(name in part for part in asked.values())
-    ]
+    own = spec.asked()
+    missing = [name for name in ("cpu", "memory") if not any(name in part for part in own.values())]
     if not missing:
         return {}
     return {part: {name: of[name].times(count) for name in missing} for part, of in shares.items()}
