@@ -1,4 +1,4 @@
-"""Two models on the same samples: who told which right, and what that says of the gain."""
+"""Comparison of two models on the same samples: gain, interval and p-value."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,42 +10,42 @@ from kfp_ddp.models.evaluation import ClassChange, Compared, Evaluation, Told, w
 def compare(
     challenger: Evaluation,
     champion: Evaluation,
-    told: tuple[Mapping[str, Told], Mapping[str, Told]] | None,
+    predictions: tuple[Mapping[str, Told], Mapping[str, Told]] | None,
     *,
     where: str,
     version: str,
 ) -> Compared:
-    """The challenger against the champion.
+    """Compare the challenger with the champion.
 
     Args:
         challenger: Its evaluation.
         champion: Its evaluation, of the same samples.
-        told: What each said of each sample, by path; None where that is not known.
-        where: Where the champion lies.
-        version: Of the champion; '' where it has none.
+        predictions: Of each side by path of the sample; None if unknown.
+        where: URI of the champion.
+        version: Of the champion; '' without one.
 
     Raises:
-        InputError: if the two do not hold the same samples.
+        InputError: The samples of the two differ.
     """
     gain = (challenger.correct - champion.correct) / challenger.samples
-    known = Compared(
+    compared = Compared(
         champion=where,
         champion_version=version,
         champion_accuracy=champion.accuracy,
         gain=gain,
     )
-    if told is None:
-        return known
-    won, lost = discordant(*({p: one.right for p, one in side.items()} for side in told))
+    if predictions is None:
+        return compared
+    won, lost = discordant(*({p: one.right for p, one in side.items()} for side in predictions))
     low, high = newcombe(challenger.correct, champion.correct, won, challenger.samples)
-    return known.model_copy(
+    return compared.model_copy(
         update={
             "low": low,
             "high": high,
             "p_value": mcnemar(won, lost),
             "won": won,
             "lost": lost,
-            "classes": _changes([one.name for one in challenger.classes], *told),
+            "classes": _changes([one.name for one in challenger.classes], *predictions),
         }
     )
 
@@ -53,35 +53,35 @@ def compare(
 def _changes(
     names: Iterable[str], challenger: Mapping[str, Told], champion: Mapping[str, Told]
 ) -> list[ClassChange]:
-    """The classes in which the two differ."""
+    """Return the classes in which the two differ."""
     counts = {name: [0, 0, 0, 0] for name in names}
     for path, one in challenger.items():
         own = counts.get(one.target)
-        if own is None:  # the evaluation does not name it
+        if own is None:  # not a class of the evaluation
             continue
         ours, theirs = one.right, champion[path].right
         for at, is_so in enumerate((True, ours, theirs, ours and not theirs)):
             own[at] += is_so
-    found = []
+    changes = []
     for name, (samples, right, right_before, won) in counts.items():
         lost = right_before - (right - won)
         if won or lost:
             low, high = newcombe(right, right_before, won, samples)
             counted = {"samples": samples, "won": won, "lost": lost}
             gain = (won - lost) / samples
-            found.append(ClassChange(name=name, **counted, gain=gain, low=low, high=high))
-    return found
+            changes.append(ClassChange(name=name, **counted, gain=gain, low=low, high=high))
+    return changes
 
 
 def discordant(challenger: Mapping[str, bool], champion: Mapping[str, bool]) -> tuple[int, int]:
-    """Samples only the challenger got right, and those only the champion got right.
+    """Count the samples that only the challenger, and that only the champion predicted correctly.
 
     Raises:
-        InputError: if the two do not hold the same samples.
+        InputError: The samples of the two differ.
     """
     if challenger.keys() != champion.keys():
         raise InputError(
-            "the predictions of challenger and champion name other samples than their "
+            "the predictions of challenger and champion are of other samples than their "
             "evaluations: keep predictions.csv beside the evaluation.json it belongs to"
         )
     won = sum(hit and not champion[path] for path, hit in challenger.items())
@@ -90,9 +90,9 @@ def discordant(challenger: Mapping[str, bool], champion: Mapping[str, bool]) -> 
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """Exact one-sided p-value that the challenger is no better (McNemar 1947, Psychometrika 12).
+    """Return the exact one-sided p-value of the gain (McNemar 1947, Psychometrika 12).
 
-    The chance of at least `won` heads in `won + lost` fair throws; 1 without any.
+    The probability of at least `won` heads in `won + lost` fair coin flips; 1 for no flips.
     """
     n = won + lost
     term = total = 1
@@ -103,16 +103,16 @@ def mcnemar(won: int, lost: int) -> float:
 
 
 def newcombe(first: int, second: int, won: int, samples: int) -> tuple[float, float]:
-    """The 95 % interval of the difference of two shares of the same samples.
+    """Return the 95 % interval of the difference of two shares of the same samples.
 
-    Newcombe 1998, Statistics in Medicine 17:2635, method 10: Wilson's intervals of the two, added
-    as squares with the correlation of the two.
+    Newcombe 1998, Statistics in Medicine 17:2635, method 10: the squared sum of both Wilson
+    intervals, with the correlation of the two.
 
     Args:
-        first: Samples that the first told right.
-        second: Samples that the second told right.
-        won: Samples that only the first told right.
-        samples: All.
+        first: Correct samples of the first model.
+        second: Correct samples of the second model.
+        won: Samples that are only correct in the first model.
+        samples: Number of samples.
     """
     lost = second - (first - won)
     p, q = first / samples, second / samples

@@ -1,4 +1,4 @@
-"""Intervals of metrics that are no shares, which Wilson's does not fit."""
+"""Intervals of metrics that are not shares, so that Wilson's interval does not apply."""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ Array = NDArray[Any]
 
 
 def balanced_accuracy(classes: Sequence[ClassResult]) -> tuple[float, Interval]:
-    """The mean recall of the classes with samples, with its interval.
+    """Return the mean recall of the classes with samples, and its interval.
 
-    Wilson's distances of the classes, added as squares (MOVER; Zou and Donner 2008, Statistics in
-    Medicine 27:1693): it holds for small classes and at 0 and 1 too.
+    The Wilson distances of the classes, added as squares (MOVER; Zou and Donner 2008, Statistics
+    in Medicine 27:1693), which is valid for small classes and at 0 and 1.
     """
-    there = [(one.recall, one.recall_low, one.recall_high) for one in classes]
-    known = [(own, low, high) for own, low, high in there if low is not None and high is not None]
+    recalls = [(one.recall, one.recall_low, one.recall_high) for one in classes]
+    known = [(own, low, high) for own, low, high in recalls if low is not None and high is not None]
     mean = math.fsum(own for own, _, _ in known) / len(known)
     below = math.hypot(*(own - low for own, low, _ in known)) / len(known)
     above = math.hypot(*(high - own for own, _, high in known)) / len(known)
@@ -29,14 +29,13 @@ def balanced_accuracy(classes: Sequence[ClassResult]) -> tuple[float, Interval]:
 
 
 def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
-    """95 % intervals of `macro_f1` and `calibration_error`, the same whatever the samples' order.
+    """Return 95 % intervals of `macro_f1` and `calibration_error`, for any order of the samples.
 
-    None at all where every sample was told right or none was: what never occurred is in no
-    resample.
+    Empty if all samples are correct or all are incorrect, as resamples then do not vary.
 
     Args:
         tally: Of all samples.
-        resamples: How many samples of the samples are drawn; 0 for no intervals.
+        resamples: Number of bootstrap samples; 0 for no intervals.
     """
     if not resamples or tally.correct in (0, tally.samples):
         return {}
@@ -49,9 +48,9 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     gaps = confidence - (targets == predicted)
 
     def macro_f1(at: Array) -> float:
-        own, said = targets[at], predicted[at]
-        weight = np.bincount(own, **sizes) + np.bincount(said, **sizes)
-        right = np.bincount(own[own == said], **sizes)
+        true, guess = targets[at], predicted[at]
+        weight = np.bincount(true, **sizes) + np.bincount(guess, **sizes)
+        right = np.bincount(true[true == guess], **sizes)
         seen = weight > 0
         return float((2 * right[seen] / weight[seen]).mean())
 
@@ -62,7 +61,7 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     drawn = np.empty((resamples, 3))
     for row in drawn:
         at = draw.integers(0, n, n)
-        # The last is of a model whose every confidence is the chance to be right.
+        # The last is of a perfectly calibrated model with the same confidences.
         luck = error(bins, confidence - (draw.random(n) < confidence))
         row[:] = macro_f1(at), error(bins[at], gaps[at]), luck
     f1, errors, lucky = drawn.T
@@ -72,21 +71,21 @@ def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     }
 
 
-def _bias_corrected(found: float, drawn: Array) -> Interval:
-    """Percentiles by the share of resamples below (Efron 1981, Canadian J. Statistics 9:139)."""
+def _bias_corrected(value: float, drawn: Array) -> Interval:
+    """Return bias-corrected percentiles (Efron 1981, Canadian J. Statistics 9:139)."""
     normal, n = NormalDist(), len(drawn)
-    below = float((drawn < found).sum() + (drawn == found).sum() / 2) / n
+    below = float((drawn < value).sum() + (drawn == value).sum() / 2) / n
     bias = 2 * normal.inv_cdf(min(max(below, 0.5 / n), 1 - 0.5 / n))
     low, high = np.quantile(drawn, [normal.cdf(bias - Z_95), normal.cdf(bias + Z_95)]).tolist()
-    return Interval(low=min(low, found), high=max(high, found))
+    return Interval(low=min(low, value), high=max(high, value))
 
 
-def _off_zero(found: float, drawn: Array, luck: Array) -> Interval:
-    """Percentiles and those mirrored at what was found, the wider: resamples lie further off 0.
+def _off_zero(value: float, drawn: Array, luck: Array) -> Interval:
+    """Return percentiles or those mirrored at the value, the wider: resamples are biased upwards.
 
-    From 0 where chance alone gives as much to the perfectly calibrated in 5 % of cases (Broecker
+    The low end is 0 if a perfectly calibrated model has such an error in 5 % of cases (Broecker
     and Smith 2007, Weather and Forecasting 22:651).
     """
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
-    least = 0.0 if (luck >= found).mean() >= 0.05 else min(low, max(0.0, 2 * found - high))
-    return Interval(low=min(least, found), high=max(high, 2 * found - low, found))
+    least = 0.0 if (luck >= value).mean() >= 0.05 else min(low, max(0.0, 2 * value - high))
+    return Interval(low=min(least, value), high=max(high, 2 * value - low, value))

@@ -1,7 +1,7 @@
 """Classification metrics from logits, batch by batch and from any number of ranks.
 
-What each sample came to is kept, counts are integers and sums are rounded once (`math.fsum`), so
-neither batches nor ranks nor their order show in a result.
+Results of each sample are retained, counts are integers, and sums are rounded once (`math.fsum`).
+So results do not depend on batches, ranks or their order.
 """
 
 import math
@@ -19,14 +19,14 @@ from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, wilson
 
 CALIBRATION_BINS = 15
 MOST_SCORES = 1 << 26
-"""Logits that are kept for the ROC, one a class and sample: 268 MB. With more there is no ROC."""
+"""Maximum logits for the ROC, one for each class and sample: 268 MB. With more there is no ROC."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What each sample of a batch came to: class, its probability, and the loss in nats."""
+    """Predicted class, its probability, and the loss in nats of each sample of a batch."""
 
     predicted: Tensor
     confidence: Tensor
@@ -36,7 +36,7 @@ class Batch:
 class Tally:
     """Running counts over batches of logits (N, C) and targets (N,).
 
-    The logits are kept as they are given until there are too many for an ROC: do not change them.
+    References to the logits are retained for the ROC: do not modify them.
 
     Args:
         classes: C, at least 2.
@@ -55,24 +55,24 @@ class Tally:
 
     @torch.inference_mode()
     def update(self, logits: Tensor, targets: Tensor) -> Batch:
-        """Count a batch and return what each of its samples came to, on the CPU."""
-        given, truth = logits.cpu().numpy(), targets.cpu().numpy()
+        """Count a batch and return the results of its samples, on the CPU."""
+        scores, truth = logits.cpu().numpy(), targets.cpu().numpy()
         rows = np.arange(len(truth))
-        predicted = given.argmax(1)
-        first, own = given[rows, predicted], given[rows, truth]
-        if (len(given), given.dtype) != (len(self._scratch), self._scratch.dtype):
-            self._scratch = np.empty_like(given)
-        total = np.exp(np.subtract(given, first[:, None], out=self._scratch), out=self._scratch)
+        predicted = scores.argmax(1)
+        first, own = scores[rows, predicted], scores[rows, truth]
+        if (len(scores), scores.dtype) != (len(self._scratch), self._scratch.dtype):
+            self._scratch = np.empty_like(scores)
+        total = np.exp(np.subtract(scores, first[:, None], out=self._scratch), out=self._scratch)
         total = total.sum(1)
         confidence = 1 / total
         loss = np.log(total) + (first - own)
-        self._top5 += int((_ahead(given, own, truth, predicted) < 5).sum())
+        self._top5 += int((_ahead(scores, own, truth, predicted) < 5).sum())
         values = {"targets": truth, "predicted": predicted, "confidence": confidence}
-        self._add({**values, "loss": loss, "logits": given})
+        self._add({**values, "loss": loss, "logits": scores})
         return Batch(*map(torch.from_numpy, (predicted, confidence, loss)))
 
     def _add(self, columns: Mapping[str, Array]) -> None:
-        """Count what samples came to; without the logits of some there is no ROC of any."""
+        """Count samples. Unless all have logits there is no ROC."""
         targets, predicted = columns["targets"], columns["predicted"]
         self.samples += len(targets)
         self._areas = None
@@ -84,29 +84,29 @@ class Tally:
             self._columns["logits"] = []
 
     def state(self) -> dict[str, Tensor]:
-        """All that was counted, as tensors on the CPU, for `merge`; some 24 bytes a sample.
+        """Return all counts as tensors on the CPU, for `merge`.
 
-        With them 4 a sample and class, until those are too many for an ROC.
+        24 bytes a sample, and 4 bytes a sample and class while there are few enough for an ROC.
         """
         empty = np.zeros((0, self.classes))
         arrays = {n: np.concatenate(v) if v else empty for n, v in self._columns.items()}
-        found = {name: torch.from_numpy(values) for name, values in arrays.items()}
-        return {**found, "top5": torch.tensor(self._top5)}
+        tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
+        return {**tensors, "top5": torch.tensor(self._top5)}
 
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> None:
-        """Add what others counted over samples of their own; all in any order give the same."""
+        """Add the counts of other samples; the result does not depend on the order."""
         for state in states:
             if len(state["targets"]):
                 self._top5 += int(state["top5"])
                 self._add({name: state[name].numpy() for name in self._columns})
 
     def column(self, name: str) -> Array:
-        """Of each sample `targets`, `predicted`, `confidence` or `loss`, in the order counted."""
+        """Return `targets`, `predicted`, `confidence` or `loss`, in counting order."""
         return np.concatenate(self._columns[name])
 
     @property
-    def kept_scores(self) -> int:
-        """How many are held in memory."""
+    def logits_in_memory(self) -> int:
+        """Number of logits in memory."""
         return sum(part.size for part in self._columns["logits"])
 
     @property
@@ -132,7 +132,7 @@ class Tally:
     def per_class(
         self, names: list[str], roc_auc: list[float | None] | None = None
     ) -> list[ClassResult]:
-        """Precision, recall and F1 of each class; 0 where nothing was there to divide by."""
+        """Return precision, recall and F1 of each class; 0 instead of a division by 0."""
         pairs = self._pairs.reshape(self.classes, self.classes)
         columns = (pairs.diagonal(), pairs.sum(1), pairs.sum(0))
         own = roc_auc or [None] * self.classes
@@ -140,19 +140,19 @@ class Tally:
         return [_result(*row) for row in rows]
 
     def macro(self, results: list[ClassResult]) -> tuple[float, float, float]:
-        """Mean precision, recall and F1 over the classes that were there or were predicted."""
+        """Return mean precision, recall and F1 of the classes with samples or predictions."""
         pairs = self._pairs.reshape(self.classes, self.classes)
         seen = (pairs.sum(0) + pairs.sum(1) > 0).tolist()
-        kept = [result for result, is_seen in zip(results, seen, strict=True) if is_seen]
-        n = len(kept)
+        counted = [result for result, is_seen in zip(results, seen, strict=True) if is_seen]
+        n = len(counted)
         return (
-            sum(r.precision for r in kept) / n,
-            sum(r.recall for r in kept) / n,
-            sum(r.f1 for r in kept) / n,
+            sum(r.precision for r in counted) / n,
+            sum(r.recall for r in counted) / n,
+            sum(r.f1 for r in counted) / n,
         )
 
     def _bins(self) -> list[tuple[int, float, int]]:
-        """Samples, summed confidence and hits of each bin of the confidence."""
+        """Return samples, summed confidence and hits of each bin of the confidence."""
         confidence = self.column("confidence")
         hits = self.column("targets") == self.column("predicted")
         bins = bin_of(confidence)
@@ -162,7 +162,7 @@ class Tally:
         ]
 
     def calibration(self) -> list[CalibrationBin]:
-        """The reliability diagram: bins of equal width, those without samples left out."""
+        """Return the reliability diagram: bins of equal width, without empty ones."""
         return [
             CalibrationBin(samples=n, confidence=c / n, accuracy=h / n)
             for n, c, h in self._bins()
@@ -175,28 +175,28 @@ class Tally:
         return math.fsum(abs(c - h) for _, c, h in self._bins()) / self.samples
 
     def areas(self) -> Areas:
-        """The ROC of class 1 of two, or micro-averaged over all, and each class against the rest.
+        """Return the ROC of class 1 of two, or micro-averaged, and each class against the rest.
 
-        Areas are exact. Without any where more than 2^26 logits were counted; None for a class
-        where all samples are of it, or none is.
+        Areas are exact. Empty with more than 2^26 logits. The area of a class is None if all
+        samples are of this class, or none is.
         """
         if self._areas is None:
             self._areas = areas(self._columns["logits"], self._columns["targets"], self.classes)
         return self._areas
 
     def roc(self) -> Roc | None:
-        """That of `areas`."""
+        """Return the ROC of `areas`."""
         return self.areas().roc
 
 
 def bin_of(confidence: Array) -> NDArray[np.int64]:
-    """The bin of each, closed on the right (Guo et al. 2017, arXiv:1706.04599, section 2)."""
+    """Return the bin of each value, closed on the right (Guo et al. 2017, arXiv:1706.04599)."""
     number: NDArray[np.int64] = np.ceil(confidence * CALIBRATION_BINS).astype(np.int64) - 1
     return number
 
 
 def _ahead(logits: Array, own: Array, targets: Array, predicted: Array) -> NDArray[np.int64]:
-    """Classes that are likelier than the true one; of equal ones the first is taken as likelier."""
+    """Count the classes above the true one; of equal scores the first is above."""
     likelier: NDArray[np.int64]
     likelier = (logits > own[:, None]).sum(1, dtype=np.uint32).astype(np.int64)  # int64 takes more
     close = ((likelier < 5) & (targets != predicted)).nonzero()[0]
@@ -205,15 +205,17 @@ def _ahead(logits: Array, own: Array, targets: Array, predicted: Array) -> NDArr
     return likelier
 
 
-def _result(name: str, hits: int, there: int, said: int, roc_auc: float | None) -> ClassResult:
-    """One class from the samples of it, those that were said to be it, and those that were both."""
-    recall, precision = (wilson(hits, n) if n else (None, None) for n in (there, said))
+def _result(
+    name: str, hits: int, samples: int, predicted: int, roc_auc: float | None
+) -> ClassResult:
+    """Return one class from its samples, its predictions, and those in both."""
+    recall, precision = (wilson(hits, n) if n else (None, None) for n in (samples, predicted))
     return ClassResult(
         name=name,
-        samples=there,
-        precision=hits / max(said, 1),
-        recall=hits / max(there, 1),
-        f1=2 * hits / max(there + said, 1),
+        samples=samples,
+        precision=hits / max(predicted, 1),
+        recall=hits / max(samples, 1),
+        f1=2 * hits / max(samples + predicted, 1),
         precision_low=precision[0],
         precision_high=precision[1],
         recall_low=recall[0],

@@ -1,7 +1,7 @@
 """`python -m kfp_ddp.evaluation.node [torchrun flags] -- FLAGS`: the ranks of a node.
 
-What is not at hand in the pod is brought first: a dataset that no claim holds, and a checkpoint
-that lies in a bucket, where the first rank's node puts the evaluation.
+Downloads what is not local first: a dataset that is not on a PVC, and a checkpoint in a bucket. The
+node of the first rank uploads the evaluation.
 """
 
 import shutil
@@ -22,7 +22,7 @@ RANK = "kfp_ddp.evaluation.rank"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Bring what is needed, evaluate, keep what was written; exit codes as of a training's node."""
+    """Download inputs, evaluate and upload results. Exit codes are as in a training."""
     node.end_with_parent()
     adopt_secrets()
     torchrun, flags = node.taken_apart(sys.argv[1:] if argv is None else argv)
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(torchrun: Sequence[str], request: Request) -> int:
-    """Run the ranks of this node; their exit code."""
-    away = is_remote(request.run_dir)
+    """Run the ranks of this node and return their exit code."""
+    remote = is_remote(request.run_dir)
     with (
         open_workspace(request.run_dir, "evaluate") as folder,
         at_hand(request.data, folder.path) as data,
@@ -43,8 +43,8 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
         checkpoint = request.checkpoint
         if request.of_run:
             checkpoint = str(folder.download(checkpoint))
-        here = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
-        request = Request.create(**{**request.given(), **here})
+        paths = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
+        request = Request.create(**{**request.given(), **paths})
         if not request.output_dir:
             request = Request.create(**{**request.given(), "output_dir": str(request.target)})
         code = node.launch(
@@ -52,10 +52,10 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
             [RANK, *request.to_argv()],
             Path(request.output_dir),
             check=lambda args: None,
-            kept=lambda: "an evaluation is begun anew",
+            kept=lambda: "an evaluation restarts from its beginning",
         )
-        if away and not (request.target / FILE).exists():
-            # What it would put are logs, and perhaps over those of the first rank's node.
+        if remote and not (request.target / FILE).exists():
+            # Its logs could overwrite those of the first rank's node.
             shutil.rmtree(request.target, ignore_errors=True)
         return code
 

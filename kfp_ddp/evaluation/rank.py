@@ -12,14 +12,14 @@ from kfp_ddp.training.watch import Parent
 
 
 def main() -> int:
-    """Evaluate this rank's share; the exit code is as of a rank that trains."""
+    """Evaluate this rank's share; exit codes are as in a training."""
     Parent()
     adopt_secrets()
     return told(lambda: Request.parse(sys.argv[1:]), run)
 
 
 def run(request: Request) -> bool:
-    """Meet the others and evaluate; never preempted, as it begins anew."""
+    """Join the other ranks and evaluate. Always complete: an evaluation has no checkpoints."""
     import torch
 
     from kfp_ddp.evaluation.ranks import evaluate_share
@@ -33,7 +33,7 @@ def run(request: Request) -> bool:
     )
     try:
         evaluate_share(request, world)
-        world.barrier()  # or one that is done is taken for lost
+        world.barrier()  # a rank that exits early would count as failed
     except BaseException:
         distributed.leave(world, in_order=False)
         raise

@@ -12,12 +12,12 @@ Array = NDArray[Any]
 
 _POINTS = 200
 _BLOCK = 1 << 20
-"""Scores that are made at a time, 8 MB; and of as many the curve's levels are chosen."""
+"""Scores in memory at a time, 8 MB; and scores from which the levels of the curve are chosen."""
 
 
 @dataclass(frozen=True)
 class Roc:
-    """A receiver operating characteristic by falling threshold, and the area under it."""
+    """A receiver operating characteristic by descending threshold, and the area under it."""
 
     false_positive_rate: list[float]
     true_positive_rate: list[float]
@@ -34,16 +34,16 @@ class Areas:
 
     @property
     def macro(self) -> float | None:
-        """The mean over the classes that have an area."""
+        """Return the mean over the classes that have an area."""
         known = [area for area in self.per_class if area is not None]
         return math.fsum(known) / len(known) if known else None
 
 
 def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas:
-    """From logits (N, C) and targets (N,), each in the same parts; none from none.
+    """Return areas from logits (N, C) and targets (N,), both in the same parts; empty from none.
 
     A score is the log-odds of a class. Areas are shares of the pairs whose positive has the higher
-    score, a tie counting half. At most 200 points of the curve are told, all finite.
+    score; a tie counts half. The curve has at most 200 points, all finite.
     """
     if not parts:
         return Areas()
@@ -57,14 +57,14 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
     targets = np.concatenate(truth)
     positive = np.sort(np.concatenate([own.positive for own in rows])[np.isin(targets, scored)])
     every = -(-len(targets) * len(scored) // _BLOCK)
-    some = _Rows(*(np.concatenate([p[::every] for p in given]) for given in (parts, truth)))
+    some = _Rows(*(np.concatenate([p[::every] for p in arrays]) for arrays in (parts, truth)))
     drawn = np.sort(np.concatenate(list(some.negatives(scored))))
     if not len(positive) or not len(drawn):
         return Areas(None, [None] * classes)
     per_class: list[float | None] = []
 
     def blocks() -> Iterator[Array]:
-        """The negatives' scores, each block sorted; the area of each class on the way."""
+        """Yield sorted blocks of the scores of negatives, and compute the area of each class."""
         step = max(1, _BLOCK // len(targets))
         for start in range(scored.start, scored.stop, step):
             columns = range(start, min(start + step, scored.stop))
@@ -81,9 +81,9 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
 
 
 class _Rows:
-    """Logits (N, C) with what the log-odds of any class are made of, in float64.
+    """Logits (N, C) and the terms of the log-odds of any class, in float64.
 
-    log(p / (1 - p)) comes without cancellation, however large a logit is.
+    log(p / (1 - p)) has no cancellation for large logits.
     """
 
     def __init__(self, logits: Array, targets: Array) -> None:
@@ -93,7 +93,7 @@ class _Rows:
         self._first = logits[rows, self._at].astype(np.float64)
         shifted = logits - self._first[:, None]
         self._total = np.exp(shifted).sum(1)
-        # Of the likeliest class nothing but rounding would be left over of the total.
+        # The total without the likeliest class would be a rounding error.
         shifted[rows, self._at] = -np.inf
         second = shifted.max(1)
         rest = np.exp(shifted - second[:, None]).sum(1)
@@ -107,25 +107,25 @@ class _Rows:
         return np.where(likeliest, self._likeliest, odds)
 
     def odds(self, columns: range) -> Array:
-        """The log-odds of some classes, (K, N)."""
+        """Return the log-odds of some classes, (K, N)."""
         chosen = self.logits[:, columns.start : columns.stop].T
         return self._of(chosen - self._first, self._at == np.array(columns)[:, None])
 
     def negatives(self, columns: range) -> Iterator[Array]:
-        """Those of each class where it is not the true one."""
+        """Yield the log-odds of each class for samples of other classes."""
         for number, odds in enumerate(self.odds(columns), columns.start):
             yield odds[self.targets != number]
 
 
 def _levels(negative: Array, positive: Array) -> Array:
-    """Scores to tell the curve at, falling, evenly many samples of each side apart."""
+    """Return descending scores for the curve, at equal numbers of samples of each side."""
     shown = np.linspace(0, 1, _POINTS // 2 - 1)
     chosen = [own[(shown * (len(own) - 1)).astype(np.int64)] for own in (negative, positive)]
     return np.unique(np.concatenate(chosen))[::-1]
 
 
 def _curve(blocks: Iterable[Array], positive: Array, level: Array) -> Roc:
-    """The curve at some scores, and the area; `blocks` of the negatives and all else sorted."""
+    """Return the curve at some scores, and the area; blocks, positives and levels are sorted."""
     wins = count = 0
     below = np.zeros(len(level))
     lowest = math.inf
@@ -137,7 +137,7 @@ def _curve(blocks: Iterable[Array], positive: Array, level: Array) -> Roc:
     level = np.append(level, lowest)
     wrong = np.append(1 - below / count, 1.0)
     right = 1 - np.searchsorted(positive, level) / len(positive)
-    last = None if below[-1] else -1  # the lowest of all is told already
+    last = None if below[-1] else -1  # the lowest score is already a level
     points = (wrong[:last], right[:last], np.exp(-np.logaddexp(0, -level[:last])))
     wrong_, right_, threshold = (values.tolist() for values in points)
     area = wins / (2 * count * len(positive))
@@ -145,9 +145,9 @@ def _curve(blocks: Iterable[Array], positive: Array, level: Array) -> Roc:
 
 
 def _wins(negative: Array, positive: Array) -> int:
-    """Twice the pairs whose positive is higher, and once those that tie; both sorted."""
+    """Count pairs whose positive is higher twice, and ties once; both arrays are sorted."""
     sides = (np.searchsorted(negative, positive, side=side) for side in ("left", "right"))
-    return sum(int(found.sum()) for found in sides)
+    return sum(int(counts.sum()) for counts in sides)
 
 
 def _area(negative: Array, positive: Array) -> float | None:

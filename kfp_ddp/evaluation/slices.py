@@ -1,4 +1,4 @@
-"""Slices of a split: the accuracy by the values of tags, which a CSV gives its images."""
+"""Slices of a split: accuracy by the values of tags, which a CSV assigns to images."""
 
 import csv
 import io
@@ -18,63 +18,68 @@ if TYPE_CHECKING:
 
 PATH = "path"
 LARGEST = 256 << 20
-"""Bytes of a table that is read: a million images with five tags have some 100 MB."""
+"""Maximum bytes of a table: a million images with five tags have about 100 MB."""
 MOST_TAGS, MOST_VALUES, LONGEST = 50, 200, 100
-"""Tags in a table, values of each of them, and characters of a name or a value."""
+"""Maximum tags in a table, values of a tag, and characters of a name or a value."""
 _OWN = ("class", PATH)
 
 
 @dataclass(frozen=True)
 class Tags:
-    """The values of tags by the path of an image; '' for none, which is in no slice."""
+    """Values of tags by path of the image; '' means no value, so no slice."""
 
     names: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
 
     def slices(self, index: "Index", predicted: Iterable[int]) -> list[Slice]:
-        """One for each value of each tag, from what each image of `index` was told to be."""
-        there: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for path, target, said in zip(index.paths, index.targets, predicted, strict=True):
+        """Return a slice for each value of each tag.
+
+        Args:
+            index: The images.
+            predicted: Class of each image.
+        """
+        counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for path, target, guess in zip(index.paths, index.targets, predicted, strict=True):
             for tag in zip(self.names, self.values.get(path, ()), strict=False):
-                there[tag][0] += 1
-                there[tag][1] += target == said
+                counts[tag][0] += 1
+                counts[tag][1] += target == guess
         order = {name: at for at, name in enumerate(self.names)}
-        found = sorted((tag for tag in there if tag[1]), key=lambda tag: (order[tag[0]], tag[1]))
-        return [slice_of(*tag, there[tag][1], there[tag][0]) for tag in found]
+        tags = sorted((tag for tag in counts if tag[1]), key=lambda tag: (order[tag[0]], tag[1]))
+        return [slice_of(*tag, counts[tag][1], counts[tag][0]) for tag in tags]
 
 
 def read(where: str, dataset: Path, index: "Index") -> Tags:
-    """The tags of the images of a split.
+    """Read the tags of the images of a split.
 
     Args:
-        where: A file below `dataset`, an absolute path, or an address.
+        where: A file below `dataset`, an absolute path, or a URI.
         dataset: Folder of the version.
-        index: The images. The table names them below `dataset` or below the split.
+        index: The images. The table has their paths below `dataset` or below the split.
 
     Raises:
-        InputError: it cannot be read, or no slices can be made of it.
+        InputError: The table is missing or invalid.
     """
     rows = _rows(_text(where, dataset), where)
     names = _names(next(rows, (1, []))[1], where)
-    told: dict[str, tuple[str, ...]] = {}
+    values_of: dict[str, tuple[str, ...]] = {}
     for line, row in rows:
         if len(row) != len(names) + 1:
             raise InputError(
                 f"{where}, line {line}: {len(row)} fields under {len(names) + 1} columns; write a "
-                "value or nothing for each tag, and quote what has a comma"
+                "value or nothing for each tag, and quote values with a comma"
             )
         values = tuple(_plain(value, f"{where}, line {line}") for value in row[1:])
-        if told.setdefault(row[0].strip(), values) != values:
-            raise InputError(f"{where}, line {line}: {row[0]!r} is tagged again, in another way")
+        if values_of.setdefault(row[0].strip(), values) != values:
+            raise InputError(f"{where}, line {line}: {row[0]!r} has other tags in another row")
     by_path = {}
     for path in index.paths:
         full, short = (Path(path).relative_to(base).as_posix() for base in (dataset, index.root))
-        if (values := told.get(full) or told.get(short, ())) and any(values):
+        if (values := values_of.get(full) or values_of.get(short, ())) and any(values):
             by_path[path] = values
     if not by_path:
         example = Path(index.paths[0]).relative_to(index.root).as_posix()
         raise InputError(
-            f"{where} tags no image of this split: name images in its column {PATH} as in {example}"
+            f"{where} has no image of this split: its column {PATH} needs paths such as {example}"
         )
     for number, name in enumerate(names):
         if len({values[number] for values in by_path.values()} - {""}) > MOST_VALUES:
@@ -94,15 +99,17 @@ def _text(where: str, dataset: Path) -> str:
     except (OSError, ValueError) as error:
         raise InputError(f"tags is {where}, which cannot be read: {reason(error)}") from None
     if content is None:
-        raise InputError(f"tags is {where}, but there is no such file: correct it, or leave it out")
+        raise InputError(
+            f"tags is {where}, but this file is not found: correct it, or leave it empty"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError(f"tags is {where}, which is no text in UTF-8: save it as CSV") from None
+        raise InputError(f"tags is {where}, which is not UTF-8: save it as CSV") from None
 
 
 def _rows(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not empty, with their line."""
+    """Yield the non-empty rows with their line number."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for row in reader:
@@ -113,29 +120,30 @@ def _rows(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _names(header: list[str], where: str) -> tuple[str, ...]:
-    """The tags that the first line names."""
+    """Return the tags in the first line."""
     first, *others = [_plain(name, f"{where}, line 1") for name in header] or [""]
     names = tuple(others)
     if first != PATH or not names:
         raise InputError(
-            f"{where} begins with {','.join(header)[:LONGEST]!r}: its first line is to name the "
+            f"{where} begins with {','.join(header)[:LONGEST]!r}: its first line must have the "
             f"columns, {PATH} first and then one for each tag"
         )
     wrong = [name for name in names if not name or name in _OWN or names.count(name) > 1]
     if wrong or len(names) > MOST_TAGS:
-        said = f"more than {MOST_TAGS} tags" if not wrong else f"a tag {wrong[0]!r}"
+        fault = f"more than {MOST_TAGS} tags" if not wrong else f"a tag {wrong[0]!r}"
         raise InputError(
-            f"{where} has {said}: name each once, other than {' and '.join(_OWN)}, and at most "
+            f"{where} has {fault}: name each once, other than {' and '.join(_OWN)}, and at most "
             f"{MOST_TAGS}"
         )
     return names
 
 
 def _plain(text: str, where: str) -> str:
-    """A name or a value on one line."""
+    """Return a name or a value in one line."""
     plain = " ".join(text.split())
     if len(plain) > LONGEST or not plain.isprintable():
         raise InputError(
-            f"{where}: {plain[:LONGEST]!r} is no tag; give at most {LONGEST} printable characters"
+            f"{where}: {plain[:LONGEST]!r} is not a valid tag; use at most {LONGEST} printable "
+            "characters"
         )
     return plain

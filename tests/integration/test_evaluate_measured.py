@@ -75,6 +75,6 @@ def test_a_table_of_tags_is_refused_before_anything_is_evaluated(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
 ) -> None:
     given = (trained_checkpoint, trained_run, trained_dataset, "val", 7, 3)
-    with pytest.raises(InputError, match=r"tags is none\.csv, but there is no such file"):
+    with pytest.raises(InputError, match=r"tags is none\.csv, but this file is not found"):
         evaluate(*given, options={"tags": "none.csv"})
     assert not (trained_run / "evaluation" / FILE).exists()

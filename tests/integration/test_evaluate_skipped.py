@@ -60,9 +60,7 @@ def test_they_are_left_out_counted_and_said(
     assert sum(one.samples for one in record.classes) == 46
     assert filled["evaluation_metrics"].metadata["skipped"] == 2
     assert "| images left out | 2 |" in (tmp_path / "evaluation_summary").read_text()
-    assert (
-        "2 images that cannot be read are left out" in (tmp_path / "evaluation_report").read_text()
-    )
+    assert "2 unreadable images are left out" in (tmp_path / "evaluation_report").read_text()
     assert f"on_bad_image=skip; the first: {BROKEN[1]}" in capsys.readouterr().out
     rows = (Path(path).parent / "predictions.csv").read_text().splitlines()[1:]
     assert not {row.split(",")[0] for row in rows} & set(BROKEN)

@@ -125,7 +125,7 @@ def test_without_predictions_only_the_gain_is_told(tmp_path: Path) -> None:
 def test_other_samples_do_not_compare(tmp_path: Path) -> None:
     ours, theirs = sides([("cat", True, False), ("dog", True, True)])
     theirs["other.png"] = theirs.pop("0.png")
-    with pytest.raises(InputError, match="name other samples than their evaluations"):
+    with pytest.raises(InputError, match="other samples than their evaluations"):
         compare(
             record(tmp_path / "a", ours),
             record(tmp_path / "b", theirs),

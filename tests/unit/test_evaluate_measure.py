@@ -172,7 +172,7 @@ def test_where_a_rank_kept_no_scores_there_is_no_roc(monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     merged = Tally(3)
     merged.merge([few.state(), many.state()])
-    assert (merged.samples, merged.kept_scores, merged.roc()) == (60, 0, None)
+    assert (merged.samples, merged.logits_in_memory, merged.roc()) == (60, 0, None)
     assert merged.areas().macro is None
 
 

@@ -93,7 +93,7 @@ def test_more_scores_than_are_kept_give_no_roc_and_hold_no_more_memory(
     for _ in range(5):
         tally.update(logits, targets)
     assert tally.roc() is None
-    assert tally.kept_scores == 0
+    assert tally.logits_in_memory == 0
     assert tally.samples == 600
 
 

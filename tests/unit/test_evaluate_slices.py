@@ -77,7 +77,7 @@ def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "tags.csv begins with '': its first line is to name the columns, path first"),
+        ("", "tags.csv begins with '': its first line must have the columns, path first"),
         ("file,light\ncat/1.png,day\n", "begins with 'file,light'"),
         ("path\ncat/1.png\n", "begins with 'path': its first line"),
         ("path,light,light\ncat/1.png,a,b\n", "has a tag 'light': name each once"),
@@ -86,18 +86,18 @@ def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
         ("path," + ",".join(map(str, range(51))) + "\n", "has more than 50 tags"),
         ("path,light\ncat/1.png,day,1\n", "line 2: 3 fields under 2 columns"),
         ("path,light\n\ncat/1.png\n", "line 3: 1 fields under 2 columns"),
-        ("path,light\ncat/1.png,day\ncat/1.png,night\n", "line 3: 'cat/1.png' is tagged again"),
+        ("path,light\ncat/1.png,day\ncat/1.png,night\n", "line 3: 'cat/1.png' has other tags"),
         (
             "path,light\nbird/1.png,day\n",
-            "tags no image of this split: name images in its column path as in cat/1.png",
+            "has no image of this split: its column path needs paths such as cat/1.png",
         ),
-        ("path,light\ncat/1.png,\n", "tags no image of this split"),
+        ("path,light\ncat/1.png,\n", "has no image of this split"),
         ("path,li\x1bght\ncat/1.png,day\n", "tags.csv, line 1: 'li"),
-        (b"path,light\ncat/1.png,\xff\n", "which is no text in UTF-8"),
+        (b"path,light\ncat/1.png,\xff\n", "which is not UTF-8"),
         ('path,light\ncat/1.png,"day\n', "line 2: unexpected end of data"),
-        (f"path,light\ncat/1.png,{'x' * 101}\n", "give at most 100 printable characters"),
+        (f"path,light\ncat/1.png,{'x' * 101}\n", "use at most 100 printable characters"),
         ("path,light\ncat/1.png,a\x00b\n", "line 2:"),
-        ("path,light\ncat/1.png,a\x1b[31m\n", "give at most 100 printable characters"),
+        ("path,light\ncat/1.png,a\x1b[31m\n", "use at most 100 printable characters"),
         (f"path,light\ncat/1.png,{'x' * 200_000}\n", "line 2: field larger than field limit"),
     ],
 )

@@ -143,10 +143,10 @@ ROWS = [
     ),
 ]  # fmt: skip
 ALWAYS = {
-    "a process with the runtime alone answers wrongly": (
+    "a process with only the runtime answers incorrectly": (
         Given(bundle={"infra": infra(**WRONG)}), {},
     ),
-    "one class alone has samples": (Given(changed={"classes": [CLASSES[0], CLASSES[2]]}), {}),
+    "all samples are of a single class": (Given(changed={"classes": [CLASSES[0], CLASSES[2]]}), {}),
     "a variant is below a rule for the model": (
         Given(bundle={"variants": -0.02}), {"min_accuracy": 0.96},
     ),
@@ -156,7 +156,7 @@ ALWAYS = {
     "the champion is not what its manifest lists": (Given(champion=5, spoilt="forged"), {}),
     "the bundle is not what its manifest lists": (Given(bundle={}, spoilt="forged"), {}),
     "the bundle is of another evaluation": (Given(bundle={}, spoilt="of another"), {}),
-    "the evaluation holds a number that is none": (Given(spoilt="not a number"), {}),
+    "the evaluation has a number that is not finite": (Given(spoilt="not a number"), {}),
 }  # fmt: skip
 
 
@@ -304,7 +304,7 @@ def table() -> str:
             given = getattr(row, name)
             cells += [_words(given, row.asked, row.checked or row.rule, name) if given else ""]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| Whatever is set, where | | The gate says |", "|---|---|---|"]
+    lines += ["", "| With any rules, if | | Message |", "|---|---|---|"]
     for what, (given, asked) in ALWAYS.items():
         with tempfile.TemporaryDirectory() as root:
             said = say(Path(root), given, asked)
