@@ -138,10 +138,9 @@ def node_id(workflow: str, name: str) -> str:
     return f"{workflow}-{_hash(name)}"
 
 
-def _hash(name: str) -> int:
-    """FNV-1a of 32 bits."""
-    value = 0x811C9DC5
-    for byte in name.encode():
+def _hash(text: str, value: int = 0x811C9DC5) -> int:
+    """FNV-1a of 32 bits; `value` is the hash of the text before this one."""
+    for byte in text.encode():
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
     return value
 
@@ -157,7 +156,8 @@ def _workflow(details: Sequence["V2beta1PipelineTaskDetail"]) -> str:
 def _root(details: Sequence["V2beta1PipelineTaskDetail"]) -> _Node | None:
     """Return the tree of the workflow's nodes, or None before the pipeline's root has started."""
     workflow = _workflow(details)
-    listed = {one for detail in details for one in _ids(detail)}
+    numbers = (one.rpartition("-")[2] for detail in details for one in _ids(detail))
+    listed = {int(number) for number in numbers if number.isdigit()}
     names = {detail.display_name for detail in details}
     suffixes = {attempt[0] for name in names if (attempt := ATTEMPT.search(name))}
     displays = sorted({ATTEMPT.sub("", name) for name in names} - {workflow})
@@ -166,10 +166,13 @@ def _root(details: Sequence["V2beta1PipelineTaskDetail"]) -> _Node | None:
     while frontier:
         parent = frontier.pop()
         for form in (*sorted(suffixes, reverse=True), ""):  # the last attempt first
+            prefix = _hash(f"{parent.name}{form}.")
             for display in displays:
-                name = f"{parent.name}{form}.{display}"
-                ids = {node_id(workflow, name + suffix) for suffix in ("", *suffixes)}
-                if ids & listed and display not in parent.children:
+                if display in parent.children:
+                    continue
+                own = _hash(display, prefix)
+                if listed & {own, *(_hash(suffix, own) for suffix in suffixes)}:
+                    name = f"{parent.name}{form}.{display}"
                     parent.children[display] = nodes[name] = _Node(name, display)
                     frontier.append(nodes[name])
     _attribute(details, nodes, workflow, suffixes)
