@@ -1,4 +1,4 @@
-"""The weights that a training begins with, brought from an address to a file."""
+"""Initial weights of a training, downloaded from an address."""
 
 import hashlib
 import os
@@ -17,25 +17,25 @@ from kfp_ddp.training.manifest import MANIFEST, STATE
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 _LARGEST = 16 << 30
-"""Bytes of weights, from wherever they come."""
+"""Limit in bytes."""
 _BLOCK = 1 << 20
 _SECONDS = 60.0
 
 
 def is_per_node(init_from: str) -> bool:
-    """Whether it is to be brought first: an address, or the folder of a model's exports.
+    """Return whether it must be downloaded: an address, or the folder of a model's exports.
 
-    That folder on a claim is none of weights, but names the bundle that is the champion.
+    That folder has no weights, but its CHAMPION names a bundle.
     """
-    named = bool(init_from) and (Path(init_from) / champion.CHAMPION).is_file()
-    return named or is_remote(init_from)
+    exports = bool(init_from) and (Path(init_from) / champion.CHAMPION).is_file()
+    return exports or is_remote(init_from)
 
 
 def check(init_from: str) -> None:
-    """Refuse an address where nothing lies; what lies there is looked at where it is brought.
+    """Refuse an address that does not exist; the content is checked when it is downloaded.
 
     Raises:
-        InputError: one line.
+        InputError: it does not exist.
     """
     if init_from.startswith("https://") or not is_per_node(init_from):
         return
@@ -49,15 +49,15 @@ def check(init_from: str) -> None:
 
 
 def brought(init_from: str, folder: Path) -> Path:
-    """A file or folder in `folder` with what lies at an address, which a restart uses again.
+    """Download the weights to `folder`; return the file or folder, which a restart reuses.
 
     Args:
         init_from: The address of a file of weights, of a bundle, of a model's exports whose
             CHAMPION names one, or of a checkpoint's folder step-<number>.
-        folder: Made if need be.
+        folder: Created if needed.
 
     Raises:
-        InputError: nothing lies there, or what lies there is damaged.
+        InputError: the address does not exist, or its content is damaged.
         StorageError: it cannot be read, or not be written here.
     """
     name = init_from.rstrip("/").rpartition("/")[2]
@@ -67,29 +67,29 @@ def brought(init_from: str, folder: Path) -> Path:
     aside = folder / f".{target.name}.{os.getpid()}"
     try:
         aside.mkdir(parents=True, exist_ok=True)
-        _bring(init_from.rstrip("/"), name, aside)
+        _download(init_from.rstrip("/"), name, aside)
         inner = aside / name if name.endswith(SUFFIXES) else aside
         inner.rename(target)
     except OSError as error:
         raise StorageError(
-            f"cannot bring init_from={init_from} to {folder}: {error.strerror or error}; "
-            "make room or repair the volume and start again"
+            f"cannot download init_from={init_from} to {folder}: {error.strerror or error}; "
+            "free some space or repair the volume and start again"
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    print(f"brought {init_from} to {target}", flush=True)
+    print(f"downloaded {init_from} to {target}", flush=True)
     return target
 
 
-def _bring(address: str, name: str, folder: Path) -> None:
+def _download(address: str, name: str, folder: Path) -> None:
     if address.startswith("https://"):
-        _download(address, folder / name)
+        _download_https(address, folder / name)
         return
     parent = address.rpartition("/")[0]
     if name.endswith(SUFFIXES):
         _fetch(parent, name, folder)
-    elif (found := champion.find(address)) is not None:
-        found.fetch_weights(folder)
+    elif (model := champion.find(address)) is not None:
+        model.fetch_weights(folder)
     elif open_destination(address).read(MANIFEST, _BLOCK) is not None:
         _fetch(address, MANIFEST, folder)
         _fetch(address, STATE, folder)
@@ -106,35 +106,37 @@ def _fetch(where: str, name: str, folder: Path) -> None:
             raise _nothing(f"{where}/{name}")
 
 
-def _download(url: str, target: Path) -> None:
-    """A file by https; torchvision and others put a digest into its name, which is checked."""
-    whole = hashlib.sha256()
+def _download_https(url: str, target: Path) -> None:
+    """Download a file by https; a digest in its name, as torchvision has it, is checked."""
+    digest = hashlib.sha256()
     with target.open("wb") as file:
         for block in _blocks(url):
-            whole.update(block)
+            digest.update(block)
             file.write(block)
-    told = re.search(r"-([0-9a-f]{8,})\.", target.name)
-    if told and not whole.hexdigest().startswith(told[1]):
-        raise StorageError(f"{url} arrived damaged: its sha256 is not as its name tells; try again")
+    suffix = re.search(r"-([0-9a-f]{8,})\.", target.name)
+    if suffix and not digest.hexdigest().startswith(suffix[1]):
+        raise StorageError(
+            f"{url} arrived damaged: its sha256 is not the one in its name; try again"
+        )
 
 
 def _blocks(url: str) -> Iterator[bytes]:
-    """What lies at an address by https; raises InputError where that is too much."""
+    """Yield the content of an https address; raises InputError if it is too large."""
     size = 0
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310  https only
-            told = int(answer.headers.get("Content-Length") or 0)
-            while max(size, told) <= _LARGEST and (block := answer.read(_BLOCK)):
+            length = int(answer.headers.get("Content-Length") or 0)
+            while max(size, length) <= _LARGEST and (block := answer.read(_BLOCK)):
                 size += len(block)
                 yield block
     except (OSError, HTTPException, ValueError) as error:
         raise _unreachable(url, error) from None
-    if max(size, told) > _LARGEST:
+    if max(size, length) > _LARGEST:
         raise InputError(
-            f"init_from={url} has {max(size, told):,} bytes or more, over the {_LARGEST:,} that "
+            f"init_from={url} has {max(size, length):,} bytes or more, over the {_LARGEST:,} that "
             "weights may have: correct the address"
         )
-    if size < told:
+    if size < length:
         raise _unreachable(url, f"the connection was cut after {size:,} bytes")
 
 

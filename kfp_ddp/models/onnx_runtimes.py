@@ -1,4 +1,4 @@
-"""An ONNX model in each of the runtimes that compute one here, on the CPU."""
+"""ONNX models in ONNX Runtime or OpenVINO, on the CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Loaded:
     """A model with one input and one output, called with uint8 images; one call at a time."""
 
     runtime: str
-    """Name and version of what computes it."""
+    """Name and version of the runtime."""
     entry: tuple[str, tuple[int, ...]]
-    """Name and shape of the input; -1 where any size is taken."""
+    """Name and shape of the input; -1 for any size."""
     output: tuple[str, tuple[int, ...]]
     logits: Logits
 
     def __call__(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The logits, float32 [N, classes]."""
+        """Return the logits, float32 [N, classes]."""
         return self.logits(images)
 
 
@@ -36,7 +36,7 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
     Args:
         model: Content of an ONNX file.
         runtime: `ONNXRUNTIME` or `OPENVINO`; empty for the first that is installed.
-        threads: That one call may use; 0 for as many as the runtime thinks fit.
+        threads: Threads of one call; 0 for the runtime's default.
 
     Raises:
         InputError: the runtime is not installed, or refuses the model.
@@ -44,14 +44,14 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
     names = [runtime] if runtime else list(_LOADERS)
     name = next((one for one in names if find_spec(one)), "")
     if not name:
-        wanted = f"pip install {names[0]}"
-        raise InputError(f"this needs {' or '.join(names)}, and none is installed: {wanted}")
+        command = f"pip install {names[0]}"
+        raise InputError(f"this needs {' or '.join(names)}, and none is installed: {command}")
     try:
         return _LOADERS[name](model, threads)
     except Exception as error:
-        said = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise InputError(
-            f"{name} cannot load the model: {said[-1].strip()[:250]}; try another runtime"
+            f"{name} cannot load the model: {lines[-1].strip()[:250]}; try another runtime"
         ) from error
 
 
@@ -65,8 +65,8 @@ def _onnxruntime(model: bytes, threads: int) -> Loaded:
     (entry,), (output,) = session.get_inputs(), session.get_outputs()
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = session.run([output.name], {entry.name: images})[0]
-        return found
+        result: NDArray[np.float32] = session.run([output.name], {entry.name: images})[0]
+        return result
 
     return Loaded(
         f"onnxruntime {onnxruntime.__version__}",
@@ -81,7 +81,7 @@ def _openvino(model: bytes, threads: int) -> Loaded:
 
     core = openvino.Core()
     read = core.read_model(model=model)
-    # On CPUs that have bf16 it would compute in that, and be off by a percent.
+    # Its default on CPUs with bf16 is bf16, which differs by a percent.
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
     if threads:
         settings["INFERENCE_NUM_THREADS"] = threads
@@ -89,8 +89,8 @@ def _openvino(model: bytes, threads: int) -> Loaded:
     entry, output = compiled.input(0), compiled.output(0)
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = compiled([images])[output]
-        return found.copy()  # the next call writes there again
+        result: NDArray[np.float32] = compiled([images])[output]
+        return result.copy()  # the next call overwrites it
 
     shapes = [[d.get_length() if d.is_static else -1 for d in port.partial_shape]
               for port in (entry, output)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The further forms of a model in its bundle, as `variants.json` tells them. Free of torch."""
+"""Record of the further forms of a model, `variants.json`. Does not import torch."""
 
 from pathlib import Path
 from typing import Literal
@@ -21,11 +21,11 @@ LARGEST = 64 << 20
 
 
 class Measured(Stored):
-    """A further form of the model, and what it came to on the whole split of the evaluation.
+    """A further form of the model, evaluated on the complete split.
 
-    `agreement` is the share of samples that it tells as the checkpoint does, `gain` that of the
-    accuracy on it with Newcombe's 95 % interval, `won` and `lost` the samples that only the one or
-    the other told right. `evaluation.seconds` is 0: times are in latency.json.
+    `agreement` is the share of samples with the same prediction as the checkpoint, `gain` the gain
+    of accuracy with Newcombe's 95 % interval, `won` and `lost` the samples that only the form or
+    only the checkpoint predicted correctly. `evaluation.seconds` is 0: times are in latency.json.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Measured(Stored):
 
 
 class Record(Stored):
-    """All forms that were asked for: those that are there, and why the others are not."""
+    """All requested forms: those in the bundle, and why others are not."""
 
     format: Literal[1] = 1
     variants: list[Measured] = Field(default_factory=list)
@@ -52,15 +52,15 @@ class Record(Stored):
 
     @property
     def asked(self) -> bool:
-        """Whether there was any."""
+        """Whether any form was requested."""
         return bool(self.variants or self.left_out)
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
-        """That of a bundle; empty where it has none.
+        """Return the record of a bundle; empty if it has none.
 
         Raises:
-            InputError: it is none.
+            InputError: it is invalid.
         """
         try:
             return cls.model_validate_json(read_below(folder, FILE, LARGEST))
@@ -68,6 +68,6 @@ class Record(Stored):
             return cls()
         except ValidationError as error:
             raise InputError(
-                f"{folder / FILE} does not tell the forms of a model: {first_fault(error)}; "
+                f"{folder / FILE} is not a record of forms: {first_fault(error)}; "
                 "export the model again"
             ) from None

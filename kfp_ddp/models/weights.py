@@ -1,4 +1,4 @@
-"""A network in one safetensors file: its weights, and what is needed to build and feed it."""
+"""A network in one safetensors file: weights, and metadata to build it and prepare its input."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from kfp_ddp.training.config import TrainConfig
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
-    """Write the network's state dict, described by the file's metadata."""
+    """Write the network's state dict, with its description as metadata."""
     from safetensors.torch import save_file
 
     # Copies: the format holds no tensor under two names.
@@ -39,44 +39,44 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Bring the metadata in order, which safetensors writes in another one each time."""
+    """Sort the metadata, as safetensors writes it in random order."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) > length:
-            raise ValueError(f"the header of {path.name} has become longer than it was")
+            raise ValueError(f"the header of {path.name} is longer than before")
         file.seek(8)
         file.write(text.ljust(length))
 
 
 def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
-    """The network of `write`: float32 on the CPU, in eval mode; it was trained to `step`.
+    """Return the network of `write`: float32 on the CPU, in eval mode, trained to `step`.
 
-    Where the file holds the code of a network of somebody's own, that is run.
+    If the file has the code of a custom network, that code is run.
 
     Raises:
-        InputError: the file is not one that `write` wrote.
+        InputError: the file was not written by `write`.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            said = file.metadata() or {}
+            metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         info = ModelInfo(
-            model=said["model"],
-            classes=tuple(json.loads(said["classes"])),
-            image_size=int(said["image_size"]),
-            mean=tuple(json.loads(said["mean"])),
-            std=tuple(json.loads(said["std"])),
+            model=metadata["model"],
+            classes=tuple(json.loads(metadata["classes"])),
+            image_size=int(metadata["image_size"]),
+            mean=tuple(json.loads(metadata["mean"])),
+            std=tuple(json.loads(metadata["std"])),
             step=step,
-            # Bundles did not always say these; those that do not have no such network.
+            # Older bundles do not have these; their networks do not use them.
             config={
-                "blur_pool": json.loads(said.get("blur_pool", "false")),
-                "model_code": said.get("model_code", ""),
-                "test_time_flip": json.loads(said.get("test_time_flip", "false")),
+                "blur_pool": json.loads(metadata.get("blur_pool", "false")),
+                "model_code": metadata.get("model_code", ""),
+                "test_time_flip": json.loads(metadata.get("test_time_flip", "false")),
             },
         )
         _check(info)
@@ -91,7 +91,7 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
 
 
 def _check(info: ModelInfo) -> None:
-    """Refuse what no run can have; raises ValueError or TypeError."""
+    """Raise ValueError or TypeError for values that no training can have."""
     if not (len(info.mean) == len(info.std) == 3):
         raise ValueError("mean and std are not of three channels")
     if not all(math.isfinite(value) for value in (*info.mean, *info.std)) or min(info.std) <= 0:

@@ -78,7 +78,7 @@ def test_a_model_is_rolled_out_and_the_next_takes_its_place(
     assert done["version"] != first
     host = f"shop-predictor.{controller.grounds.namespace}.svc.cluster.local"
     assert done["url"] == f"http://{host}"
-    assert ("asking http://latest-" in step.log()) == (controller.mode == KNATIVE)
+    assert ("testing http://latest-" in step.log()) == (controller.mode == KNATIVE)
     assert predictor(controller)["labels"]["kfp-ddp/version"] == done["version"]
     assert "canaryTrafficPercent" not in predictor(controller)
     if controller.mode == KNATIVE:
@@ -121,7 +121,7 @@ def test_while_a_model_is_tried_it_has_its_share_and_no_more(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow", canary_percent=7, canary_seconds=2)
-    step.start().saw("asking http://latest-shop")
+    step.start().saw("testing http://latest-shop")
     assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
         ("latest", 7),
         ("prev", 93),
@@ -157,7 +157,7 @@ def test_a_step_that_is_run_again_goes_on_where_it_was(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow").start()
-    step.saw("asking http://shop")
+    step.saw("testing http://shop")
     step.evict()
     assert step.wait() == "Lost"
     assert predictor(controller)["canaryTrafficPercent"] == 10
@@ -171,7 +171,7 @@ def test_what_a_killed_run_left_on_trial_is_taken_back_at_its_end(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow").start()
-    step.saw("asking http://shop")
+    step.saw("testing http://shop")
     step.signal()
     assert step.wait() == "Failed"
     grounds = controller.grounds

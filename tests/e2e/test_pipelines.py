@@ -59,7 +59,7 @@ def test_the_champion_is_fine_tuned_from_its_bucket(scene: Scene, first: Run) ->
     weights = f"{EXPORTS}/{TRAINING['model_name']}"
     run = scene.run(document("finetune"), **arguments, init_from=weights).play()
     assert run.succeeded, run.explain()
-    assert f"brought {weights} to" in run.steps["train"].log
+    assert f"downloaded {weights} to" in run.steps["train"].log
     assert run.steps["evaluate"].outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]
 
 

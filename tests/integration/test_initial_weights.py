@@ -97,7 +97,7 @@ def test_an_address_that_cannot_be_reached_or_written_is_one_line(tmp_path: Path
     with pytest.raises(StorageError, match=r"^cannot fetch init_from=https://127\.0\.0\.1:9/x"):
         with_local_weights(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"cannot bring init_from=file:///nowhere/x\.pth to"):
+    with pytest.raises(StorageError, match=r"cannot download init_from=file:///nowhere/x\.pth to"):
         with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
     plain: Any = config("/a/path.pth", tmp_path)
     assert with_local_weights(plain, tmp_path) is plain
@@ -143,7 +143,7 @@ def test_more_than_weights_have_is_not_downloaded(
 
 def test_a_disk_that_is_full_while_weights_arrive_is_one_line(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(3_000_000)
-    full = r"^cannot bring init_from=https://\S+/w\.pth to \S+: No space left on device; make room"
+    full = r"^cannot download init_from=https://\S+/w\.pth to \S+: No space left on device"
     with (
         small_disk(tmp_path / "small", "size=1m") as disk,
         answering(answer, tmp_path) as server,

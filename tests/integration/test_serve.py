@@ -367,7 +367,7 @@ def test_what_cannot_be_served_is_a_line(sealed: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no bundle at"):
         ready(str(tmp_path))
     (tmp_path / "CHAMPION").write_text("0123456789ab\n")
-    with pytest.raises(InputError, match="names 0123456789ab, where that bundle is not"):
+    with pytest.raises(InputError, match="names 0123456789ab, which does not exist"):
         ready(str(tmp_path))
     with pytest.raises(InputError, match="has no variant int8 to serve: it has none"):
         ready(str(sealed), variant="int8")

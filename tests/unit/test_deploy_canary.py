@@ -63,13 +63,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
         (answer(2.4, -50.4, 2.6), ""),
         (answer(2.0, -50.0, 3.6), "its logits differ from the bundle's by 0.6, 0.5 is allowed"),
         (answer(2.0, -50.0), "it has 2 logits, the bundle 3"),
-        (answer(*LOGITS, name="scores"), "it is no v2 answer with logits: {"),
+        (answer(*LOGITS, name="scores"), "it is not a v2 answer with logits: {"),
         (b'{"outputs": [{"name": "logits", "data": [NaN, 1, 2]}]}', "its logits differ"),
         (b'{"outputs": [{"name": "logits", "data": [2, NaN, 3]}]}', "its logits differ from the"),
-        (b'{"outputs": [{"name": "logits", "data": ["a", 1, 2]}]}', "it is no v2 answer"),
-        (answer(2.0, -50.0, 10**400), "it is no v2 answer"),
-        (b"[" * 100_000, "it is no v2 answer"),
-        (b"\xff<html>", "it is no v2 answer with logits: "),
+        (b'{"outputs": [{"name": "logits", "data": ["a", 1, 2]}]}', "it is not a v2 answer"),
+        (answer(2.0, -50.0, 10**400), "it is not a v2 answer"),
+        (b"[" * 100_000, "it is not a v2 answer"),
+        (b"\xff<html>", "it is not a v2 answer with logits: "),
     ],
 )
 def test_an_answer_is_right_within_what_is_allowed(content: bytes, said: str) -> None:
@@ -207,5 +207,5 @@ def test_the_newest_predictor_has_an_address_of_its_own_with_knative(
 
 
 def test_a_service_without_address_is_one_line() -> None:
-    with pytest.raises(JobError, match="KServe tells no address of InferenceService shop"):
+    with pytest.raises(JobError, match="KServe reports no address of InferenceService shop"):
         address({"metadata": {"name": "shop"}})

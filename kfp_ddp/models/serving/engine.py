@@ -1,4 +1,4 @@
-"""The deploy step: a published bundle rolled out on an InferenceService, or taken back."""
+"""The deploy step: roll out a published bundle on an InferenceService, or roll it back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ ALL = 100
 
 
 class Deployed(NamedTuple):
-    """Where the service answers inside the cluster, '' for none; the version that answers there."""
+    """URL of the service inside the cluster, '' for none, and the version that it serves."""
 
     url: str
     version: str
@@ -48,77 +48,77 @@ def run(
     run_id: str,
     deploy_report: "dsl.Markdown",
 ) -> Deployed:
-    """Roll the bundle out, and tell in the artifact what came of it."""
+    """Roll out the bundle and write the result to the artifact."""
     settings = part_of(release, Deployment)
-    found, said = Deployed("", ""), "no service is named in release: nothing was rolled out"
+    deployed, result = Deployed("", ""), "no service is named in release: nothing was rolled out"
     if settings.service and not bundle:
-        said = "nothing was uploaded, so there is nothing to roll out"
+        result = "nothing was uploaded, so there is nothing to roll out"
     elif settings.service and (other := _other_champion(bundle)):
-        said = f"{bundle} is not rolled out: {other} is the champion now"
+        result = f"{bundle} is not rolled out: {other} is the champion now"
     elif settings.service:
         api = Api.connect()
-        found, said = roll_out(api, settings, bundle, model_name, run_id)
-    print(said, flush=True)
-    Path(deploy_report.path).write_text(f"{cell(said)}\n", encoding="utf-8")
-    deploy_report.metadata.update({"service": settings.service, **found._asdict()})
-    return found
+        deployed, result = roll_out(api, settings, bundle, model_name, run_id)
+    print(result, flush=True)
+    Path(deploy_report.path).write_text(f"{cell(result)}\n", encoding="utf-8")
+    deploy_report.metadata.update({"service": settings.service, **deployed._asdict()})
+    return deployed
 
 
 def roll_out(
     api: Api, settings: Deployment, uri: str, model_name: str, run_id: str
 ) -> tuple[Deployed, str]:
-    """Put the bundle to work: on trial, asked for its sample, and then for all requests.
+    """Deploy the bundle: start a trial, test it with its sample, then give it all requests.
 
     Args:
         api: The cluster, in the namespace of the service.
         settings: Which service, and how.
         uri: Of the bundle.
         model_name: Of the model in it.
-        run_id: Of the run that does it.
+        run_id: Of this run.
 
     Returns:
-        Where it answers, and what was done in words.
+        The deployment, and the result as text.
 
     Raises:
-        InputError: what cannot be used, before anything is changed.
-        JobError: it did not get ready or answers wrongly; what was before answers again.
-        RunCancelledError: the run was terminated; what was before answers again.
+        InputError: invalid input; nothing was changed.
+        JobError: it is not ready or answers incorrectly; the previous model was restored.
+        RunCancelledError: the run was terminated; the previous model was restored.
     """
-    sealed = _bundle(uri)
-    sample = Sample.of(sealed)
-    wanted = signed(_predictor(settings, uri, model_name), sealed.version, uri, run_id)
+    bundle = _bundle(uri)
+    sample = Sample.of(bundle)
+    desired = signed(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
     service = Service(api, settings.service)
-    there = service.begin(wanted, settings.canary_percent)
-    rollout = Rollout(api, service, there, settings, sample)
+    started = service.begin(desired, settings.canary_percent)
+    rollout = Rollout(api, service, started, settings, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
     with rollout.watched.watching():
         url, seconds = rollout.run(model)
     how = "answers" if rollout.begun else "already answered, and still does"
-    said = (
-        f"InferenceService {settings.service} {how} with {model_name} {sealed.version} at {url}: "
-        f"the bundle's sample {settings.canary_requests} times rightly, {seconds * 1e3:.0f} ms each"
+    result = (
+        f"InferenceService {settings.service} {how} with {model_name} {bundle.version} at {url}: "
+        f"the bundle's sample {settings.canary_requests} times correctly, "
+        f"{seconds * 1e3:.0f} ms each"
     )
-    return Deployed(url, sealed.version), said
+    return Deployed(url, bundle.version), result
 
 
 def _other_champion(uri: str) -> str:
-    """The version that is the champion in the place of this bundle; '' for none."""
+    """Return the version that is the champion instead of this bundle; '' for none."""
     models, _, version = uri.rstrip("/").rpartition("/")
-    named = read_pointer(open_destination(models))
-    return named if named != version else ""
+    champion = read_pointer(open_destination(models))
+    return champion if champion != version else ""
 
 
 def _bundle(uri: str) -> Bundle:
-    advice = "publish it again"
-    found = Bundle.at(open_destination(uri), "", "the bundle", advice)
-    if found.listed is None:
-        raise InputError(f"there is no bundle at {uri}: give what publish returned")
-    return found
+    bundle = Bundle.at(open_destination(uri), advice="publish it again")
+    if bundle.listed is None:
+        raise InputError(f"there is no bundle at {uri}: give the output of publish")
+    return bundle
 
 
 def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
     amounts = {"cpu": settings.service_cpu, "memory": settings.service_memory}
-    made = manifest(
+    service = manifest(
         settings.service,
         uri,
         model_name,
@@ -127,28 +127,28 @@ def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
         resources={"requests": amounts, "limits": amounts},
         service_account=settings.service_account,
     )
-    return {**predictor_of(made), "minReplicas": settings.service_replicas}
+    return {**predictor_of(service), "minReplicas": settings.service_replicas}
 
 
 class Rollout:
-    """What was begun, to its good end or back."""
+    """A started rollout, until it succeeds or is rolled back."""
 
     def __init__(
-        self, api: Api, service: Service, there: Object, settings: Deployment, sample: Sample
+        self, api: Api, service: Service, started: Object, settings: Deployment, sample: Sample
     ) -> None:
         self.service, self.settings, self.sample = service, settings, sample
-        self.predictor, self.former = predictor_of(there), before(there)
-        self.spec, self.begun = label(self.predictor, SPEC), on_trial(there)
+        self.predictor, self.former = predictor_of(started), before(started)
+        self.spec, self.begun = label(self.predictor, SPEC), on_trial(started)
         self.watched = Watched(api, service)
 
     def run(self, model: str) -> tuple[str, float]:
-        """Try the predictor out and let it have all requests, or take it back.
+        """Test the predictor and give it all requests, or roll back.
 
         Args:
-            model: What the server calls the model.
+            model: Name of the model on the server.
 
         Returns:
-            Where the service answers, and the median seconds of an answer.
+            URL of the service, and the median seconds of an answer.
 
         Raises:
             JobError: it failed.
@@ -163,20 +163,20 @@ class Rollout:
         except KfpDdpError as error:
             if not self.begun:
                 raise
-            done = self._back()
+            result = self._back()
             kind = RunCancelledError if isinstance(error, RunCancelledError) else JobError
-            told = kind(f"{error}; {done}")
+            failure = kind(f"{error}; {result}")
             cancelled = kind is RunCancelledError
         if not cancelled:
             self._unpin()
-        raise told
+        raise failure
 
     def _try(self, model: str, percent: int) -> float:
         url = address(self._wait(percent), newest=True)
-        print(f"asking {url}", flush=True)
-        asked = (url, model, self.sample)
+        print(f"testing {url}", flush=True)
         times, seconds = self.settings.canary_requests, self.settings.canary_seconds
-        return try_out(*asked, times, seconds, self.watched.leave_if_cancelled)
+        check = self.watched.leave_if_cancelled
+        return try_out(url, model, self.sample, times, seconds, check)
 
     def _wait(self, percent: int) -> Object:
         return self.watched.until_ready(self.spec, percent, self.settings.service_minutes * 60)
@@ -188,7 +188,7 @@ class Rollout:
             return str(error)
 
     def _unpin(self) -> None:
-        """Let what was put back be as it was, once it is ready: its requests go there already."""
+        """Remove the share of the restored predictor when it is ready; it has all requests."""
         if self.former is None:
             return
         spec = label(self.former, SPEC)
@@ -197,4 +197,4 @@ class Rollout:
             self.service.settle(self.former, None)
         except KfpDdpError as error:
             version = label(self.former, VERSION)
-            print(f"warning: {self.service.name} stays pinned to {version}: {error}", flush=True)
+            print(f"warning: {self.service.name} remains pinned to {version}: {error}", flush=True)

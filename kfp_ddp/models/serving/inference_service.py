@@ -1,7 +1,7 @@
 """KServe's InferenceService for a bundle: on Triton, OpenVINO Model Server, or our own server.
 
-The two runtimes are those that KServe installs as ClusterServingRuntimes. Neither server was to be
-had where this was made: manifests are held to KServe's schema, the layout to the published rules.
+The first two are ClusterServingRuntimes of KServe. They were not run with these manifests: tests
+check the manifests against KServe's schema, and the layout against the published rules.
 """
 
 import os
@@ -15,9 +15,9 @@ TRITON, OPENVINO, OURS = "kserve-tritonserver", "kserve-openvino", "kfp-ddp"
 Runtime = Literal["kserve-tritonserver", "kserve-openvino", "kfp-ddp"]
 RUNTIMES: tuple[str, ...] = get_args(Runtime)
 MOUNTED = "/mnt/models"
-"""Where KServe's storage initializer puts what a storageUri names."""
+"""Folder in which KServe's storage initializer puts the files of a storageUri."""
 PORT = 8080
-# OpenVINO computes in bf16 where a CPU can, unless it is told.
+# The default of OpenVINO is bf16 on CPUs that have it.
 _EXACT = '--plugin_config={"INFERENCE_PRECISION_HINT":"f32"}'
 
 
@@ -32,20 +32,20 @@ def manifest(
     resources: Mapping[str, Any] | None = None,
     service_account: str = "",
 ) -> dict[str, Any]:
-    """The manifest of a service that answers with a bundle's model.
+    """Return the manifest of a service for a bundle's model.
 
     Args:
         name: Of the service.
         bundle: Address of the bundle, gs://, s3://, az:// or pvc://claim/folder.
         model_name: Of the model, as in the bundle's `serving/`.
         runtime: One of `RUNTIMES`.
-        namespace: Of the service; empty for that of whoever applies it.
+        namespace: Of the service; empty for the default one.
         image: Of our own server, with this package and its extra `serve`.
         resources: Requests and limits of the server's container; KServe's or the runtime's without.
-        service_account: Whose secrets let KServe read the bundle; empty for the default one.
+        service_account: Account with secrets to read the bundle; empty for the default one.
 
     Raises:
-        InputError: KServe reads no such address, or a runtime that there is not.
+        InputError: KServe cannot read the address, or the runtime is unknown.
     """
     if runtime not in RUNTIMES:
         raise InputError(f"runtime is {runtime!r}: give one of {', '.join(RUNTIMES)}")
@@ -70,7 +70,7 @@ def manifest(
 
 
 def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
-    """The container of our server, to which KServe brings the bundle."""
+    """Return the container of our server; KServe downloads the bundle for it."""
     if not image:
         raise InputError(
             f"runtime {OURS} needs an image: one with this package and its extra serve"
@@ -89,7 +89,7 @@ def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
 
 
 def _model(address: str, model_name: str, runtime: str) -> dict[str, Any]:
-    """The model for a runtime that KServe has."""
+    """Return the model for a runtime of KServe."""
     model = {
         "modelFormat": {"name": "onnx"},
         "protocolVersion": "v2",
@@ -102,18 +102,18 @@ def _model(address: str, model_name: str, runtime: str) -> dict[str, Any]:
 
 
 def served_name(name: str, model_name: str, runtime: str) -> str:
-    """What the model is called in `/v2/models/<here>/infer` of a service with this name.
+    """Return the model's name in `/v2/models/<name>/infer` of a service.
 
-    KServe starts OpenVINO Model Server with the service's name for the model's.
+    KServe starts OpenVINO Model Server with the service's name as the model's.
     """
     return name if runtime == OPENVINO else model_name
 
 
 def storage_uri(bundle: str) -> str:
-    """The address of a bundle as KServe's storage initializer takes it.
+    """Return the address of a bundle for KServe's storage initializer.
 
     Raises:
-        InputError: it reads no such address, or the Azure account is not known.
+        InputError: it cannot read the address, or the Azure account is unknown.
     """
     bundle = bundle.rstrip("/")
     scheme, _, rest = bundle.partition("://")

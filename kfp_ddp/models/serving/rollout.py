@@ -1,8 +1,8 @@
-"""A new version of an InferenceService: begun, promoted, or taken back to the one before it.
+"""Rollout of a new version of an InferenceService: start, promote, roll back.
 
-While it is on trial its predictor has a share of the requests above 0, `canaryTrafficPercent`, and
-the service remembers the predictor before it. So whoever comes later, after a crash or a cancel,
-can tell an unfinished rollout, and end it. KServe shares requests out only with Knative.
+During a trial the predictor has a share of the requests above 0, `canaryTrafficPercent`, and an
+annotation of the service has the previous predictor. A later step can so recognize an unfinished
+rollout, after a crash or a cancel, and end it. KServe splits requests only with Knative.
 """
 
 import hashlib
@@ -19,47 +19,47 @@ PLURAL = "inferenceservices"
 POD_OF = "serving.kserve.io/inferenceservice"
 """The label that KServe gives the pods of a service."""
 TAGGED = "serving.kserve.io/enable-tag-routing"
-"""The annotation by which Knative gives the newest revision an address of its own."""
+"""The annotation that makes Knative give the newest revision its own address."""
 OURS = {"app.kubernetes.io/managed-by": "kfp-ddp"}
 SPEC, VERSION = "kfp-ddp/spec", "kfp-ddp/version"
-"""Labels of a predictor and its pods: what it was made of, and the bundle's version."""
+"""Labels of a predictor and its pods: a digest of its spec, and the bundle's version."""
 RUN, BUNDLE = "kfp-ddp/run-id", "kfp-ddp/bundle"
-"""Annotations of a predictor: who brought it, and where its bundle lies."""
+"""Annotations of a predictor: the run that deployed it, and the URI of its bundle."""
 BEFORE = "kfp-ddp/before"
-"""Annotation of a service: the predictor that is put back where the new one does not answer."""
+"""Annotation of a service: the predictor that a rollback restores."""
 PERCENT = "canaryTrafficPercent"
 _TIMES, _PAUSE = 10, 0.3
 
 
 def signed(predictor: Object, version: str, uri: str, run_id: str) -> Object:
-    """A predictor with what tells its pods from those of others.
+    """Return a predictor with labels and annotations that identify its pods.
 
     Args:
-        predictor: As a manifest has it.
+        predictor: From a manifest.
         version: Of the bundle.
-        uri: Where the bundle lies.
-        run_id: Of the run that brings it.
+        uri: URI of the bundle.
+        run_id: Of the run that deploys it.
     """
-    said = json.dumps([predictor, version], sort_keys=True)
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    content = json.dumps([predictor, version], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     labels = {SPEC: digest, VERSION: version}
     return {**predictor, "labels": labels, "annotations": {RUN: run_id, BUNDLE: uri}}
 
 
 def label(predictor: Object, name: str) -> str:
-    """A label of a predictor; '' for none."""
+    """Return a label of a predictor; '' for none."""
     return str((predictor.get("labels") or {}).get(name, ""))
 
 
-def brought_by(predictor: Object) -> str:
-    """The run that brought a predictor; '' where nobody knows."""
+def deployed_by(predictor: Object) -> str:
+    """Return the run that deployed a predictor; '' if unknown."""
     return str((predictor.get("annotations") or {}).get(RUN, ""))
 
 
 def predictor_of(service: Object) -> Object:
-    """What a service answers with."""
-    found: Object = service["spec"]["predictor"]
-    return found
+    """Return the predictor of a service."""
+    predictor: Object = service["spec"]["predictor"]
+    return predictor
 
 
 def _same(one: Object, other: Object) -> bool:
@@ -67,146 +67,146 @@ def _same(one: Object, other: Object) -> bool:
 
 
 def on_trial(service: Object) -> bool:
-    """Whether a rollout of it is not over."""
+    """Return whether a rollout is unfinished."""
     return int(predictor_of(service).get(PERCENT) or 0) > 0
 
 
 def before(service: Object) -> Object | None:
-    """The predictor before the one that is on trial; None where there was no service."""
-    said = (service["metadata"].get("annotations") or {}).get(BEFORE, "")
-    found: Object | None = json.loads(said) if said else None
-    return found
+    """Return the predictor before the one on trial; None if there was no service."""
+    text = (service["metadata"].get("annotations") or {}).get(BEFORE, "")
+    predictor: Object | None = json.loads(text) if text else None
+    return predictor
 
 
 class Service:
-    """An InferenceService of this namespace that is ours to change."""
+    """An InferenceService of this namespace that this package manages."""
 
     def __init__(self, api: Api, name: str) -> None:
         self.api, self.name = api, name
         self.path = custom(API_VERSION, api.namespace, PLURAL, name)
 
     def find(self) -> Object | None:
-        """The service, None where there is none.
+        """Return the service, or None.
 
         Raises:
-            InputError: KServe is not there, may not be asked, or the service is not ours.
+            InputError: KServe is not installed, access is denied, or the service is not managed.
         """
         try:
-            found = self.api.call("GET", self.path, retry=True)
+            service = self.api.call("GET", self.path, retry=True)
         except ApiError as error:
             if error.status != 404:
                 raise self._refused("get", error) from error
             served(self.api)
             return None
-        labels = found["metadata"].get("labels") or {}
+        labels = service["metadata"].get("labels") or {}
         if not labels.items() >= OURS.items():
             raise InputError(
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
                 "is left alone; name another service, or hand it over with kubectl label "
                 f"inferenceservice {self.name} app.kubernetes.io/managed-by=kfp-ddp"
             )
-        return found
+        return service
 
-    def begin(self, wanted: Object, percent: int) -> Object:
-        """Put a predictor on trial, unless it is what the service answers with already.
+    def begin(self, desired: Object, percent: int) -> Object:
+        """Start the trial of a predictor, unless the service has it already; return the service.
 
-        A rollout that somebody left unfinished is succeeded: what was before it stays remembered.
+        It also replaces an unfinished rollout; the predictor before that remains recorded.
 
         Args:
-            wanted: The predictor, signed.
-            percent: Share of the requests that it gets.
+            desired: The predictor, from `signed`.
+            percent: Its share of the requests.
 
         Raises:
-            InputError: it may not, or the server does not take it.
+            InputError: access is denied, or the server refuses it.
         """
         for _ in range(_TIMES):
-            there = self.find()
-            if there is None:
+            existing = self.find()
+            if existing is None:
                 former = None
-            elif on_trial(there):
-                former = before(there)
-            elif label(predictor_of(there), SPEC) == label(wanted, SPEC):
-                return there
+            elif on_trial(existing):
+                former = before(existing)
+            elif label(predictor_of(existing), SPEC) == label(desired, SPEC):
+                return existing
             else:
-                former = predictor_of(there)
+                former = predictor_of(existing)
             try:
-                return self._put({**wanted, PERCENT: percent}, former, there)
+                return self._put({**desired, PERCENT: percent}, former, existing)
             except ApiError as error:
                 if error.status != 409:
                     raise self._refused("patch", error) from error
-                time.sleep(_PAUSE)  # it was changed since it was read
+                time.sleep(_PAUSE)  # changed since it was read
         raise JobError(f"InferenceService {self.name} is changed by others all the time; try later")
 
     def settle(self, predictor: Object, former: Object | None) -> Object:
-        """Let a predictor have all requests.
+        """Give a predictor all requests.
 
         Raises:
-            InputError: it may not.
-            JobError: another run has brought another one meanwhile.
+            InputError: access is denied.
+            JobError: another run has deployed another predictor.
         """
-        settled = {name: value for name, value in predictor.items() if name != PERCENT}
-        return self._end(label(predictor, SPEC), settled, former)
+        final = {name: value for name, value in predictor.items() if name != PERCENT}
+        return self._end(label(predictor, SPEC), final, former)
 
     def take_back(self, spec: str) -> str:
-        """Give all requests back to what was before, at once; in words what became of it.
+        """Give all requests to the previous predictor; return the result as text.
 
         Args:
-            spec: Label of the predictor that has failed; another one is left alone.
+            spec: Label of the failed predictor; another one is not changed.
 
         Raises:
-            InputError: it may not.
-            JobError: another run has brought another one meanwhile.
+            InputError: access is denied.
+            JobError: another run has deployed another predictor.
         """
-        there = self.find()
-        if there is None:
+        existing = self.find()
+        if existing is None:
             return "there is no service any more"
-        if (former := before(there)) is None:
-            self._delete(there, spec)
+        if (former := before(existing)) is None:
+            self._delete(existing, spec)
             return f"InferenceService {self.name} was deleted, as nothing answered before"
         self._end(spec, {**former, PERCENT: 0}, None)
         version = label(former, VERSION)
         return f"{self.name} answers with {version or 'what was'} as before"
 
     def _end(self, spec: str, predictor: Object, former: Object | None) -> Object:
-        """Put a predictor in the place of the one with this label."""
+        """Replace the predictor with this label."""
         for _ in range(_TIMES):
-            there = self.find()
-            now = predictor_of(there) if there else {}
-            if there and _same(now, predictor):
-                return there
-            if there is None or label(now, SPEC) != spec:
-                raise self.taken_over(there)
+            existing = self.find()
+            current = predictor_of(existing) if existing else {}
+            if existing and _same(current, predictor):
+                return existing
+            if existing is None or label(current, SPEC) != spec:
+                raise self.taken_over(existing)
             try:
-                return self._put(predictor, former, there)
+                return self._put(predictor, former, existing)
             except ApiError as error:
                 if error.status != 409:
                     raise self._refused("patch", error) from error
                 time.sleep(_PAUSE)
         raise JobError(f"InferenceService {self.name} is changed by others all the time; try later")
 
-    def taken_over(self, there: Object | None) -> JobError:
-        """The error of a rollout whose predictor is not the service's any more."""
-        if there is None:
+    def taken_over(self, service: Object | None) -> JobError:
+        """Return the error of a rollout whose predictor was replaced."""
+        if service is None:
             return JobError(f"InferenceService {self.name} was deleted while it was rolled out")
-        run = brought_by(predictor_of(there)) or "somebody else"
+        run = deployed_by(predictor_of(service)) or "another writer"
         return JobError(f"InferenceService {self.name} was given another model by {run} meanwhile")
 
-    def _put(self, predictor: Object, former: Object | None, there: Object | None) -> Object:
+    def _put(self, predictor: Object, former: Object | None, existing: Object | None) -> Object:
         annotations = {TAGGED: "true"}
         if former is not None:
-            kept = {name: value for name, value in former.items() if name != PERCENT}
-            annotations[BEFORE] = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+            previous = {name: value for name, value in former.items() if name != PERCENT}
+            annotations[BEFORE] = json.dumps(previous, sort_keys=True, separators=(",", ":"))
         metadata: dict[str, Any] = {"name": self.name, "labels": OURS, "annotations": annotations}
-        if there is not None:
-            metadata["resourceVersion"] = there["metadata"]["resourceVersion"]
+        if existing is not None:
+            metadata["resourceVersion"] = existing["metadata"]["resourceVersion"]
         kind = {"apiVersion": API_VERSION, "kind": KIND}
         body = {**kind, "metadata": metadata, "spec": {"predictor": predictor}}
         return self.api.retry(lambda: self.api.apply(self.path, body))
 
-    def _delete(self, there: Object, spec: str) -> None:
-        if label(predictor_of(there), SPEC) != spec:
-            raise self.taken_over(there)
-        seen = {"preconditions": {"uid": there["metadata"]["uid"]}}
+    def _delete(self, service: Object, spec: str) -> None:
+        if label(predictor_of(service), SPEC) != spec:
+            raise self.taken_over(service)
+        seen = {"preconditions": {"uid": service["metadata"]["uid"]}}
         try:
             self.api.call("DELETE", self.path, {**DELETE, **seen}, retry=True)
         except ApiError as error:
@@ -221,23 +221,23 @@ class Service:
         if error.status == 403 and "cannot" in error.message:
             where = f"in namespace {self.api.namespace}"
             return InputError(f"no right to {verb} {PLURAL} {where}; apply deploy/rbac there")
-        said = one_line(error.message)
-        return InputError(f"the cluster refused InferenceService {self.name}: {said}")
+        message = one_line(error.message)
+        return InputError(f"the cluster refused InferenceService {self.name}: {message}")
 
 
 def served(api: Api) -> None:
     """Refuse a cluster without InferenceServices.
 
     Raises:
-        InputError: saying what to do.
+        InputError: KServe is not installed.
     """
     try:
-        found = api.call("GET", f"/apis/{API_VERSION}", retry=True)["resources"]
+        resources = api.call("GET", f"/apis/{API_VERSION}", retry=True)["resources"]
     except ApiError as error:
         if error.status != 404:
-            return  # who may not look there is told when it is used
-        found = []
-    if not any(each["name"] == PLURAL for each in found):
+            return  # without the right to look, its use reports the error
+        resources = []
+    if not any(resource["name"] == PLURAL for resource in resources):
         raise InputError(
             f"this cluster has no {PLURAL} ({API_VERSION}); install KServe, or leave service of "
             "release empty"
@@ -245,42 +245,47 @@ def served(api: Api) -> None:
 
 
 def in_service(api: Api) -> set[str]:
-    """The versions of bundles that services of ours answer with, or would go back to.
+    """Return the versions of bundles that managed services have, or would roll back to.
 
     Raises:
-        JobError: that cannot be seen.
+        JobError: services cannot be listed.
     """
     try:
-        found = _ours(api)
+        services = _managed(api)
     except ApiError as error:
         if error.status == 404:
             return set()
         raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
-    predictors = [each for one in found for each in (predictor_of(one), before(one)) if each]
-    return {version for each in predictors if (version := label(each, VERSION))}
+    predictors = [
+        predictor
+        for service in services
+        for predictor in (predictor_of(service), before(service))
+        if predictor
+    ]
+    return {version for predictor in predictors if (version := label(predictor, VERSION))}
 
 
 def take_back_of(api: Api, run_id: str) -> list[str]:
-    """Take back what a run has on trial, as where it was cancelled; a line for each.
+    """Roll back what a run has on trial, as after a cancel; return a line for each.
 
     Raises:
-        JobError: it could not be.
+        JobError: a rollback failed.
     """
     try:
-        found = _ours(api)
+        services = _managed(api)
     except ApiError as error:
         if error.status in (403, 404):
             return []
         raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     return [
-        Service(api, each["metadata"]["name"]).take_back(label(predictor_of(each), SPEC))
-        for each in found
-        if on_trial(each) and brought_by(predictor_of(each)) == run_id
+        Service(api, service["metadata"]["name"]).take_back(label(predictor_of(service), SPEC))
+        for service in services
+        if on_trial(service) and deployed_by(predictor_of(service)) == run_id
     ]
 
 
-def _ours(api: Api) -> list[Object]:
+def _managed(api: Api) -> list[Object]:
     selector = ",".join(f"{name}={value}" for name, value in OURS.items())
     path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
-    found: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
-    return found
+    services: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
+    return services
