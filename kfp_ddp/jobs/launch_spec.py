@@ -12,7 +12,7 @@ from kfp_ddp.k8s.quantity import QUANTITY, amount
 
 BACKSTOP_SECONDS = 60
 
-# Of what stands in a pod, Kubernetes tells only when the operator makes one; so it is checked here.
+# Kubernetes reports errors in a pod only when the operator creates one, so they are checked here.
 NAME = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 LABEL = r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 CLAIM = NAME.removeprefix("^$|")[:-1] + "(:ro)?$"
@@ -125,7 +125,7 @@ class LaunchSpec(Settings):
     env: dict[VariableName, str] = Field(default_factory=dict)
     """Environment variables of the workers, by name."""
     env_from_secrets: tuple[Name, ...] = ()
-    """Secrets all of whose keys become environment variables of the workers."""
+    """Secrets; all of their keys become environment variables of the workers."""
     env_vars: tuple[dict[str, Any], ...] = ()
     """Environment variables as Kubernetes writes them, for values from a Secret's key and the like;
     env goes before it."""
@@ -180,18 +180,18 @@ class LaunchSpec(Settings):
     """How the pods spread over zones, racks or nodes, as Kubernetes writes
     topologySpreadConstraints; one without labelSelector counts the pods of the job."""
     spot: Literal["", "gke", "aks", "karpenter", "eks"] = ""
-    """Provider on whose interruptible (spot) nodes the pods run; '' for other nodes."""
+    """Provider of the interruptible (spot) nodes that the pods run on; '' for other nodes."""
     priority_class: str = Field("", pattern=NAME)
     """PriorityClass of the pods; '' for the cluster's default."""
     scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = ""
-    """Who queues the job and starts its pods together; '' for the cluster's default scheduler."""
+    """Scheduler that queues the job and starts its pods together; '' for the cluster's default."""
     queue: str = Field("", pattern=LABEL)
     """Queue of that scheduler that the job waits in; '' for none."""
 
     image_pull_secrets: tuple[Name, ...] = ()
     """Secrets with which the image is pulled from a private registry."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    """When the image is pulled anew; '' for the cluster's default."""
+    """When the image is pulled again; '' for the cluster's default."""
     service_account: str = Field("", pattern=NAME)
     """Service account of the pods; '' for the namespace's default."""
     run_as_user: int = Field(-1, ge=-1)
@@ -219,7 +219,7 @@ class LaunchSpec(Settings):
     """Minutes that pods may wait for a node or an image before the job is given up; 0 for no
     end."""
     retries: int = Field(2, ge=0, le=100)
-    """How often the whole job is made anew after it lost a node or was preempted."""
+    """How often the job is retried after it lost a node or was preempted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -256,7 +256,7 @@ class LaunchSpec(Settings):
             )
         if self.queue and not self.scheduler:
             raise ValueError(
-                f"queue={self.queue!r} without scheduler: say whose queue it is, "
+                f"queue={self.queue!r} without scheduler: set the scheduler of the queue, "
                 "kueue, volcano, coscheduling or runai"
             )
         return self
@@ -314,7 +314,7 @@ class LaunchSpec(Settings):
         """What the operator does with a pod that failed.
 
         With Never it ends the job for one pod that was evicted, elastic or not; with ExitCode it
-        makes those anew that a signal ended.
+        replaces those ended by a signal.
         """
         return (
             "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
@@ -325,7 +325,7 @@ class LaunchSpec(Settings):
         return max(10, 2 * self.node_range()[1])
 
     def operator_deadline(self) -> int | None:
-        """Seconds after which the operator ends a job whose step has not, as when it is gone."""
+        """Return the seconds after which the operator ends a job that its step has not ended."""
         return (
             round(self.deadline_minutes * 60) + BACKSTOP_SECONDS if self.deadline_minutes else None
         )

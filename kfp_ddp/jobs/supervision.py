@@ -1,4 +1,4 @@
-"""How a step watches its job, and on what: settings that several components take."""
+"""Settings of how a step watches its job, shared by several components."""
 
 import typing
 from typing import Literal
@@ -19,13 +19,13 @@ JOB_OWN = dict.fromkeys(
 
 
 class Supervision(Settings):
-    """How the step watches its job, and what stays of its runs."""
+    """How the step watches its job, and how many runs it keeps."""
 
     heartbeat_minutes: float = Field(15.0, ge=0)
     """Silence of the step, in minutes, after which the job saves a checkpoint and stops itself; 0
     for never."""
     stall_minutes: float = Field(30.0, ge=0)
-    """Minutes in which no rank advances a step, after which the job is made anew from its newest
+    """Minutes in which no rank advances a step, after which the job is retried from its newest
     checkpoint, away from the node of a rank that alone is at fault; the start, an evaluation or a
     save may take four times as long; 0 for never."""
     min_network_gbit_s: float = Field(0.0, ge=0)

@@ -4,15 +4,16 @@ import base64
 import functools
 import importlib.util
 import json
-import random
-import re
 import string
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
@@ -34,13 +35,20 @@ HARD = [
     "∑模型",
     "#",
 ]
-CASES = [40, pytest.param(400, marks=pytest.mark.soak)]
+TEXT = st.lists(
+    st.sampled_from([*HARD, "\\", '"""', "\u2028", "\x7f"]) | st.text(max_size=9), max_size=6
+)
+JSON = st.recursive(
+    TEXT.map("".join)
+    | st.sampled_from([True, False, None, -0.0, 1e308, 5e-324, 10**30, "\r\n", "\ud800", "\0"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(HARD), inner),
+    max_leaves=6,
+)
 
 
 def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
     """The job of some inputs, as the component makes it."""
-    given = {"image": "a:1", "kind": kind, **inputs}
-    return engine.specification({}, dsl.TaskConfig(), **given)
+    return engine.specification({}, dsl.TaskConfig(), **{"image": "a:1", "kind": kind, **inputs})
 
 
 def imported(folder: Path, source: bytes) -> ModuleType:
@@ -55,78 +63,49 @@ def imported(folder: Path, source: bytes) -> ModuleType:
     return module
 
 
-def text(chance: random.Random) -> str:
-    """A text of everything that something on the way might change."""
-    letters = string.printable.replace("\r", "") + "äß∑模\u2028\x7f"
-    parts = [*HARD, "".join(chance.choices(letters, k=9)), "\\", '"""', "'''"]
-    return "".join(chance.choices(parts, k=chance.randint(0, 6)))
-
-
-def value(chance: random.Random, depth: int = 2) -> Any:
-    """A value that JSON has."""
-    kinds: list[Callable[[], Any]] = [
-        lambda: text(chance) + chance.choice(("", "\r\n", "\ud800", "\0")),
-        lambda: chance.choice((True, False, None, -0.0, 1e308, 5e-324, 10**30)),
-        lambda: chance.random(),
+@st.composite
+def modules(draw: st.DrawFn) -> tuple[bytes, str]:
+    """A module whose make() returns a function, indented or not, and the text in the function."""
+    letters = st.sampled_from([*HARD, "\t", "ä", "∑"]).map(lambda part: part.replace("'", '"'))
+    held = "".join(draw(st.lists(letters, max_size=6))).replace("\\", "/")
+    depth, margin = draw(st.integers(0, 3)), draw(st.sampled_from(["    ", "\t"]))
+    body = [
+        "def work(*, given, more=({'a': 1}, 'ö$')):",
+        f"{margin}import json, sys",
+        *["# less indented"] * draw(st.integers(0, 1)),
+        f"{margin}def inner(x):",
+        f"{margin}{margin}return [x for x in (x, more[1])]",
+        f"{margin}held = '''{held}",
     ]
-    if depth:
-        kinds += [
-            lambda: [value(chance, depth - 1) for _ in range(chance.randint(0, 3))],
-            lambda: {text(chance): value(chance, depth - 1) for _ in range(chance.randint(0, 3))},
-        ]
-    return chance.choice(kinds)()
-
-
-def source(chance: random.Random) -> tuple[bytes, str]:
-    """A module with a function `make()` that gives the function, and the text that it holds.
-
-    The function may be indented, and its lines end as those of any system, or begin with a mark.
-    """
-    held = re.sub("'+", "'", text(chance)).replace("\\", "/").rstrip("'")
-    depth = chance.randint(0, 3)
-    lines = ["def work(*, given, more=({'a': 1}, 'ö$')):"]
-    lines += ["\timport json, sys" if chance.random() < 0.3 else "    import json, sys"]
-    margin = lines[1][: len(lines[1]) - len(lines[1].lstrip())]
-    lines += ["# less indented than all"] * chance.randint(0, 1)
-    lines += [f"{margin}held = '''{held}"]
-    lines += [" not indented as the code is", "", "'''", f"{margin}def inner(x):"]
-    lines += [f"{margin}{margin}return [x for x in (x, more[1])]"]
-    lines += [f"{margin}sys.stdout.write(json.dumps([given, held, inner(1)]))"]
+    nested = [f"{'    ' * depth}{line}" for line in body]
+    nested += [" not indented as the code is", "'''"]
+    nested += [f"{'    ' * depth}{margin}sys.stdout.write(json.dumps([given, held, inner(1)]))"]
     above = [f"{'    ' * at}def level_{at}():" for at in range(depth)]
-    inside = [f"{'    ' * depth}{lines[0]}"]
-    string_open = False
-    for line in lines[1:]:
-        inside.append(line if string_open else f"{'    ' * depth}{line}")
-        string_open ^= line.count("'''") == 1
     below = [
         f"{'    ' * (at + 1)}return {'work' if at + 1 == depth else f'level_{at + 1}()'}"
         for at in reversed(range(depth))
     ]
-    below += [f"make = {'level_0' if depth else 'lambda: work'}", ""]
-    end = chance.choice(("\n", "\r\n"))
-    whole = (
-        end.join([*above, *inside, *below])
-        if end == "\n"
-        else "\n".join([*above, *inside, *below]).replace("\n", "\r\n")
-    )
-    mark = "\ufeff" if chance.random() < 0.3 else ""
-    return (mark + whole).encode(), f"{held}\n not indented as the code is\n\n"
+    last = f"make = {'level_0' if depth else 'lambda: work'}\n"
+    source = "\n".join([*above, *nested, *below, last])
+    mark, end = draw(st.sampled_from(["", "\ufeff"])), draw(st.sampled_from(["\n", "\r\n"]))
+    return (mark + source.replace("\n", end)).encode(), f"{held}\n not indented as the code is\n"
 
 
-@pytest.mark.parametrize("cases", CASES)
-def test_functions_made_by_chance_run_in_a_worker_as_they_were_written(
-    tmp_path: Path, cases: int
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(module=modules(), argument=JSON, by_map=st.booleans())
+def test_a_function_runs_in_a_worker_as_it_was_written(
+    tmp_path: Path, module: tuple[bytes, str], argument: Any, by_map: bool
 ) -> None:
-    chance = random.Random(cases)
-    for number in range(cases):
-        written, held = source(chance)
-        given = value(chance)
-        inputs = as_function(imported(tmp_path, written).make(), {"given": given})
-        spec = specification(inputs)
-        done = workers.run(spec, tmp_path / str(number), by_map=number % 2 == 0)
-        assert done.returncode == 0, (written.decode(), done.stderr.decode())
-        found = json.loads(done.stdout)
-        assert json.dumps(found) == json.dumps([given, held, [1, "ö$"]]), written.decode()
+    written, held = module
+    inputs = as_function(imported(tmp_path, written).make(), {"given": argument})
+    done = workers.run(specification(inputs), Path(tempfile.mkdtemp(dir=tmp_path)), by_map=by_map)
+    assert done.returncode == 0, (written.decode(), done.stderr.decode())
+    assert done.stdout.decode() == json.dumps([argument, held, [1, "ö$"]]), written.decode()
 
 
 def plain(lr: float) -> None:
@@ -275,15 +254,15 @@ def test_arguments_that_json_would_change_are_one_line(bad: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("arguments", "says"),
     [
         ({}, "missing a required argument: 'lr'"),
         ({"lr": 1, "rl": 2}, "got an unexpected keyword argument 'rl'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_line(given: dict[str, Any], says: str) -> None:
+def test_arguments_that_do_not_fit_are_one_line(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=f"^func_args do not fit alone: {says}$"):
-        as_function(alone, given)
+        as_function(alone, arguments)
 
 
 def test_a_parameter_of_the_pipeline_is_no_argument_yet() -> None:
