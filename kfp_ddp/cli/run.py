@@ -114,8 +114,8 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     from kfp_ddp.local.installed import require
 
     require("demo")
-    from kfp_ddp.local.demo.run import run
-    from kfp_ddp.local.session import conduct
+    from kfp_ddp.local.demo import run
+    from kfp_ddp.local.results import conduct
 
     def begin() -> dict[str, Any]:
         click.echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine\n")
@@ -130,16 +130,18 @@ def _run_locally(word: str, options: dict[str, Any]) -> None:
     from kfp_ddp.local.installed import require
 
     require("local")
-    from kfp_ddp.local import own, photographs
-    from kfp_ddp.local.session import conduct
+    from kfp_ddp.local import runs
+    from kfp_ddp.local.results import conduct
 
     folder, compiled = options["output"] or Path("run-output"), _compiled(word, options)
     settings = options["words"], options["file"]
 
     def begin() -> dict[str, Any]:
         if compiled is None:
-            return photographs.train(word, folder.resolve(), *settings, options["ranks"] or 0)
-        return own.run(compiled, "" if word == str(compiled) else word, folder.resolve(), *settings)
+            return runs.train(word, folder.resolve(), *settings, options["ranks"] or 0)
+        return runs.run(
+            compiled, "" if word == str(compiled) else word, folder.resolve(), *settings
+        )
 
     conduct(begin, folder, options["as_json"])
 

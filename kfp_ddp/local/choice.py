@@ -1,23 +1,57 @@
-"""Which training fits a machine and a folder of photographs: what nobody set is chosen here."""
+"""Choose the settings of a training that fits a machine and its photographs."""
 
 import math
+import os
+import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from kfp_ddp.local.machine import Machine
+import psutil
+
 from kfp_ddp.pipelines.form import merged
 
 MINUTES = 15
-"""Of training, where there is a choice."""
+"""Target duration of a training."""
 STEPS = 1500
-"""That a network from random weights should have, at a batch of `BATCH`."""
+"""Target number of steps from random weights, at a batch of `BATCH`."""
 BATCH = 32
 MOST_EPOCHS = 60
 LEFT = {"model": "auto", "epochs": 0, "batch_size": 0}
-"""Boxes of the form as nobody set them."""
+"""Values of form parameters that are not set."""
 SHARE = 0.7
-"""Of its rate that a core keeps beside the others."""
+"""Fraction of its speed that a core has when all cores are used."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Resources for a training."""
+
+    cores: int
+    """Physical CPU cores that this process may use."""
+    memory_gb: float
+    device: Literal["cpu", "cuda", "mps"]
+    gpus: int
+    """Number of GPUs; 0 for the CPU."""
+
+    def __str__(self) -> str:
+        kinds = {"cpu": "no GPU", "cuda": f"{self.gpus} GPU(s)", "mps": "Apple GPU"}
+        return f"{self.cores} cores, {self.memory_gb:.0f} GB, {kinds[self.device]}"
+
+
+def this_machine() -> Machine:
+    """Return this machine, without the slow import of torch."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+    memory_gb = psutil.virtual_memory().total / 2**30
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if gpus:
+        return Machine(cores, memory_gb, "cuda", gpus)
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return Machine(cores, memory_gb, "mps", 1)
+    return Machine(cores, memory_gb, "cpu", 0)
 
 
 class Network(NamedTuple):
@@ -26,10 +60,10 @@ class Network(NamedTuple):
     model: str
     size: int
     rate: float
-    """Images a second on a core of a CPU, or on a GPU."""
+    """Images per second on a CPU core or a GPU."""
 
 
-# The better first. CPU: one core of a Xeon with AVX-512 (VNNI); GPUs: low, as a laptop's are.
+# The best first. CPU: a Xeon core with AVX-512 (VNNI). GPU: slow, like that of a laptop.
 NETWORKS: dict[str, tuple[Network, ...]] = {
     "cpu": (
         Network("resnet18", 224, 5),
@@ -45,15 +79,15 @@ NETWORKS: dict[str, tuple[Network, ...]] = {
 
 @dataclass(frozen=True)
 class Photographs:
-    """What is known of the images before a training."""
+    """Statistics of the images before a training."""
 
     train: int
     val: int
     classes: int
     short_side: int
-    """Of a usual image, in pixels; 0 where it is not known."""
+    """Median, in pixels; 0 if unknown."""
     notes: tuple[str, ...] = ()
-    """What is odd about them."""
+    """Unusual properties."""
 
     def __str__(self) -> str:
         return f"{self.train + self.val:,} images in {self.classes} classes"
@@ -61,50 +95,50 @@ class Photographs:
 
 @dataclass(frozen=True)
 class Choice:
-    """Arguments of the pipeline, and what they are in words."""
+    """Arguments of the pipeline."""
 
     arguments: dict[str, Any]
     ranks: int
     minutes: float
-    """Estimate of the training; 0 where nothing is known of the network."""
+    """Estimated duration of the training; 0 if unknown."""
 
 
 def choose(
-    photographs: Photographs, machine: Machine, given: Mapping[str, Any], ranks: int = 0
+    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], ranks: int = 0
 ) -> Choice:
-    """Settings for what is there, under those that were given.
+    """Return settings for a machine and its photographs; requested settings take precedence.
 
     Args:
-        photographs: What to train on.
-        machine: What to train with.
-        given: Arguments of the pipeline; none of them is changed.
-        ranks: Processes; 0 to choose.
+        photographs: Images to train on.
+        machine: Machine to train on.
+        requested: Arguments of the pipeline.
+        ranks: Number of processes; 0 to choose.
     """
-    given = {name: value for name, value in given.items() if LEFT.get(name) != value}
-    asked = ranks or given.get("job", {}).get("nproc_per_node")
-    ranks = asked or _ranks(machine, photographs.train)
+    requested = {name: value for name, value in requested.items() if LEFT.get(name) != value}
+    processes = ranks or requested.get("job", {}).get("nproc_per_node")
+    ranks = processes or _ranks(machine, photographs.train)
     always: dict[str, Any] = {"gate": {}, "job": {"nproc_per_node": ranks}}
     always["training"] = {"log_steps": 5, "cache_gb": 4.0}
     if machine.device == "mps" and ranks == 1:
         always["training"] |= {"device": "mps", "strategy": "single"}
-    if given.get("training", {}).get("init_from") and "recipe" not in given:
+    if requested.get("training", {}).get("init_from") and "recipe" not in requested:
         always["recipe"] = "finetune"
-    if (merged(always, given).get("recipe") or "none") != "none":
-        return Choice(merged(always, given), ranks, 0.0)
-    chosen, minutes = _from_random_weights(photographs, machine, given, ranks)
-    return Choice(merged(merged(always, chosen), given), ranks, minutes)
+    if (merged(always, requested).get("recipe") or "none") != "none":
+        return Choice(merged(always, requested), ranks, 0.0)
+    chosen, minutes = _from_random_weights(photographs, machine, requested, ranks)
+    return Choice(merged(merged(always, chosen), requested), ranks, minutes)
 
 
 def _from_random_weights(
-    photographs: Photographs, machine: Machine, given: Mapping[str, Any], ranks: int
+    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], ranks: int
 ) -> tuple[dict[str, Any], float]:
-    """Network, image size, epochs and batch, and minutes that they take."""
+    """Return network, image size, epochs and batch, and their duration in minutes."""
     images = max(1, photographs.train)
     speed = machine.gpus or machine.cores * SHARE
-    epochs = given.get("epochs") or min(max(math.ceil(STEPS * BATCH / images), 10), MOST_EPOCHS)
-    network = _network(photographs, machine, given, images * epochs / speed)
+    epochs = requested.get("epochs") or min(max(math.ceil(STEPS * BATCH / images), 10), MOST_EPOCHS)
+    network = _network(photographs, machine, requested, images * epochs / speed)
     minutes = images * epochs / speed / network.rate / 60 if network.rate else 0.0
-    if minutes > 2 * MINUTES and not given.get("epochs"):
+    if minutes > 2 * MINUTES and not requested.get("epochs"):
         fewer = max(3, int(epochs * MINUTES / minutes))
         minutes, epochs = minutes * fewer / epochs, fewer
     batch = max(min(BATCH, images // 8), min(8, images // 2))
@@ -123,23 +157,23 @@ def _from_random_weights(
 
 
 def _ranks(machine: Machine, images: int) -> int:
-    """A process for each GPU or core, as far as memory (two gigabytes each) and images go."""
+    """Return a rank per GPU or core, limited by memory (2 GB each) and images."""
     most = machine.gpus or min(machine.cores, 4, int(machine.memory_gb / 2))
     return max(1, min(most, images // 16))
 
 
 def _network(
-    photographs: Photographs, machine: Machine, given: Mapping[str, Any], unit_seconds: float
+    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], unit_seconds: float
 ) -> Network:
-    """The best network that fits the time, of those that agree with what was given.
+    """Return the best network within the target duration that fits the requested settings.
 
     Args:
-        photographs: Of which no image is enlarged much.
-        machine: What to train with.
-        given: Arguments of the pipeline.
-        unit_seconds: Seconds that a network of one image a second would take.
+        photographs: Images; they are not enlarged much.
+        machine: Machine to train on.
+        requested: Arguments of the pipeline.
+        unit_seconds: Duration of a network that trains one image per second.
     """
-    model, size = given.get("model", "auto"), given.get("training", {}).get("image_size")
+    model, size = requested.get("model", "auto"), requested.get("training", {}).get("image_size")
     known = [
         network
         for network in NETWORKS[machine.device]

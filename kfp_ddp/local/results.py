@@ -1,14 +1,18 @@
-"""What is read back from a run: progress, a line for each step, the summary."""
+"""Results of a local run: progress, a line for each step, the summary."""
 
+import contextlib
 import csv
 import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import click
 
 from kfp_ddp.core.step import last_error as error_in
 from kfp_ddp.jobs.progress import TrainingProgress, clock
@@ -18,70 +22,70 @@ from kfp_ddp.report.events import read_events
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-"""Lines of that log; it is read where psutil, which a run needs, may not be."""
+"""Lines of that log."""
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
 def progress(output: Path) -> str:
-    """The training step's progress: bar, step of steps, loss, images/s and the time left."""
-    told = TrainingProgress()
-    told.update(_events(output))
-    if told.last is None:
+    """Return the progress of the training: bar, steps, loss, images/s and the remaining time."""
+    training = TrainingProgress()
+    training.update(_events(output))
+    if training.last is None:
         return "starting the ranks"
-    step, left = int(told.last["step"]), told.seconds_left()
+    step, left = int(training.last["step"]), training.seconds_left()
     return (
-        f"{bar(step, told.total, width=10)} step {step}/{told.total}  "
-        f"loss {told.last['loss']:.3f}  {told.last['images_per_s']:,.0f} images/s"
+        f"{bar(step, training.total, width=10)} step {step}/{training.total}  "
+        f"loss {training.last['loss']:.3f}  {training.last['images_per_s']:,.0f} images/s"
         f"{'' if left is None else f'  {clock(left)} left'}"
     )
 
 
 def detail(output: Path, step: str) -> str:
-    """What a step that ended well says for itself, from the outputs it wrote."""
-    found = outputs(output, step)
+    """Return a line about a successful step, from its outputs."""
+    values = outputs(output, step)
     match step:
         case "preflight":
-            return str(found["what"])
+            return str(values["what"])
         case "teardown":
-            return str(found["Output"])
+            return str(values["Output"])
         case "data-sync":
-            copied = f"{found['downloaded']:,} copied" if found["downloaded"] else "none copied"
-            return f"{found['files']:,} files verified, {copied}, version {found['digest'][:12]}"
+            copied = f"{values['downloaded']:,} copied" if values["downloaded"] else "none copied"
+            return f"{values['files']:,} files verified, {copied}, version {values['digest'][:12]}"
         case "changes":
-            return str(found["reason"])
+            return str(values["reason"])
         case "dataset-volume":
-            return "read in place: " + "/".join(Path(found["path"]).parts[-2:])
+            return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
         case "train":
             speed = images_per_second(output)
-            return f"{found['step']:.0f} steps" + (f", {speed:,.0f} images/s" if speed else "")
+            return f"{values['step']:.0f} steps" + (f", {speed:,.0f} images/s" if speed else "")
         case "evaluate":
-            low, high = found["accuracy_low"], found["accuracy_high"]
-            return f"accuracy {found['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
+            low, high = values["accuracy_low"], values["accuracy_high"]
+            return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
         case "gate":
-            return str(found["reason"])
+            return str(values["reason"])
         case "export":
-            formats = [word for file, word in FORMATS.items() if file in found["formats"]]
+            formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} agree with the checkpoint"
         case "publish":
-            return f"version {found['version']}" + (", the champion" if found["champion"] else "")
+            return f"version {values['version']}" + (", the champion" if values["champion"] else "")
     return ""
 
 
 def images_per_second(output: Path) -> float:
-    """Median of the training steps that reported it, over all ranks."""
+    """Return the median over all training steps."""
     speeds = sorted(e["images_per_s"] for e in _events(output) if e["event"] == "step")
     return speeds[len(speeds) // 2] if speeds else 0.0
 
 
 def last_error(log: Path) -> str:
-    """What the failed step said of it; '' for nothing."""
+    """Return the error of the failed step; '' if unknown."""
     return error_in(log.read_text())
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:
-    """Copy what people look at to the top of `output`, write summary.json there, return it.
+    """Copy the results to the top of `output`, write summary.json, and return the summary.
 
-    A bundle of the run before goes only now, so that one that fails costs nobody a model.
+    The bundle of the previous run is deleted only now, after a successful run.
     """
     synced, evaluated = outputs(output, "data-sync"), outputs(output, "evaluate")
     verdict = outputs(output, "gate")
@@ -109,13 +113,13 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
     return summary
 
 
-def told(summary: Mapping[str, Any]) -> list[str]:
-    """The summary for people: a line for each of its figures and files."""
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return the summary as text, a line for each figure and file."""
     speed = f"{summary['images_per_second']:,.0f} images/s on {ranks(summary['ranks'])}"
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
-        "speed": speed if summary["images_per_second"] else "",  # a script need not tell it
+        "speed": speed if summary["images_per_second"] else "",  # a script may not report it
         "bundle": shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
@@ -125,48 +129,75 @@ def told(summary: Mapping[str, Any]) -> list[str]:
 
 
 def ranks(number: int) -> str:
-    """So many processes of a training, in words."""
+    """Return a number of ranks as text."""
     return f"{number} rank{'s' if number > 1 else ''}"
 
 
 def shown(path: str | Path) -> str:
-    """The path as a person would type it from here."""
+    """Return the path relative to the working directory, quoted for a shell."""
     here = Path.cwd()
     full = Path(os.path.abspath(path))
     return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
 
 
 def example(output: Path) -> str:
-    """One of the images that an exported model was evaluated on, as a person would type it."""
+    """Return the path of an image of the evaluation, quoted for a shell."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(csv.DictReader(file))["path"]
     data = output / "data" / "current"
-    found = next((path for path in (data / name, *data.glob(f"*/{name}")) if path.is_file()), None)
-    return shown(found) if found else "picture.jpg"
+    image = next((path for path in (data / name, *data.glob(f"*/{name}")) if path.is_file()), None)
+    return shown(image) if image else "picture.jpg"
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
-    """Parameters and artifact metadata that a step wrote, in one table by name.
+    """Return output parameters and artifact metadata of a step by name.
 
-    Those of a loop lie a folder deeper, that of their iteration; then the newest tells.
+    In a loop, those of the newest iteration.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     written = _written(output, f"*/**/{step}/executor_output.json")
     document = json.loads(written[-1].read_text()) if written else {}
     for artifacts in document.get("artifacts", {}).values():
         for artifact in artifacts["artifacts"]:
-            found |= artifact.get("metadata", {})
-    found |= document.get("parameterValues", {})
-    return found
+            values |= artifact.get("metadata", {})
+    values |= document.get("parameterValues", {})
+    return values
 
 
 def _written(output: Path, pattern: str) -> list[Path]:
-    """Those of the steps' files, the newest at the end."""
-    found = (output / "artifacts").glob(pattern)
-    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+    """Return files of the steps, the newest last."""
+    paths = (output / "artifacts").glob(pattern)
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _events(output: Path) -> list[dict[str, Any]]:
-    """Metrics of the one run in the work folder."""
+    """Return the training metrics."""
     files = list(output.glob("work/*/*/metrics.jsonl"))
     return read_events(files[0]) if files else []
+
+
+def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> None:
+    """Run, and print the summary as text, or as JSON with other output on stderr.
+
+    Raises:
+        SystemExit: 130 after an interrupt.
+    """
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    try:
+        with elsewhere:
+            summary = run()
+    except KeyboardInterrupt:
+        click.echo("\nstopped; all processes have ended, the synced data remains", err=True)
+        raise SystemExit(130) from None
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        if "accuracy" in summary:
+            click.echo("\n" + "\n".join(summary_lines(summary)))
+        elif "report" in summary:
+            click.echo(f"\n  report      {shown(summary['report'])}")
+        seconds = f"{summary['seconds']:.0f} seconds"
+        click.echo(f"\n  {seconds}; the results are in {shown(output)}/")
+        if "bundle" in summary:
+            picture = example(output)
+            click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")

@@ -15,7 +15,7 @@ import torch
 from google.cloud import storage
 from PIL import Image
 
-from kfp_ddp.local.demo import bucket as demo_bucket
+from kfp_ddp.local import demo as demo_bucket
 from kfp_ddp.models.registry import client
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from kfp_ddp.local.demo.run import run
+from kfp_ddp.local.demo import run
 from kfp_ddp.training.layout import lay_out
 from tests.gcs_server import Bucket
 from tests.local_pipeline import pipeline

@@ -44,7 +44,7 @@ def test_a_pipeline_of_ones_own_runs_here_and_tells_what_its_steps_gave(call: Ca
     done = call("sums.yaml", "--set", "rounds=4")
     assert done.exit_code == 0, done.output
     assert done.output.startswith("sums on this machine\n\n  ✓ add             6 ")
-    assert "all of it lies in run-output/" in done.output
+    assert "the results are in run-output/" in done.output
 
 
 def test_a_step_that_fails_here_is_one_line_with_its_reason(call: Call) -> None:

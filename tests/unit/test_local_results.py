@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.local import own, results
+from kfp_ddp.local import results, runs
 
 
 def wrote(output: Path, step: str, /, **found: Any) -> None:
@@ -42,7 +42,7 @@ def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
         "blessed": True,
         "uploaded_to": "s3://models/flowers/1",
     }
-    lines = results.told(summary)
+    lines = results.summary_lines(summary)
     assert not [line for line in lines if "images/s" in line]
     assert "  uploaded    s3://models/flowers/1" in lines
 
@@ -50,11 +50,11 @@ def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
 def test_the_report_of_any_pipeline_stands_at_the_top_where_its_gate_made_one(
     tmp_path: Path,
 ) -> None:
-    assert own.report(tmp_path) == {}
+    assert runs.report(tmp_path) == {}
     made = tmp_path / "artifacts" / "run" / "gate" / "gate_report"
     made.parent.mkdir(parents=True)
     made.write_text("<html>")
-    assert own.report(tmp_path) == {"report": str(tmp_path / "report.html")}
+    assert runs.report(tmp_path) == {"report": str(tmp_path / "report.html")}
     assert (tmp_path / "report.html").read_text() == "<html>"
 
 
@@ -63,16 +63,16 @@ def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_pat
     wrote(tmp_path, "changes", changed=True, reason="nothing new")
     wrote(tmp_path, "leaderboard", trials=3)
     wrote(tmp_path, "train", loss=0.5)
-    assert own.said(tmp_path, "preflight") == "resnet18 at 64 px"
-    assert own.said(tmp_path, "changes") == "nothing new"
-    assert own.said(tmp_path, "leaderboard") == "trials 3"
-    assert own.said(tmp_path, "train") == "loss 0.5"
+    assert runs.describe_step(tmp_path, "preflight") == "resnet18 at 64 px"
+    assert runs.describe_step(tmp_path, "changes") == "nothing new"
+    assert runs.describe_step(tmp_path, "leaderboard") == "trials 3"
+    assert runs.describe_step(tmp_path, "train") == "loss 0.5"
 
 
 def test_a_step_of_a_loop_says_what_its_newest_iteration_wrote(tmp_path: Path) -> None:
-    assert own.said(tmp_path, "train") == ""
+    assert runs.describe_step(tmp_path, "train") == ""
     for iteration, step in enumerate((18, 24)):
         wrote(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
         written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
         os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
-    assert own.said(tmp_path, "train") == "18 steps"
+    assert runs.describe_step(tmp_path, "train") == "18 steps"

@@ -1,4 +1,7 @@
-"""A bucket on this machine: gcp-storage-emulator, filled with scikit-learn's digits."""
+"""The demo: the full pipeline on scikit-learn's digits in an emulated bucket.
+
+Prerequisite: the `demo` extra. `kfp-ddp demo` runs it.
+"""
 
 import base64
 import contextlib
@@ -16,31 +19,42 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.local import engine
+from kfp_ddp.local.screen import Phase
+
 BUCKET = "digits"
 MODELS = "models"
 VALIDATION_EVERY = 5
+DIGITS: dict[str, Any] = {
+    "source": f"gs://{BUCKET}",
+    "recipe": "digits",
+    "training": {"checkpoint_epochs": 2, "checkpoint_minutes": 0.0},
+    "sync": {"dataset": "digits"},
+    "gate": {"min_accuracy": 0.97},
+    "backend": "local",
+    "model_name": "digits",
+    "destination": f"gs://{MODELS}/digits",
+}
 
 
 def empty() -> Any:
-    """A storage that is kept in memory, for `serve`."""
+    """Return a storage in memory, for `serve`."""
     from gcp_storage_emulator.storage import Storage
 
     class MemoryStorage(Storage):  # type: ignore[misc]
         def _write_config_to_file(self) -> None:
-            """Spare the index of all objects that each upload would write again."""
+            """Skip the index, which each upload would write again."""
 
     return MemoryStorage(use_memory_fs=True)
 
 
 @contextlib.contextmanager
 def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterator[str]:
-    """Serve the buckets of a storage, or none yet, on a free loopback port; yields the URL.
-
-    A thread, not a process: nothing is left behind, however the demo ends.
+    """Serve a storage on a free loopback port, in a thread, and yield the URL.
 
     Args:
-        storage: As `empty` gives it.
-        filled: Who asks before this is set waits for it.
+        storage: Result of `empty`.
+        filled: Requests wait until this is set.
     """
     from gcp_storage_emulator import server
 
@@ -53,7 +67,7 @@ def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterato
                 filled.wait()
             self._httpd.serve_forever()
 
-    # It tells of each name that is asked for and not there, which is an answer and no error.
+    # It logs each request for a missing name, which is not an error.
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     thread = Thread("127.0.0.1", 0, storage, daemon=True)
     thread.start()
@@ -66,8 +80,8 @@ def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterato
         thread.join()
 
 
-def fill(storage: Any) -> int:
-    """Put the digits into a storage as PNG files in class folders and return how many.
+def fill_storage(storage: Any) -> int:
+    """Write the digits as PNG files in class folders, and return their number.
 
     1,797 grayscale images of 8×8 pixels, every fifth of a class in val/, the rest in train/.
     Source: sklearn.datasets.load_digits, UCI "Optical Recognition of Handwritten Digits".
@@ -82,7 +96,7 @@ def fill(storage: Any) -> int:
 
 
 def _resource(name: str, content: bytes) -> dict[str, Any]:
-    """What Cloud Storage tells of an object; putting it there by requests would take seconds."""
+    """Return the metadata of an object; uploads by requests would take seconds."""
     import google_crc32c
 
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -111,7 +125,7 @@ def _digits() -> Iterator[tuple[str, bytes]]:
     import numpy as np
     from PIL import Image
 
-    package = find_spec("sklearn")  # which takes two seconds to import
+    package = find_spec("sklearn")  # its import takes two seconds
     assert package is not None
     file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(file, "rt") as rows:
@@ -124,3 +138,26 @@ def _digits() -> Iterator[tuple[str, bytes]]:
         Image.fromarray(shades.astype(np.uint8)).save(png, "PNG")
         yield f"{split}/{label}/{seen[label]:04}.png", png.getvalue()
         seen[label] += 1
+
+
+def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any]:
+    """Run the full pipeline in the folder `output`, and return the summary.
+
+    Raises:
+        JobError: The pipeline failed; the message has the step, its error and the log.
+    """
+    started = time.monotonic()
+    engine.prepare(output)
+    storage, filled = empty(), threading.Event()
+
+    def fill() -> None:
+        with Phase("bucket") as phase:
+            phase.show(f"filling gs://{BUCKET}")
+            images = fill_storage(storage)
+            phase.show(f"{images:,} images in gs://{BUCKET}, served by gcp-storage-emulator")
+        filled.set()
+
+    with serve(storage, filled) as url:
+        settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
+        environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
+        return engine.run(output, settings, environment, started, meanwhile=fill)

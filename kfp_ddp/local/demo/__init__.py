@@ -1,1 +1,0 @@
-"""The demo: the committed pipeline, run for real on this machine."""
