@@ -1,4 +1,4 @@
-"""Images of requests that wait at the same time, computed together."""
+"""Dynamic batching: compute the images of concurrent requests together."""
 
 import asyncio
 from collections import deque
@@ -15,40 +15,40 @@ Floats = NDArray[np.float32]
 
 
 class FullError(Exception):
-    """More images wait than may."""
+    """The queue is full."""
 
 
 class Batches:
-    """Gives a model all that waits, up to a number of images, whenever it is free.
+    """Batches queued images whenever the model is free.
 
-    Nothing waits for others to come: while one batch is computed, the next one gathers.
+    No request waits for others: the next batch is collected while one is computed.
     """
 
     def __init__(
-        self, model: Logits, largest: int, waiting: int, told: Callable[[int], None]
+        self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
     ) -> None:
-        """Begin with nothing.
+        """Create an empty queue.
 
         Args:
             model: Called in a thread of its own, one call at a time.
             largest: Images in one call, at most.
-            waiting: Images that may wait, at most; a request is taken whole where none waits.
-            told: Of the images of each call.
+            waiting: Images in the queue, at most; an empty queue accepts any request.
+            observe: Called with the number of images of each call.
         """
-        self._model, self._largest, self._limit, self._told = model, largest, waiting, told
+        self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
         self._thread = ThreadPoolExecutor(1, "model")
         self._queue: deque[tuple[Images, asyncio.Future[Floats]]] = deque()
         self._waiting = 0
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, images: Images) -> Floats:
-        """The logits of some images.
+        """Return the logits of images.
 
         Raises:
-            FullError: too many wait already.
+            FullError: The queue is full.
         """
         if self._waiting and self._waiting + len(images) > self._limit:
-            raise FullError(f"{self._waiting} images wait already: ask again later")
+            raise FullError(f"{self._waiting} images wait already: retry later")
         loop = asyncio.get_running_loop()
         parts = [images[at : at + self._largest] for at in range(0, len(images), self._largest)]
         futures = [loop.create_future() for _ in parts]
@@ -59,26 +59,26 @@ class Batches:
         return np.concatenate(await asyncio.gather(*futures))
 
     async def _work(self) -> None:
-        """Compute until nothing waits."""
+        """Compute until the queue is empty."""
         loop = asyncio.get_running_loop()
         while self._queue:
             batch = self._next()
             images = np.concatenate([part for part, _ in batch])
-            self._told(len(images))
+            self._observe(len(images))
             try:
-                found = await loop.run_in_executor(self._thread, self._model, images)
-                answers = np.split(found, np.cumsum([len(part) for part, _ in batch])[:-1])
-            except Exception as error:  # noqa: BLE001  whatever it is, those who asked get it
+                result = await loop.run_in_executor(self._thread, self._model, images)
+                answers = np.split(result, np.cumsum([len(part) for part, _ in batch])[:-1])
+            except Exception as error:  # noqa: BLE001  each client gets it
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
                 continue
             for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():  # who asked may have gone
+                if not future.done():  # the client may have disconnected
                     future.set_result(answer)
 
     def _next(self) -> list[tuple[Images, asyncio.Future[Floats]]]:
-        """What fits into one call: images of one size, in the order in which they came."""
+        """Return the next batch: images of one size, in the order of arrival."""
         batch = [self._queue.popleft()]
         count, shape = len(batch[0][0]), batch[0][0].shape[1:]
         while self._queue:

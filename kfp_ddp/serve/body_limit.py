@@ -1,4 +1,4 @@
-"""Requests that are too long for a server's memory, refused while they arrive."""
+"""Reject requests that are too large, while they arrive."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 256 << 20
-"""Bytes: 1,024 images of 224 pixels, as many as may wait, take 147 MiB in the binary format."""
+"""Bytes; the default queue of 1,024 images of 224 pixels takes 147 MiB."""
 
 
 class BodyLimit:
@@ -18,16 +18,16 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Pass a request on, and its body for as long as it is none too long."""
+        """Forward a request until its body exceeds the limit."""
         headers = dict(scope.get("headers", ()))
-        told, arrived = int(headers.get(b"content-length", 0)), 0
+        declared, arrived = int(headers.get(b"content-length", 0)), 0
 
         async def limited() -> "Message":
             nonlocal arrived
-            message = {} if told > MAX_BODY else await receive()
+            message = {} if declared > MAX_BODY else await receive()
             arrived += len(message.get("body", b""))
-            if max(told, arrived) > MAX_BODY:
-                raise HTTPException(413, f"more than {MAX_BODY >> 20} MiB: ask for fewer images")
+            if max(declared, arrived) > MAX_BODY:
+                raise HTTPException(413, f"more than {MAX_BODY >> 20} MiB: send fewer images")
             return message
 
         await self._app(scope, limited, send)

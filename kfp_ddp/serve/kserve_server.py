@@ -15,7 +15,7 @@ from kfp_ddp.serve.body_limit import BodyLimit
 from kfp_ddp.serve.model import Ready
 
 GRACE_SECONDS = 30
-"""In which requests that are being answered at the end may still be."""
+"""Time to finish running requests at the end."""
 _BATCHED = Histogram(
     "kfp_ddp_batch_images",
     "Images that were computed together",
@@ -31,15 +31,15 @@ _INFO = Gauge(
 def serve(
     model: Ready, name: str, *, port: int, grpc_port: int, largest: int, waiting: int
 ) -> None:
-    """Answer until SIGTERM or SIGINT, and then what is being asked.
+    """Serve until SIGTERM or SIGINT, and finish running requests.
 
     Args:
-        model: What answers.
-        name: It has in requests.
-        port: Of HTTP.
-        grpc_port: Of gRPC, 0 for none.
+        model: Model to serve.
+        name: Name of the model in requests.
+        port: HTTP port.
+        grpc_port: gRPC port, 0 for none.
         largest: Images in one call of the model, at most.
-        waiting: Images that may wait for it, at most.
+        waiting: Images in the queue, at most.
     """
     server = ModelServer(
         http_port=port,
@@ -48,7 +48,7 @@ def serve(
         enable_latency_logging=False,
         grace_period=GRACE_SECONDS,
     )
-    # As KServe has it, anybody could unload the model by one request.
+    # By default any client could unload the model.
     server.model_repository_extension = _Closed(server.registered_models)
     app.add_middleware(BodyLimit)
     _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
@@ -56,7 +56,7 @@ def serve(
 
 
 class Served(Model):  # type: ignore[misc]
-    """A bundle's model as KServe asks it."""
+    """A bundle's model for KServe's server."""
 
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
@@ -66,11 +66,11 @@ class Served(Model):  # type: ignore[misc]
         self.ready = True
 
     def get_input_types(self) -> list[dict[str, Any]]:
-        """Of the model's metadata; -1 is any size."""
+        """Return the model's inputs; -1 is any size."""
         return [{"name": self.entry[0], "datatype": "UINT8", "shape": list(self.entry[1])}]
 
     def get_output_types(self) -> list[dict[str, Any]]:
-        """Of the model's metadata."""
+        """Return the model's outputs."""
         return [{"name": self.output[0], "datatype": "FP32", "shape": list(self.output[1])}]
 
     async def predict(
@@ -81,9 +81,9 @@ class Served(Model):  # type: ignore[misc]
             raise InvalidInput(f"only v2 is spoken here: POST /v2/models/{self.name}/infer")
         images = self._images(payload.inputs)
         name = self.output[0]
-        for wanted in payload.request_outputs or ():
-            if wanted.name != name:
-                raise InvalidInput(f"there is no output {wanted.name!r}: there is {name!r}")
+        for requested in payload.request_outputs or ():
+            if requested.name != name:
+                raise InvalidInput(f"there is no output {requested.name!r}: there is {name!r}")
         try:
             logits = await self.batches(images)
         except FullError as error:
@@ -100,21 +100,21 @@ class Served(Model):  # type: ignore[misc]
         )
 
     def _images(self, inputs: list[InferInput]) -> Images:
-        """The images of a request; raises InvalidInput, which tells what is asked for."""
+        """Return the images of a request; raises InvalidInput."""
         name, shape = self.entry
-        wanted = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
+        expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
         if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype != "UINT8":
-            given = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
-            raise InvalidInput(f"give {wanted}, not {given[:200]}")
+            actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
+            raise InvalidInput(f"give {expected}, not {actual[:200]}")
         try:
             images: Images = inputs[0].as_numpy()
         except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidInput(f"give {wanted} with as many bytes: {str(error)[:200]}") from None
+            raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
         fits = len(images.shape) == len(shape) and all(
-            size in (-1, given) for size, given in zip(shape[1:], images.shape[1:], strict=True)
+            size in (-1, actual) for size, actual in zip(shape[1:], images.shape[1:], strict=True)
         )
         if not fits or not images.size:
-            raise InvalidInput(f"give {wanted}, not {list(images.shape)}")
+            raise InvalidInput(f"give {expected}, not {list(images.shape)}")
         return np.ascontiguousarray(images)
 
 
@@ -131,8 +131,8 @@ class _Closed(ModelRepositoryExtension):  # type: ignore[misc]
 
     async def load(self, model_name: str) -> NoReturn:
         """HTTP 501."""
-        raise NotImplementedError("the model that is served is not loaded anew: restart the server")
+        raise NotImplementedError("the served model cannot be reloaded: restart the server")
 
     async def unload(self, model_name: str) -> NoReturn:
         """HTTP 501."""
-        raise NotImplementedError("the model that is served stays: stop the server")
+        raise NotImplementedError("the served model cannot be unloaded: stop the server")

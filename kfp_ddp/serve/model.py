@@ -1,4 +1,4 @@
-"""What is served: a bundle's model, verified and loaded, and tried before anybody asks it."""
+"""Load the model of a bundle, verify it, and test it with the bundle's sample."""
 
 import json
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _LARGEST_JSON = 64 << 20
 
 @dataclass(frozen=True)
 class Ready:
-    """A model that answers."""
+    """A model that is ready to serve."""
 
     name: str
-    """In the bundle's model repository."""
+    """Name in the bundle's model repository."""
     version: str
-    """Of the bundle."""
+    """Version of the bundle."""
     uri: str
     file: str
     classes: tuple[str, ...]
@@ -31,16 +31,16 @@ class Ready:
 
 
 def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -> Ready:
-    """Load a model of a bundle, each of whose files that is read is what its manifest lists.
+    """Load a model of a bundle; each file that is read is verified by the manifest.
 
     Args:
-        bundle: Folder or address, as `open_bundle` takes it.
-        variant: A further form of the model, such as int8; empty for the model itself.
-        runtime: What computes it; empty for what is installed.
-        threads: That one call may use; 0 for as many as the runtime thinks fit.
+        bundle: Folder or URI of a bundle.
+        variant: Further format of the model, such as int8; empty for the model itself.
+        runtime: Name of the runtime; empty for the installed one.
+        threads: Threads of one call; 0 for the default of the runtime.
 
     Raises:
-        InputError: there is no whole bundle or no such form, or it does not say what it should.
+        InputError: The bundle is incomplete, the format is missing, or the test fails.
     """
     sealed = open_bundle(bundle)
     file = _file(sealed, variant)
@@ -49,16 +49,16 @@ def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, runtime, threads)
     classes = json.loads(sealed.read("classes.json", _LARGEST_JSON) or b"[]")
-    _try(sealed, loaded, exact=not variant)
+    _test(sealed, loaded, exact=not variant)
     return Ready(sealed.model_name, sealed.version, sealed.uri, file, tuple(classes), loaded)
 
 
 def _file(sealed: Bundle, variant: str) -> str:
-    """The file of a form of the model."""
+    """Return the file of a format of the model."""
     if not variant:
         return MODEL
-    told = sealed.read(variants.FILE, variants.LARGEST)
-    record = variants.Record.model_validate_json(told) if told else variants.Record()
+    content = sealed.read(variants.FILE, variants.LARGEST)
+    record = variants.Record.model_validate_json(content) if content else variants.Record()
     files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
     if variant not in files:
         why = record.left_out.get(variant, "")
@@ -70,20 +70,20 @@ def _file(sealed: Bundle, variant: str) -> str:
     return files[variant]
 
 
-def _try(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
-    """Ask for the bundle's own sample; one of an older bundle, without any, is only asked."""
+def _test(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
+    """Compare the answer to the bundle's sample; older bundles have no sample."""
     request = sealed.read(REQUEST, _LARGEST_JSON)
     response = sealed.read(RESPONSE, _LARGEST_JSON)
     shape = [max(size, 1) for size in loaded.entry[1]]
     if request is None or response is None:
         loaded(np.zeros(shape, np.uint8))
         return
-    (asked,), said = json.loads(request)["inputs"], json.loads(response)
-    found = loaded(np.array(asked["data"], np.uint8).reshape(asked["shape"]))
-    (expected,) = said["outputs"]
-    wanted = np.array(expected["data"], np.float32).reshape(expected["shape"])
-    allowed = said["parameters"]["allowed_abs_difference"] if exact else np.inf
-    if found.shape != wanted.shape or not np.abs(found - wanted).max() <= allowed:
+    (sample,), answer = json.loads(request)["inputs"], json.loads(response)
+    logits = loaded(np.array(sample["data"], np.uint8).reshape(sample["shape"]))
+    (output,) = answer["outputs"]
+    expected = np.array(output["data"], np.float32).reshape(output["shape"])
+    allowed = answer["parameters"]["allowed_abs_difference"] if exact else np.inf
+    if logits.shape != expected.shape or not np.abs(logits - expected).max() <= allowed:
         raise InputError(
             f"{loaded.runtime} does not answer the sample of {sealed.uri} as the bundle does: "
             "try another runtime, and report both versions"
