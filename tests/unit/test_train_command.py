@@ -48,7 +48,7 @@ def test_the_jobs_time_out_is_that_of_the_collectives(
 def test_pods_that_come_while_others_go_on_need_a_claim(job: Any, tmp_path: Path) -> None:
     """Each would begin with the checkpoint that lay in the bucket when it came, or with none."""
     (name,) = job
-    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket is fetched"):
+    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket"):
         run(
             run_id="run-1",
             task_name="train",
