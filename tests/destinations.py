@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage.destination import Destination, open_destination, s3
+from kfp_ddp.storage import s3
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 
-def put(where: Destination, tmp_path: Path, *names: str) -> None:
+def put(where: Store, tmp_path: Path, *names: str) -> None:
     """Store files, each as long as its name."""
     for name in names:
         file = tmp_path / "given"
@@ -22,7 +24,7 @@ class Contract:
     """Tests that use `where`, an empty place."""
 
     def test_a_listing_has_names_and_sizes_below_a_prefix(
-        self, where: Destination, tmp_path: Path
+        self, where: Store, tmp_path: Path
     ) -> None:
         assert list(where.list("")) == []
         put(where, tmp_path, "run/2/b", "run/2/a", "run/21/a", "CHAMPION")
@@ -32,8 +34,23 @@ class Contract:
         assert sorted(where.list("run/2")) == [*below, ("run/21/a", 8)]
         assert list(where.list("absent/")) == []
 
+    def test_one_file_exists_and_a_prefix_has_files(self, where: Store) -> None:
+        assert not where.has_files()
+        assert where.write("run/2/empty", b"")
+        assert where.write("run/2/name", b"content")
+        assert not where.write("run/2/name", b"content")
+        assert where.read("run/2/name", 9) == b"content"
+        assert where.exists("run/2/name")
+        assert where.exists("run/2/empty")
+        assert not where.exists("run/2")
+        assert not where.exists("run/2/nam")
+        assert not where.exists("absent/name")
+        assert where.has_files()
+        assert where.has_files("run/2/")
+        assert not where.has_files("run/3")
+
     def test_what_is_deleted_is_gone_and_may_be_deleted_again(
-        self, where: Destination, tmp_path: Path
+        self, where: Store, tmp_path: Path
     ) -> None:
         put(where, tmp_path, "run/a", "run/b")
         where.delete("run/a")
@@ -42,12 +59,12 @@ class Contract:
         assert list(where.list("")) == [("run/b", 5)]
         assert where.read("run/a", 9) is None
 
-    def test_a_place_that_is_tried_stays_empty(self, where: Destination) -> None:
+    def test_a_place_that_is_tried_stays_empty(self, where: Store) -> None:
         where.prepare()
         assert list(where.list("")) == []
 
     def test_a_file_is_replaced_by_another_and_not_by_itself(
-        self, where: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, where: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(s3, "PART", 5 << 20)
         file = tmp_path / "given"
@@ -59,7 +76,7 @@ class Contract:
         with pytest.raises(InputError, match="has more than 8 bytes"):
             where.read("über/a b+c%2F?#.bin", 8)
 
-    def test_what_is_not_there_is_none(self, where: Destination) -> None:
+    def test_what_is_not_there_is_none(self, where: Store) -> None:
         assert where.read("a", 9) is None
         where.update("a", lambda found: b"made" if found is None else b"wrong")
         where.update("a", lambda found: None)
@@ -69,12 +86,12 @@ class Contract:
 class Conditional(Contract):
     """Tests of places that keep other writers out, which the demo's emulator does not."""
 
-    def test_no_change_is_lost_among_writers_at_once(self, where: Destination) -> None:
+    def test_no_change_is_lost_among_writers_at_once(self, where: Store) -> None:
         def count(found: bytes | None) -> bytes:
             return b"%d" % (int(found or b"0") + 1)
 
         def writer(_: int) -> None:
-            mine = open_destination(where.uri)
+            mine = open_store(where.uri)
             for _ in range(5):
                 mine.update("count", count)
 
@@ -87,17 +104,15 @@ class OfBuckets:
     """Tests of stores, at the bucket of `where`."""
 
     def test_a_listing_leaves_out_what_a_longer_prefix_holds(
-        self, where: Destination, tmp_path: Path
+        self, where: Store, tmp_path: Path
     ) -> None:
-        put(open_destination(f"{where.uri}-old"), tmp_path, "x")
+        put(open_store(f"{where.uri}-old"), tmp_path, "x")
         assert list(where.list("")) == []
         assert where.remote
 
-    def test_a_bucket_that_is_not_there_is_one_line(
-        self, where: Destination, tmp_path: Path
-    ) -> None:
+    def test_a_bucket_that_is_not_there_is_one_line(self, where: Store, tmp_path: Path) -> None:
         scheme = where.uri.partition("://")[0]
-        absent = open_destination(f"{scheme}://absent-bucket/x")
+        absent = open_store(f"{scheme}://absent-bucket/x")
         given = tmp_path / "given"
         given.touch()
         for ask in (
@@ -106,6 +121,6 @@ class OfBuckets:
             lambda: absent.put(given, "a"),
             lambda: list(absent.list("")),
         ):
-            with pytest.raises(InputError, match=f"{scheme}://absent-bucket is not there") as told:
+            with pytest.raises(InputError, match="absent-bucket does not exist") as caught:
                 ask()
-            assert "\n" not in str(told.value)
+            assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
-from kfp_ddp.storage.destination import Destination
+from kfp_ddp.storage.store import Store
 
 SAMPLES = 60
 
@@ -35,7 +35,7 @@ def evaluated(folder: Path, name: str, wrong: int) -> Path:
     return folder / name
 
 
-def exported(where: Destination, name: str, folder: Path, wrong: int, lineage: Lineage) -> str:
+def exported(where: Store, name: str, folder: Path, wrong: int, lineage: Lineage) -> str:
     """Upload a bundle of a model; its version. The champion stays whichever it is."""
     evaluated(folder, "metrics.json", wrong)
     (folder / "config.json").write_text(json.dumps({"training": {"epochs": wrong}}))

@@ -31,8 +31,7 @@ from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of
 from kfp_ddp.runs.notify import notify_of_refusal
-from kfp_ddp.storage.destination import open_destination
-from kfp_ddp.storage.sources import open_source
+from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Rule
 
@@ -200,7 +199,7 @@ def check_work(subject: Run) -> list[Finding]:
     """
     work = subject.parameters.work
     if work:
-        destination = open_destination(work)
+        destination = open_store(work)
         if not destination.remote and subject.parameters.backend != "local":
             raise InputError(
                 f"work={work!r} is not a bucket, which each pod could access: give gs://, s3:// "
@@ -220,7 +219,7 @@ def check_champion(subject: Run) -> list[Finding]:
     champion, own = subject.settings.champion, exported_to(subject.parameters)
     # A folder is on a PVC, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
-    visible = champion and (mounted or open_destination(champion).remote)
+    visible = champion and (mounted or open_store(champion).remote)
     if visible and champions.find(champion) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
@@ -233,7 +232,7 @@ def check_champion(subject: Run) -> list[Finding]:
 def check_destination(subject: Run) -> list[Finding]:
     """Check that a remote destination can be written."""
     if subject.parameters.destination:
-        destination = open_destination(subject.parameters.destination)
+        destination = open_store(subject.parameters.destination)
         if destination.remote:
             destination.prepare()
     return []
@@ -281,8 +280,8 @@ def check_backend(subject: Run) -> list[Finding]:
 
 
 def _checkpoint_exists(checkpoint: str) -> list[str]:
-    destination = open_destination(checkpoint)
-    if destination.remote and next(iter(destination.list("")), None) is None:
+    destination = open_store(checkpoint)
+    if destination.remote and not destination.has_files():
         raise InputError(f"checkpoint={checkpoint} is not found: correct the URI")
     return []
 

@@ -28,7 +28,7 @@ from kfp_ddp.models.bundle import check_model_name
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import part_of
 from kfp_ddp.runs.notify import Notification
-from kfp_ddp.storage.addresses import check_place
+from kfp_ddp.storage.kinds import check_address
 from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
@@ -67,7 +67,7 @@ def parse(inputs: Mapping[str, Any]) -> RunSettings:
     for name in ("source", "destination", "champion", "work", "checkpoint"):
         uri = getattr(parameters, name)
         if uri != LAST:
-            check_place(name, uri)
+            check_address(name, uri)
     dataset, sync = _dataset(parameters, inputs["publish"])
     config = _training(parameters, inputs)
     spec, supervision, steps = _job(parameters, inputs)

@@ -30,7 +30,6 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
     kfp-ddp sign gs://bucket/models/flowers --key release.pem
     """
     import os
-    import tempfile
 
     from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.bundle import SIGNATURE
@@ -48,10 +47,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
         content = _content(signature)
         check_fits(opened, content)
     opened.verify()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, SIGNATURE)
-        file.write_bytes(content)
-        opened.where.put(file, opened.folder + SIGNATURE)
+    opened.where.write(opened.folder + SIGNATURE, content)
     click.echo(f"{opened.uri}: signed by {signer}")
 
 

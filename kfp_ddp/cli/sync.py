@@ -66,9 +66,9 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     from kfp_ddp.datasets import report
     from kfp_ddp.datasets.progress import Progress
     from kfp_ddp.datasets.sync import sync
-    from kfp_ddp.storage.addresses import check_place
+    from kfp_ddp.storage.kinds import check_address
 
-    check_place("source", source)
+    check_address("source", source)
     changes = {name: value for name, value in options.items() if value is not None}
     defaults = {} if versions else FOLDER_DEFAULTS
     checked = Options(mirror=not versions, **(defaults | changes))

@@ -18,7 +18,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.report.events import read_events
 from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.train.outputs import newest_checkpoint
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 BUNDLE = RunFolder.BUNDLE
 REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*")
@@ -62,7 +62,7 @@ def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None
     if not destination or not name:
         return None
     try:
-        versions = models.versions(open_destination(str(destination)), str(name))
+        versions = models.versions(open_store(str(destination)), str(name))
     except KfpDdpError:
         return None
     uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]

@@ -10,7 +10,7 @@ from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 POLL_SECONDS = 2.0
 LARGEST = 256 << 20
@@ -72,7 +72,7 @@ def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
     see = f": its log is in the UI, {run.page}" if run.page else ""
     if not run.root.startswith(BUCKETS):
         raise InputError(f"{deleted}{see or '; set pipeline_root to read the log that KFP stores'}")
-    store = open_destination(run.root)
+    store = open_store(run.root)
     prefix = f"{run.pipeline}/{run.id}/{leaf.step.name}/"
     names = [name for name, _ in store.list(prefix) if name.rpartition("/")[2] == LOG_ARTIFACT]
     if not names:

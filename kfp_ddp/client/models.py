@@ -11,7 +11,9 @@ from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
 from kfp_ddp.models.champion import find, list_versions, move, read_pointer
 from kfp_ddp.models.registry import Registry, agree, registry_of
 from kfp_ddp.models.release import Registering
-from kfp_ddp.storage.destination import Destination, Folder, open_destination
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
 """Environment variable with a bearer token for the registry."""
@@ -39,7 +41,7 @@ class Version:
     """Settings of the training."""
 
 
-def open_models(destination: str) -> Destination:
+def open_models(destination: str) -> Store:
     """Return the destination.
 
     Raises:
@@ -50,13 +52,13 @@ def open_models(destination: str) -> Destination:
             "no destination is set: give --destination gs://bucket/models, or set it by "
             "KFP_DDP_DESTINATION or in kfp-ddp.yaml"
         )
-    where = open_destination(destination)
+    where = open_store(destination)
     if isinstance(where, Folder) and not where.root.is_dir():
         raise InputError(f"folder {where.root} not found: correct --destination")
     return where
 
 
-def versions(where: Destination, name: str) -> list[Version]:
+def versions(where: Store, name: str) -> list[Version]:
     """Return all versions of a model, the newest first.
 
     Raises:
@@ -67,7 +69,7 @@ def versions(where: Destination, name: str) -> list[Version]:
     return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
 
-def describe(where: Destination, name: str, version: str, champion_version: str) -> Version:
+def describe(where: Store, name: str, version: str, champion_version: str) -> Version:
     """Read what a version is from its files.
 
     Args:
@@ -114,7 +116,7 @@ def registry_at(address: str) -> Registry | None:
 
 
 def promote(
-    where: Destination,
+    where: Store,
     name: str,
     word: str,
     instead_of: str = "",
@@ -145,7 +147,7 @@ def promote(
     return _set_champion(where, name, version, now, "promote", registry)
 
 
-def roll_back(where: Destination, name: str, registry: Registry | None = None) -> tuple[str, str]:
+def roll_back(where: Store, name: str, registry: Registry | None = None) -> tuple[str, str]:
     """Make the previous champion the champion again, and return what `promote` does.
 
     Raises:
@@ -171,7 +173,7 @@ def roll_back(where: Destination, name: str, registry: Registry | None = None) -
 
 
 def _set_champion(
-    where: Destination, name: str, version: str, now: str, by: str, registry: Registry | None
+    where: Store, name: str, version: str, now: str, by: str, registry: Registry | None
 ) -> tuple[str, str]:
     if version != now:
         described = describe(where, name, version, now)
@@ -190,7 +192,7 @@ def _set_champion(
     return version, now
 
 
-def _versions_of(where: Destination, name: str) -> list[str]:
+def _versions_of(where: Store, name: str) -> list[str]:
     known = list_versions(where)
     if name not in known:
         near = hint(name, list(known)) or f"; there are {', '.join(known) or 'none'}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError, full
 from kfp_ddp.runs.remote_folder import fetch, is_plain
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 
 class RunFiles(ABC):
@@ -37,7 +37,7 @@ class StoredFiles(RunFiles):
 
     def __init__(self, uri: str) -> None:
         self.where = uri.rstrip("/")
-        self._store = open_destination(self.where)
+        self._store = open_store(self.where)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes, by its name."""

@@ -12,7 +12,8 @@ from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.runs.remote_folder import fetch
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 _METRICS = RunFolder.METRICS
 _PATTERNS = (_METRICS, f"work/*/*/{_METRICS}")
@@ -41,13 +42,10 @@ def trace(
         JobError: the rank wrote no trace in time.
     """
     uri = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
-    where = open_destination(uri)
+    where = open_store(uri)
     _check(where, uri, rank)
     request = TraceRequest.new(rank, steps)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(request.to_json())
-        file.flush()
-        where.put(Path(file.name), RunFolder.TRACE_REQUEST)
+    where.write(RunFolder.TRACE_REQUEST, request.to_json())
     log(f"requested a trace of {steps} steps from rank {rank}, which polls every 10 seconds")
     deadline = time.monotonic() + minutes * 60
     while not (name := _trace_of(where, request)):
@@ -74,7 +72,7 @@ def _run_folder(path: Path) -> Path:
     return max(files, key=lambda file: file.stat().st_mtime).parent
 
 
-def _check(where: Destination, uri: str, rank: int) -> None:
+def _check(where: Store, uri: str, rank: int) -> None:
     """Refuse a request that no rank would answer."""
     ranks = {name for name, _ in where.list(f"{RunFolder.RANKS}/")}
     last = _last_event(where)
@@ -86,7 +84,7 @@ def _check(where: Destination, uri: str, rank: int) -> None:
         raise InputError(f"{uri} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
 
 
-def _last_event(where: Destination) -> dict[str, Any]:
+def _last_event(where: Store) -> dict[str, Any]:
     with tempfile.TemporaryFile() as file:  # may be larger than the memory
         where.fetch(_METRICS, file, _LARGEST)
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
@@ -95,7 +93,7 @@ def _last_event(where: Destination) -> dict[str, Any]:
     return mapping_in(lines[-1]) if lines else {}
 
 
-def _trace_of(where: Destination, request: TraceRequest) -> str:
+def _trace_of(where: Store, request: TraceRequest) -> str:
     """Return the name of the requested trace; '' while it does not exist."""
     names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
     return next(filter(request.matches, names), "")

@@ -65,7 +65,7 @@ class RunFolder:
         self.ranks = self.path / self.RANKS
         """A folder with a file for each rank and its progress."""
         self.leases = self.path / ".leases"
-        """Leases of the folder's users; see `kfp_ddp.core.lease`."""
+        """Leases of the folder's users; see `kfp_ddp.storage.leases`."""
         self.initial_weights = self.path / "launcher.initial-weights"
         """A folder for initial weights that were downloaded from a URI."""
         self.bundle = self.path / self.BUNDLE

@@ -11,7 +11,6 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
-from kfp_ddp.core.lease import holding
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.progress import Progress
@@ -111,10 +110,10 @@ def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterato
     """
     with contextlib.ExitStack() as held:
         if is_remote(str(run_dir)):
-            held.enter_context(leases.holding(str(run_dir), holder))
+            held.enter_context(leases.bucket_lease(str(run_dir), holder))
         else:
-            held.enter_context(holding(RunFolder(run_dir).leases, holder))
+            held.enter_context(leases.folder_lease(RunFolder(run_dir).leases, holder))
         version = leases_of(Path(dataset)) if dataset and not is_per_node(str(dataset)) else None
         if version is not None:
-            held.enter_context(holding(version, holder))
+            held.enter_context(leases.folder_lease(version, holder))
         yield

@@ -16,9 +16,10 @@ from kfp_ddp.datasets.lock import briefly, locked
 from kfp_ddp.datasets.options import Options, canonical, dataset_name
 from kfp_ddp.datasets.versions import Store, collect
 from kfp_ddp.storage import manifest
+from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.sources import Changed, open_source
+from kfp_ddp.storage.source import Changed, SourceOptions
 
 if TYPE_CHECKING:
     from kfp_ddp.training.layout import Rule
@@ -57,10 +58,12 @@ def sync(
     new = not options.dry_run and not os.path.exists(target / ".kfsync")
     source = open_source(
         source_url,
-        timeout=options.timeout,
-        symlinks=options.symlinks,
-        ahead=options.concurrency if new else 0,
-        wanted=Filter(options.include, options.exclude),
+        SourceOptions(
+            timeout=options.timeout,
+            symlinks=options.symlinks,
+            ahead=options.concurrency if new else 0,
+            select=Filter(options.include, options.exclude),
+        ),
     )
     checks.check_apart(source_url, target, options.mirror)
     dataset = dataset_name(options.dataset, source_url)

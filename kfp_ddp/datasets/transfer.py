@@ -17,7 +17,7 @@ from kfp_ddp.datasets.stage import Stage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.sources import Entry, Reader, Source, Transient
+from kfp_ddp.storage.source import Entry, Reader, Source, Transient
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -120,7 +120,7 @@ class Transfer:
         tag = listing.tags[index] if listing.tags else ""
         entry = Entry(listing.origin(index), listing.generations[index], tag, listing.sizes[index])
         if reader is not None:
-            reader.ask(entry)
+            reader.prefetch(entry)
         return index, entry
 
     async def _bring(self, reader: Reader, job: Job) -> Job | None:
@@ -135,7 +135,7 @@ class Transfer:
                 else:
                     if pause := self._pause(entry.size):
                         await asyncio.sleep(pause)
-                    data = await reader.whole(entry)
+                    data = await reader.read(entry)
                     if len(data) != entry.size:
                         raise Transient(f"{len(data)} bytes instead of {entry.size}")
                     following = self._next(reader)

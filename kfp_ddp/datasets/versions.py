@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from kfp_ddp.core import lease
 from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.datasets import names
@@ -24,6 +23,7 @@ from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, unwrit
 from kfp_ddp.datasets.lock import briefly
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.storage import manifest
+from kfp_ddp.storage.leases import folder_holders, write_permanent
 
 _DIGEST = 100
 """No `_SUCCESS` of ours is longer."""
@@ -155,7 +155,7 @@ class Store:
         if run_id:
             try:
                 with folder_below(self.root, leases.relative_to(self.root), make=True):
-                    lease.leave(leases, run_id)
+                    write_permanent(leases, run_id)
             except OSError as error:
                 if error.errno not in FULL:
                     raise unwritable(leases, error) from error
@@ -245,7 +245,7 @@ def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> 
         if store.handed_out(path) != when:
             return True
         with folder_below(store.root, leases.relative_to(store.root)):
-            return bool(lease.held(leases, alive))
+            return bool(folder_holders(leases, alive))
     except FileNotFoundError:
         return False
     except OSError:

@@ -21,7 +21,7 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import AGAIN, PREDICTIONS, Evaluation
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.manifest import MANIFEST, read_manifest
@@ -173,8 +173,8 @@ def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
     """
     if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():
         return _read_checkpoint(Path(checkpoint))
-    store = open_destination(checkpoint)
-    if next(iter(store.list("")), None) is None:
+    store = open_store(checkpoint)
+    if not store.has_files():
         raise _not_found(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         if store.read(MANIFEST, _MAX_DOCUMENT) is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
     from kfp_ddp.training.splits import Index
@@ -95,7 +95,7 @@ def _text(where: str, dataset: Path) -> str:
     if not is_remote(where) and not where.startswith("/"):
         base, slash, name = str(dataset), "", where
     try:
-        content = open_destination(base or slash).read(name, LARGEST)
+        content = open_store(base or slash).read(name, LARGEST)
     except (OSError, ValueError) as error:
         raise InputError(f"tags is {where}, which cannot be read: {reason(error)}") from None
     if content is None:

@@ -16,7 +16,7 @@ from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, part_of
 from kfp_ddp.models.variants import Record
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:

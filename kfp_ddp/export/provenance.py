@@ -16,7 +16,7 @@ import kfp_ddp
 from kfp_ddp import __version__
 from kfp_ddp.k8s import images
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 
 FILE = "provenance.json"
 _OURS = "kfp-ddp"

@@ -23,7 +23,8 @@ from kfp_ddp.models.release import MODELS, Deployment, Registering, Signing, par
 from kfp_ddp.models.serving.rollout import in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.destination import Destination, open_destination, sha256
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store, sha256
 from kfp_ddp.training import trackers
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run(
         if where is not None:
             uri, stays = publish(folder, model_name, where, expected, run_id, registry)
             if attempt and not stays:
-                models = open_destination(f"{where.uri}/{model_name}")
+                models = open_store(f"{where.uri}/{model_name}")
                 version = bundles.version(folder)
                 attempts.note(models, attempt, version=version, champion=expected, reason="blessed")
                 if keep:
@@ -119,7 +120,7 @@ def run(
 
 def _target(
     destination: str, name: str, champion: str, champion_version: str
-) -> tuple[Destination | None, str]:
+) -> tuple[Store | None, str]:
     """Where to upload to, None for nowhere, and the version that CHAMPION has to name for a move.
 
     Raises:
@@ -128,7 +129,7 @@ def _target(
     bundles.check_model_name(name)
     if not destination:
         return None, ""
-    where = open_destination(destination)
+    where = open_store(destination)
     where.prepare()
     return where, compared_with(champion, champion_version, where, name)
 
@@ -204,7 +205,7 @@ def _same(one: Path, other: Path) -> bool:
 def publish(
     folder: Path,
     name: str,
-    where: Destination,
+    where: Store,
     expected: str,
     run_id: str = "",
     registry: Registry | None = None,
@@ -237,7 +238,7 @@ def publish(
     )
 
 
-def _prune(models: Destination, keep: int, service: str) -> None:
+def _prune(models: Store, keep: int, service: str) -> None:
     """Delete the bundles of old attempts, but for those that a service still needs."""
     try:
         spared = in_service(Api.connect()) if service else ()

@@ -5,7 +5,6 @@ import builtins
 import dis
 import inspect
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -73,15 +72,12 @@ def as_folder(
 
 
 def _upload(archive: bytes, upload: str) -> str:
-    from kfp_ddp.storage.destination import open_destination
+    from kfp_ddp.storage.kinds import open_store
 
     name = folder_of.digest_of(archive) + folder_of.SUFFIX
-    destination = open_destination(upload)
+    destination = open_store(upload)
     destination.prepare()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, name)
-        file.write_bytes(archive)
-        destination.put(file, name)
+    destination.write(name, archive)
     return f"{upload.rstrip('/')}/{name}"
 
 

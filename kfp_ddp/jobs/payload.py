@@ -13,7 +13,7 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.jobs import code
 from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import covering
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -157,7 +157,7 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
 def _fetch(spec: LaunchSpec) -> bytes:
     """Return the archive, with its digest and content verified."""
     folder, _, name = spec.code.rpartition("/")
-    archive = open_destination(folder or "/").read(name, code.MOST_PACKED)
+    archive = open_store(folder or "/").read(name, code.MOST_PACKED)
     if archive is None:
         raise InputError(f"code={spec.code} not found: upload it with as_folder")
     digest = code.digest_of(archive)

@@ -10,9 +10,8 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.local.choice import Photographs
-from kfp_ddp.storage.addresses import check_place
+from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
-from kfp_ddp.storage.sources import open_source
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.layout import lay_out
@@ -26,7 +25,7 @@ def located(source: str) -> str:
     Raises:
         InputError: a mistyped address, or a folder that is not there.
     """
-    check_place("source", source)
+    check_address("source", source)
     if "://" in source and not source.startswith("file:"):
         return source
     folder = Path(open_source(source).root).expanduser().absolute()  # type: ignore[attr-defined]

@@ -19,7 +19,8 @@ from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell, printable
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS, check_model_name
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -78,8 +79,8 @@ def run(
             "are exported to"
         )
     check_model_name(model_name)
-    open_destination(destination).prepare()  # creates a folder, so the champion may be missing
-    where = open_destination(f"{destination.rstrip('/')}/{model_name}")
+    open_store(destination).prepare()  # creates a folder, so the champion may be missing
+    where = open_store(f"{destination.rstrip('/')}/{model_name}")
     attempt = fingerprint(digest, training, gate, str(job.get("image", "")))
     earlier = unchanged(where, attempt)
     data = f"dataset {digest[:12]}"
@@ -114,7 +115,7 @@ def fingerprint(
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def note(where: Destination, name: str, *, version: str, champion: str, reason: str) -> None:
+def note(where: Store, name: str, *, version: str, champion: str, reason: str) -> None:
     """Write the record of an attempt.
 
     Args:
@@ -132,7 +133,7 @@ def note(where: Destination, name: str, *, version: str, champion: str, reason: 
     where.update(_file(name), lambda _: f"{attempt.model_dump_json()}\n".encode())
 
 
-def unchanged(where: Destination, name: str) -> Attempt | None:
+def unchanged(where: Store, name: str) -> Attempt | None:
     """Return the attempt of this fingerprint if a repetition would have the same result.
 
     It would not if its bundle was deleted, or if there is another champion to beat.
@@ -149,7 +150,7 @@ def unchanged(where: Destination, name: str) -> Attempt | None:
     return attempt if champions.read_pointer(where) == attempt.champion else None
 
 
-def prune(where: Destination, keep: int, spared: Collection[str] = ()) -> list[str]:
+def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
     """Delete all but the newest bundles that attempts have exported, and old records.
 
     The champion remains, and so do the version that it replaced, the one that it was compared with,
@@ -183,7 +184,7 @@ def prune(where: Destination, keep: int, spared: Collection[str] = ()) -> list[s
     return deleted
 
 
-def _delete(where: Destination, version: str) -> None:
+def _delete(where: Store, version: str) -> None:
     """Delete a bundle, `_SUCCESS` first, so that no reader takes the rest for complete."""
     names = [name for name, _ in where.list(f"{version}/")]
     for name in sorted(names, key=lambda name: not name.endswith(f"/{SUCCESS}")):
@@ -194,7 +195,7 @@ def _file(name: str) -> str:
     return f"{FOLDER}/{name}.json"
 
 
-def _read(where: Destination, file: str) -> Attempt | None:
+def _read(where: Store, file: str) -> Attempt | None:
     """Return a record; None if there is none or it is invalid."""
     content = where.read(file, _LARGEST)
     try:

@@ -23,7 +23,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import fsync, open_below, read_below
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.storage.destination import Destination, sha256, sha256_of
+from kfp_ddp.storage.store import Store, sha256, sha256_of
 
 NAME = RunFolder.BUNDLE
 WEIGHTS = "model.safetensors"
@@ -53,7 +53,7 @@ _LOCK = "lock"
 class Bundle:
     """A bundle in a folder or a bucket; each file that is read is checked against the manifest."""
 
-    where: Destination
+    where: Store
     folder: str
     """Below `where`: empty, or with a slash at its end."""
     title: str
@@ -68,7 +68,7 @@ class Bundle:
     @classmethod
     def at(
         cls,
-        where: Destination,
+        where: Store,
         folder: str = "",
         title: str = "the bundle",
         advice: str = "export it again",
@@ -365,7 +365,7 @@ def seal(folder: Path) -> str:
     return manifest_digest
 
 
-def upload(folder: Path, name: str, where: Destination) -> str:
+def upload(folder: Path, name: str, where: Store) -> str:
     """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI.
 
     The version is a digest of the content, so a second upload changes nothing.

@@ -14,8 +14,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Told
-from kfp_ddp.storage.addresses import check_place
-from kfp_ddp.storage.destination import Destination, Folder, open_destination, sha256_of
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.kinds import check_address, open_store
+from kfp_ddp.storage.store import Store, sha256_of
 
 CHAMPION, CHAMPIONS = "CHAMPION", "CHAMPIONS"
 ROLLBACK = "rollback"
@@ -108,10 +109,10 @@ def find(champion: str) -> Champion | None:
     pointer, names = "", _FILES
     if champion.endswith(".json"):
         parent, slash, name = champion.rpartition("/")
-        where, names = open_destination(parent or slash or "."), (name,)
+        where, names = open_store(parent or slash or "."), (name,)
         required = where.root if isinstance(where, Folder) else None
     else:
-        where = open_destination(champion)
+        where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
         pointer = read_pointer(where)
     folder = f"{pointer}/" if pointer else ""
@@ -139,7 +140,7 @@ def find(champion: str) -> Champion | None:
     return None
 
 
-def list_versions(where: Destination, name: str = "") -> dict[str, list[str]]:
+def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     """Return the versions of complete bundles at a destination of exports, by model name.
 
     Args:
@@ -168,8 +169,8 @@ def open_bundle(address: str, advice: str = "export it again") -> Bundle:
     Raises:
         InputError: there is no bundle, or its manifest is damaged.
     """
-    check_place("bundle", address)
-    where = open_destination(address)
+    check_address("bundle", address)
+    where = open_store(address)
     for folder in ("", f"{NAME}/"):
         bundle = Bundle.at(where, folder, advice=advice)
         if bundle.listed is not None:
@@ -190,7 +191,7 @@ def open_bundle(address: str, advice: str = "export it again") -> Bundle:
     )
 
 
-def read_pointer(where: Destination, name: str = "") -> str:
+def read_pointer(where: Store, name: str = "") -> str:
     """Return the version that CHAMPION names; '' if the file does not exist.
 
     Args:
@@ -204,7 +205,7 @@ def read_pointer(where: Destination, name: str = "") -> str:
     return _parse_pointer(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
 
 
-def move(where: Destination, name: str, version: str, expected: str, by: str = "") -> str:
+def move(where: Store, name: str, version: str, expected: str, by: str = "") -> str:
     """Make CHAMPION name `version` if it names `expected` now; '' is for no champion.
 
     Args:
@@ -235,7 +236,7 @@ def move(where: Destination, name: str, version: str, expected: str, by: str = "
     return current
 
 
-def compared_with(champion: str, champion_version: str, where: Destination, name: str) -> str:
+def compared_with(champion: str, champion_version: str, where: Store, name: str) -> str:
     """Return the version that CHAMPION has to name before the next version replaces it.
 
     It is the version that the gate compared with, if that belongs to this model; else the current
@@ -251,11 +252,11 @@ def compared_with(champion: str, champion_version: str, where: Destination, name
         InputError: CHAMPION cannot be read, or does not name a version.
     """
     current = read_pointer(where, name)
-    location = f"{open_destination(champion).place}/" if champion else ""
+    location = f"{open_store(champion).place}/" if champion else ""
     return champion_version if location.startswith(f"{where.place}/{name}/") else current
 
 
-def add_to_history(where: Destination, name: str, version: str, replaced: str, by: str) -> None:
+def add_to_history(where: Store, name: str, version: str, replaced: str, by: str) -> None:
     """Append a change to CHAMPIONS, unless the newest one has this version.
 
     Args:
@@ -282,7 +283,7 @@ def add_to_history(where: Destination, name: str, version: str, replaced: str, b
     where.update(f"{name}/{CHAMPIONS}", change)
 
 
-def history(where: Destination, name: str = "") -> list[Change]:
+def history(where: Store, name: str = "") -> list[Change]:
     """Return the known moves of CHAMPION, the newest last.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models import champion
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.manifest import MANIFEST, STATE
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
@@ -41,9 +41,9 @@ def check(init_from: str) -> None:
         return
     parent, _, name = init_from.rstrip("/").rpartition("/")
     if name.endswith(SUFFIXES):
-        there = any(found == name for found, _ in open_destination(parent).list(name))
+        there = open_store(parent).exists(name)
     else:
-        there = next(iter(open_destination(init_from).list("")), None) is not None
+        there = open_store(init_from).has_files()
     if not there:
         raise _nothing(init_from)
 
@@ -90,7 +90,7 @@ def _download(address: str, name: str, folder: Path) -> None:
         _fetch(parent, name, folder)
     elif (model := champion.find(address)) is not None:
         model.fetch_weights(folder)
-    elif open_destination(address).read(MANIFEST, _BLOCK) is not None:
+    elif open_store(address).read(MANIFEST, _BLOCK) is not None:
         _fetch(address, MANIFEST, folder)
         _fetch(address, STATE, folder)
     else:
@@ -102,7 +102,7 @@ def _download(address: str, name: str, folder: Path) -> None:
 
 def _fetch(where: str, name: str, folder: Path) -> None:
     with (folder / name).open("w+b") as file:
-        if not open_destination(where).fetch(name, file, _LARGEST):
+        if not open_store(where).fetch(name, file, _LARGEST):
             raise _nothing(f"{where}/{name}")
 
 

@@ -17,7 +17,7 @@ from kfp_ddp.core.run_folder import VERDICT, RunFolder
 from kfp_ddp.core.settings import Stored, first_fault, mapping_in
 from kfp_ddp.models.evaluation import FILE, LARGEST_PREDICTIONS, Compared, Evaluation, wilson
 from kfp_ddp.report.events import read_events
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 
 REPORT_DATA = "report.json"
 _MAX_REPORT_DATA = 64 << 20

@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.storage.destination import Destination, sha256
+from kfp_ddp.storage.store import Store, sha256
 from kfp_ddp.training.manifest import MANIFEST, read_manifest, step_dir, step_of
 
 _NAME = re.compile(r"(.+)/(step-\d{8,})")
@@ -22,14 +22,14 @@ def contains(name: str) -> bool:
     return _NAME.fullmatch(name.rpartition("/")[0]) is not None
 
 
-def complete(where: Destination, folder: str) -> list[str]:
+def complete(where: Store, folder: str) -> list[str]:
     """Return the names of a folder's complete checkpoints, newest first; raises KfpDdpError."""
     names = (name for name, _ in where.list(f"{folder}/"))
     paths = [name.removesuffix(f"/{MANIFEST}") for name in names if name.endswith(f"/{MANIFEST}")]
     return sorted(filter(_NAME.fullmatch, paths), key=step_of, reverse=True)
 
 
-def upload(where: Destination, name: str, checkpoint: Path) -> bool:
+def upload(where: Store, name: str, checkpoint: Path) -> bool:
     """Upload a local checkpoint; return False if the bucket already has it.
 
     Args:
@@ -61,7 +61,7 @@ def best_of(checkpoint: Path) -> str:
     return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
 
 
-def prune(where: Destination, folder: str, keep: int, spared: str = "") -> None:
+def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
     """Remove all but the newest `keep` complete checkpoints of a folder, and incomplete ones.
 
     `spared` is the name of one to retain in any case.
@@ -80,7 +80,7 @@ def prune(where: Destination, folder: str, keep: int, spared: str = "") -> None:
             where.delete(name)
 
 
-def move(where: Destination, folder: str, target: str, room: Path) -> None:
+def move(where: Store, folder: str, target: str, room: Path) -> None:
     """Move the checkpoints of a folder to another one, by way of this machine.
 
     Args:
@@ -101,7 +101,7 @@ def move(where: Destination, folder: str, target: str, room: Path) -> None:
     prune(where, folder, keep=0)
 
 
-def fetch(where: Destination, name: str, run_dir: Path) -> bool:
+def fetch(where: Store, name: str, run_dir: Path) -> bool:
     """Download a checkpoint to the local run folder; return False if it is not valid.
 
     Raises:
@@ -128,12 +128,12 @@ def fetch(where: Destination, name: str, run_dir: Path) -> bool:
     return valid
 
 
-def _listed(where: Destination, name: str) -> list[str]:
+def _listed(where: Store, name: str) -> list[str]:
     files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
     return [file for file in files if file != MANIFEST and "/" not in file]
 
 
-def fetch_newest(where: Destination, folder: str, run_dir: Path) -> str:
+def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
     """Download the newest valid checkpoint of a folder; return its name, '' for none.
 
     The manifests of newer, invalid checkpoints are deleted, so that they can be written again.

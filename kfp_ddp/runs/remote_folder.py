@@ -12,7 +12,8 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.run_folder import RUN_ID, check_run_id
 from kfp_ddp.runs import checkpoints
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 OUTGOING = ".outgoing"
 _LARGEST = 1 << 40
@@ -42,11 +43,11 @@ class RemoteFolder:
         self.stop()
 
     @property
-    def store(self) -> Destination:
+    def store(self) -> Store:
         """Return the bucket; each thread has its own connection."""
         if not hasattr(self._thread, "store"):
-            self._thread.store = open_destination(self.uri)
-        store: Destination = self._thread.store
+            self._thread.store = open_store(self.uri)
+        store: Store = self._thread.store
         return store
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
@@ -143,7 +144,7 @@ class Periodic:
                 self._failing = False
 
 
-def fetch(store: Destination, names: Iterable[str], folder: Path) -> None:
+def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
     """Download files to a folder atomically; a file with the same content is not touched.
 
     Raises:

@@ -12,7 +12,7 @@ from kfp_ddp.core.run_folder import open_run_dir
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.remote_folder import RemoteFolder, local_folder, run_uri
 from kfp_ddp.storage import leases
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 
 class RunWorkspace:
@@ -87,7 +87,7 @@ def create_run_folder(work: str, run_id: str, task: str) -> str:
     if not is_remote(work):
         return str(open_run_dir(work, run_id, task))
     uri = run_uri(work, run_id, task)
-    leases.begin(open_destination(uri))
+    leases.mark_begin(open_store(uri))
     return uri
 
 
@@ -108,7 +108,7 @@ def open_workspace(run_dir: str, holder: str) -> Iterator[RunWorkspace]:
     path = local_folder(f"{run_dir.rstrip('/')}/{holder}.{os.getpid()}")
     workspace = RunWorkspace(path, RemoteFolder(run_dir, path))
     try:
-        with leases.holding(run_dir, holder):
+        with leases.bucket_lease(run_dir, holder):
             with _enough_space(path, run_dir):
                 workspace.download_below("", deep=False)
             yield workspace

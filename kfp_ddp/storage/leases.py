@@ -1,57 +1,112 @@
-"""Who uses a run's folder in a bucket now: names that its users renew, so that a list tells all.
+"""Who uses a folder now: leases that a process renews. What has no lease may be deleted.
 
-A lease is an empty object `.leases/<holder>.<random>.<seconds since 1970>`; renewing is a new name
-and the end of the old one.
+In a folder of a file system a lease is a file `<holder>.<random>`; its time is that of its last
+renewal, by the clock of the file system. In a bucket it is an empty object
+`.leases/<holder>.<random>.<seconds since 1970>`; a renewal writes a new name and deletes the old
+one, so that one listing shows all leases. A lease is valid while it was renewed lately, or while
+its holder is a run that is alive.
 """
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kfp_ddp.core.errors import KfpDdpError
-from kfp_ddp.core.lease import LASTING_SECONDS, RENEWED_EVERY
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.core.files import folder_below
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
+RENEWED_EVERY = 60.0
+LASTING_SECONDS = 900.0
+"""How long a lease is valid without renewal: a pod may lose its node's storage for minutes."""
 LEASES, BEGUN = ".leases", ".begun"
+_PERMANENT = "left"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def holding(address: str, holder: str) -> Iterator[None]:
-    """Hold a lease of a run's folder while the block runs; where none can be put there is none.
+def folder_lease(folder: Path, holder: str) -> Iterator[None]:
+    """Hold a lease while the block runs; none where it cannot be written.
+
+    Args:
+        folder: Of the leases; made if it does not exist.
+        holder: Id of the run, or another name without a slash.
+    """
+    lease = folder / f"{holder}.{os.urandom(4).hex()}"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            _touch(lease)
+            stack.callback(_remove, lease)
+            stack.enter_context(_every(RENEWED_EVERY, lambda: _touch_if_possible(lease)))
+        yield
+
+
+@contextlib.contextmanager
+def bucket_lease(address: str, holder: str) -> Iterator[None]:
+    """Hold a lease of a run's folder while the block runs; none where it cannot be written.
 
     Args:
         address: Of the folder.
         holder: Id of the run, or another name without a slash.
     """
-    where, over = open_destination(address), threading.Event()
+    where = open_store(address)
     stem = f"{LEASES}/{holder}.{os.urandom(4).hex()}"
-    name = _renewed(where, stem, "")
-    renewer = threading.Thread(target=_renew, args=(where, stem, name, over), daemon=True)
-    renewer.start()
+    name = _renew(where, stem, "")
+
+    def renew() -> None:
+        nonlocal name
+        name = _renew(where, stem, name)
+
     try:
-        yield
+        with _every(RENEWED_EVERY, renew):
+            yield
     finally:
-        over.set()
-        renewer.join()
+        if name:
+            with contextlib.suppress(KfpDdpError):
+                where.delete(name)
 
 
-def begin(where: Destination) -> None:
-    """Note that a task begins in its folder, which makes it a run's; raises KfpDdpError."""
-    _leave(where, f"{BEGUN}/{time.time():.0f}")
+def write_permanent(folder: Path, holder: str) -> None:
+    """Write a lease that is valid while the run of its name is alive; raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _touch(folder / f"{holder}.{_PERMANENT}")
 
 
-def begun_at(names: Iterable[str]) -> float:
-    """When a run began last, by the names below its folder; 0 for what is no run of ours."""
-    times = [_seconds(name) for name in names if f"/{BEGUN}/" in f"/{name}"]
-    return max(times, default=0.0)
+def folder_holders(folder: Path, alive: Callable[[str], bool] = lambda holder: False) -> list[str]:
+    """Return the holders of valid leases in a folder; remove those that have expired.
+
+    Args:
+        folder: Of the leases.
+        alive: Whether a run is alive, for leases that were not renewed lately.
+
+    Raises:
+        OSError: they cannot be read, which does not mean that there are none.
+    """
+    if not folder.is_dir():
+        return []
+    now = _now(folder)
+    holders = set()
+    with folder_below(folder.parent, folder.name) as descriptor:
+        for entry in list(os.scandir(descriptor)):
+            holder, _, number = entry.name.rpartition(".")
+            try:
+                age = now - entry.stat(follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                continue
+            if age < LASTING_SECONDS or alive(holder):
+                holders.add(holder)
+            elif number:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.name, dir_fd=descriptor)
+    return sorted(holders)
 
 
-def held(names: Iterable[str], alive: Callable[[str], bool]) -> bool:
-    """Whether somebody holds a lease, by the names below a run's folder."""
+def has_holder(names: Iterable[str], alive: Callable[[str], bool]) -> bool:
+    """Return whether there is a valid lease among the names below a run's folder in a bucket."""
     now = time.time()
     for name in names:
         if f"/{LEASES}/" in f"/{name}":
@@ -61,24 +116,40 @@ def held(names: Iterable[str], alive: Callable[[str], bool]) -> bool:
     return False
 
 
-def _seconds(name: str) -> float:
-    last = name.rpartition("/")[2].rpartition(".")[2]
-    return float(last) if last.isdecimal() else 0.0
+def mark_begin(where: Store) -> None:
+    """Record that a task begins in its folder, which makes it a run's; raises KfpDdpError."""
+    where.write(f"{BEGUN}/{time.time():.0f}", b"")
 
 
-def _renew(where: Destination, stem: str, name: str, over: threading.Event) -> None:
-    while not over.wait(RENEWED_EVERY):
-        name = _renewed(where, stem, name)
-    if name:
-        with contextlib.suppress(KfpDdpError):
-            where.delete(name)
+def begun_at(names: Iterable[str]) -> float:
+    """Return when a run began last, by the names below its folder; 0 for what is not a run."""
+    times = [_seconds(name) for name in names if f"/{BEGUN}/" in f"/{name}"]
+    return max(times, default=0.0)
 
 
-def _renewed(where: Destination, stem: str, before: str) -> str:
-    """The name of the lease from now on: the one before where the bucket is away for a while."""
+@contextlib.contextmanager
+def _every(seconds: float, renew: Callable[[], None]) -> Iterator[None]:
+    """Call `renew` in a thread while the block runs."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(seconds):
+            renew()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _renew(where: Store, stem: str, before: str) -> str:
+    """Return the name of the renewed lease; the one before where the bucket is unavailable."""
     name = f"{stem}.{time.time():.0f}"
     try:
-        _leave(where, name)
+        where.write(name, b"")
     except KfpDdpError:
         return before
     if before and before != name:
@@ -87,8 +158,39 @@ def _renewed(where: Destination, stem: str, before: str) -> str:
     return name
 
 
-def _leave(where: Destination, name: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder, "empty")
-        empty.touch()
-        where.put(empty, name)
+def _seconds(name: str) -> float:
+    last = name.rpartition("/")[2].rpartition(".")[2]
+    return float(last) if last.isdecimal() else 0.0
+
+
+def _touch(lease: Path) -> None:
+    """Make the file if it does not exist, and set its time by the clock of its file system."""
+    with folder_below(lease.parent.parent, lease.parent.name) as folder:
+        descriptor = os.open(lease.name, _NEW, 0o644, dir_fd=folder)
+        try:
+            os.utime(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _touch_if_possible(lease: Path) -> None:
+    with contextlib.suppress(OSError):  # a disk that is away for a while
+        _touch(lease)
+
+
+def _remove(lease: Path) -> None:
+    with contextlib.suppress(OSError):
+        lease.unlink()
+
+
+def _now(folder: Path) -> float:
+    """Return the time of the file system, or of this machine where nothing can be written."""
+    probe = folder / f".now-{os.urandom(4).hex()}"
+    try:
+        _touch(probe)
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()

@@ -16,7 +16,8 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.models.champion import find
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from tests.destinations import Conditional, OfBuckets
 from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw
@@ -82,14 +83,14 @@ def azure(azure_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 class TestS3(OfBuckets, Conditional):
     @pytest.fixture
-    def where(self, s3: Any) -> Destination:
-        return open_destination("s3://bucket/results/of/")
+    def where(self, s3: Any) -> Store:
+        return open_store("s3://bucket/results/of/")
 
 
 class TestAzure(OfBuckets, Conditional):
     @pytest.fixture
-    def where(self, azure: Any) -> Destination:
-        return open_destination("az://bucket/results/of/")
+    def where(self, azure: Any) -> Store:
+        return open_store("az://bucket/results/of/")
 
 
 def test_azure_with_checked_unchecked_and_folder_blobs(azure: Any, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_azure_with_checked_unchecked_and_folder_blobs(azure: Any, tmp_path: Pat
     container.upload_blob("ds/a/sum.png", objects["a/sum.png"], content_settings=summed)
     container.upload_blob("ds/a", b"", metadata={"hdi_isfolder": "true"})
     (tmp_path / "large").write_bytes(objects["large"])
-    open_destination("az://bucket/ds").put(tmp_path / "large", "large")
+    open_store("az://bucket/ds").put(tmp_path / "large", "large")
     target = tmp_path / "target"
     first = sync("az://bucket/ds", target, QUICK)
     assert content(first.path) == objects
@@ -131,14 +132,14 @@ def test_what_azure_refuses_is_one_line(
 ) -> None:
     wrong = f"BlobEndpoint={azure_url}/{ACCOUNT};AccountName={ACCOUNT};AccountKey=d3Jvbmc=;"
     for connection, says in (
-        (wrong, "may not be .*Storage Blob Data Contributor"),
+        (wrong, "no permission to .*Storage Blob Data Contributor"),
         ("nonsense", "correct AZURE_STORAGE_CONNECTION_STRING"),
         ("", "names no account: set AZURE_STORAGE_ACCOUNT"),
     ):
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
         for ask in (
             lambda: sync("az://bucket/ds", tmp_path, QUICK),
-            open_destination("az://bucket/ds").prepare,
+            open_store("az://bucket/ds").prepare,
         ):
             with pytest.raises(InputError, match=says) as told:
                 ask()
@@ -173,10 +174,10 @@ def test_s3_that_everybody_may_read_is_read_whoever_asks(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     assert content(sync("s3://bucket/ds", tmp_path / "nobody", QUICK).path) == {"x": b"x"}
-    with pytest.raises(InputError, match="may not be written as anonymous"):
-        open_destination("s3://bucket/ds").prepare()
+    with pytest.raises(InputError, match="no permission to write s3://bucket/ds as anonymous"):
+        open_store("s3://bucket/ds").prepare()
     s3.delete_bucket_policy(Bucket="bucket")
-    with pytest.raises(InputError, match="no right to list s3://bucket/ds as anonymous"):
+    with pytest.raises(InputError, match="no permission to list s3://bucket/ds as anonymous"):
         sync("s3://bucket/ds", tmp_path / "private", QUICK)
 
 
@@ -188,7 +189,7 @@ def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
     """The second run finds what the first one exported, is compared with it and takes its place."""
     request.getfixturevalue(store)
     root = {"s3": "s3://bucket", "azure": "az://bucket"}[store]
-    images, given = open_destination(f"{root}/photos"), tmp_path / "given.png"
+    images, given = open_store(f"{root}/photos"), tmp_path / "given.png"
     for label, tint in (("cat", 20), ("dog", 200)):
         for number in range(16):
             Image.new("RGB", (9, 8), (15 * number, tint, 80)).save(given)
@@ -213,7 +214,7 @@ def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
         assert found is not None
         versions.append(found.version)
     assert len(set(versions)) == 2
-    models = open_destination(f"{root}/models/resnet")
+    models = open_store(f"{root}/models/resnet")
     names = [name for name, _ in models.list("")]
     assert {name.partition("/")[0] for name in names} == {"CHAMPION", "CHAMPIONS", *versions}
     assert all(f"{version}/_SUCCESS" in names for version in versions)

@@ -15,8 +15,8 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle
 from kfp_ddp.models.champion import compared_with, find, move, read_pointer
-from kfp_ddp.storage.destination import open_destination
-from kfp_ddp.storage.destination.folder import Folder
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.kinds import open_store
 from tests.generations import Bucket, handler
 from tests.serving import serving
 
@@ -42,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_the_second_of_two_that_beat_one_champion_leaves_it(place: str) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     assert move(where, "m", A, "") == A
     expected = [compared_with(f"{place}/m", A, where, "m") for _ in range(2)]
     assert move(where, "m", B, expected[0]) == B
@@ -51,7 +51,7 @@ def test_the_second_of_two_that_beat_one_champion_leaves_it(place: str) -> None:
 
 
 def test_a_step_that_moved_it_and_runs_again_finds_it_done(place: str) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     for _ in range(2):
         assert move(where, "m", A, compared_with(f"{place}/m", "", where, "m")) == A
         assert move(where, "m", B, A) == B
@@ -59,15 +59,15 @@ def test_a_step_that_moved_it_and_runs_again_finds_it_done(place: str) -> None:
 
 
 def test_a_first_model_does_not_replace_one_that_came_meanwhile(place: str) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     expected = compared_with(f"{place}/m", "", where, "m")
     assert move(where, "m", A, "") == A
     assert move(where, "m", B, expected) == A
 
 
 def test_one_whose_champion_is_gone_does_not_bring_it_back(place: str) -> None:
-    assert move(open_destination(place), "m", B, A) == ""
-    assert read_pointer(open_destination(place), "m") == ""
+    assert move(open_store(place), "m", B, A) == ""
+    assert read_pointer(open_store(place), "m") == ""
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_one_whose_champion_is_gone_does_not_bring_it_back(place: str) -> None:
 def test_a_champion_of_this_model_is_what_the_gate_compared_with_another_is_not(
     place: str, champion: str, own: bool
 ) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     move(where, "m", A, "")
     assert compared_with(champion.format(place), B, where, "m") == (B if own else A)
 
 
 def test_ways_to_write_a_folder_are_one_place(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "exports")
-    where = open_destination((tmp_path / "exports").as_uri())
+    where = open_store((tmp_path / "exports").as_uri())
     move(where, "m", A, "")
     for champion in (f"{tmp_path}/link/m", f"{tmp_path}//exports/m/", f"{tmp_path}/x/../exports/m"):
         assert compared_with(champion, B, where, "m") == B
@@ -103,7 +103,7 @@ def test_ways_to_write_a_folder_are_one_place(tmp_path: Path) -> None:
     "content", [b"", b"../../x", b"A" * 12, b"a" * 11, b"a" * 13, b"\xff" * 12]
 )
 def test_a_pointer_that_names_no_version_is_told_and_stays(place: str, content: bytes) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     where.update("m/CHAMPION", lambda _: content)
     for ask in (lambda: find(f"{place}/m"), lambda: move(where, "m", A, "")):
         with pytest.raises(InputError, match="names no version") as caught:
@@ -113,15 +113,15 @@ def test_a_pointer_that_names_no_version_is_told_and_stays(place: str, content: 
 
 
 def test_a_pointer_written_by_hand_is_read(place: str) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     where.update("m/CHAMPION", lambda _: f"  {A}\r\n".encode())
     assert move(where, "m", B, A) == B
 
 
 ADD = """
 import sys
-from kfp_ddp.storage.destination import open_destination
-where = open_destination(sys.argv[1])
+from kfp_ddp.storage.kinds import open_store
+where = open_store(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.read()
 for _ in range(int(sys.argv[2])):
@@ -155,14 +155,14 @@ def test_no_update_of_many_processes_is_lost(tmp_path: Path) -> None:
 
 
 def test_of_many_that_beat_one_champion_exactly_one_takes_its_place(place: str) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     for turn in range(5):
         before = read_pointer(where, "m")
         versions = [f"{turn:02}{number:010x}" for number in range(8)]
         found: dict[str, str] = {}
 
         def beat(version: str, before: str = before, found: dict[str, str] = found) -> None:
-            found[version] = move(open_destination(place), "m", version, before)
+            found[version] = move(open_store(place), "m", version, before)
 
         threads = [threading.Thread(target=beat, args=(version,)) for version in versions]
         for thread in threads:
@@ -176,7 +176,7 @@ def test_of_many_that_beat_one_champion_exactly_one_takes_its_place(place: str) 
 
 @pytest.mark.parametrize("fault", ["race", "lost answer"])
 def test_a_bucket_that_another_changes_or_that_loses_an_answer(bucket: Bucket, fault: str) -> None:
-    where = open_destination("gs://models/exports")
+    where = open_store("gs://models/exports")
     move(where, "m", A, "")
     name = "exports/m/CHAMPION"
     if fault == "race":
@@ -189,7 +189,7 @@ def test_a_bucket_that_another_changes_or_that_loses_an_answer(bucket: Bucket, f
 
 
 def test_a_bucket_that_never_stands_still_is_one_line(bucket: Bucket) -> None:
-    where = open_destination("gs://models/exports")
+    where = open_store("gs://models/exports")
     move(where, "m", A, "")
     bucket.before_write = lambda: bucket.put("exports/m/CHAMPION", f"{A}\n".encode())
     with pytest.raises(StorageError, match="changed by another writer meanwhile") as caught:
@@ -235,7 +235,7 @@ def sealed(folder: Path, content: str) -> Path:
 def test_a_bundle_that_comes_too_late_is_uploaded_and_says_so_in_one_line(
     place: str, tmp_path: Path
 ) -> None:
-    where = open_destination(place)
+    where = open_store(place)
     first, better, late = (sealed(tmp_path / name, name) for name in ("first", "better", "late"))
     versions = [bundle.version(one) for one in (first, better, late)]
     assert publish(first, "m", where, "")[1] == ""

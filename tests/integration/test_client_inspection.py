@@ -11,7 +11,7 @@ from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, ServerError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.bundle import LINEAGE
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from tests import run_output
 from tests.exports import exported
 from tests.kfp_server import faults
@@ -126,7 +126,7 @@ def test_the_bundle_is_downloaded_from_the_destination_if_the_pvc_cannot_be_read
     kfp_server: KfpServer, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
-    where = open_destination(str(tmp_path / "models"))
+    where = open_store(str(tmp_path / "models"))
     for number, run_id in enumerate(("another", RUN)):
         lineage = Lineage(run_id, f"{where.uri}/flowers", "")
         exported(where, "flowers", tmp_path / str(number), 7 + number, lineage)

@@ -12,23 +12,24 @@ from kfp_ddp.client import models
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move, read_pointer
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty destination of each kind."""
     if request.param == "bucket":
         request.getfixturevalue("emulator")
-        return open_destination("gs://models/exports")
+        return open_store("gs://models/exports")
     (tmp_path / "exports").mkdir()
-    return open_destination(str(tmp_path / "exports"))
+    return open_store(str(tmp_path / "exports"))
 
 
 @pytest.fixture
-def line(where: Destination, tmp_path: Path) -> list[str]:
+def line(where: Store, tmp_path: Path) -> list[str]:
     """Three versions of flowers, each of which took the place of the one before."""
     made = [""]
     for number in range(3):
@@ -38,17 +39,17 @@ def line(where: Destination, tmp_path: Path) -> list[str]:
     return made[1:]
 
 
-def call(where: Destination, *words: str) -> Result:
+def call(where: Store, *words: str) -> Result:
     return CliRunner().invoke(app, [*words, "--destination", where.uri])
 
 
-def document(where: Destination, *words: str) -> Any:
+def document(where: Store, *words: str) -> Any:
     done = call(where, *words, "--json")
     assert done.exception is None, done.output
     return json.loads(done.stdout)
 
 
-def refused(where: Destination, *words: str) -> str:
+def refused(where: Store, *words: str) -> str:
     """Return the error of a command that does not change the champion."""
     before = read_pointer(where, "flowers")
     done = call(where, *words)
@@ -59,7 +60,7 @@ def refused(where: Destination, *words: str) -> str:
 
 
 def test_models_and_versions_are_listed_with_their_lineage(
-    where: Destination, line: list[str], tmp_path: Path
+    where: Store, line: list[str], tmp_path: Path
 ) -> None:
     other = exported(where, "birds", tmp_path / "birds", 3, Lineage())
     assert document(where, "models") == {
@@ -89,9 +90,7 @@ def test_models_and_versions_are_listed_with_their_lineage(
     assert f"{line[2]} replaced {line[1]} by run-2" in shown
 
 
-def test_rollback_goes_back_step_by_step_and_promote_forward(
-    where: Destination, line: list[str]
-) -> None:
+def test_rollback_goes_back_step_by_step_and_promote_forward(where: Store, line: list[str]) -> None:
     first, second, third = line
     assert document(where, "rollback", "flowers") == {
         "name": "flowers", "champion": second, "replaced": third
@@ -107,7 +106,7 @@ def test_rollback_goes_back_step_by_step_and_promote_forward(
 
 
 def test_an_invalid_version_is_not_made_the_champion(
-    where: Destination, line: list[str], tmp_path: Path
+    where: Store, line: list[str], tmp_path: Path
 ) -> None:
     for path in (tmp_path / "0").iterdir():
         where.put(path, f"flowers/{'f' * 12}/{path.name}")
@@ -123,7 +122,7 @@ def test_an_invalid_version_is_not_made_the_champion(
     assert line[0] in message
 
 
-def test_unknown_names_are_errors_of_one_line(where: Destination, line: list[str]) -> None:
+def test_unknown_names_are_errors_of_one_line(where: Store, line: list[str]) -> None:
     assert "did you mean 'flowers'" in refused(where, "models", "flower")
     assert "did you mean 'flowers'" in refused(where, "promote", "flowrs", line[0])
     assert "'zz' matches no version of flowers" in refused(where, "promote", "flowers", "zz")
@@ -133,7 +132,7 @@ def test_unknown_names_are_errors_of_one_line(where: Destination, line: list[str
 
 
 def test_a_champion_that_changes_meanwhile_is_not_replaced(
-    where: Destination, line: list[str], monkeypatch: pytest.MonkeyPatch
+    where: Store, line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described = models.describe
 
@@ -160,7 +159,7 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
 def test_the_registry_is_updated(
-    where: Destination, line: list[str], registry_server: RegistryServer
+    where: Store, line: list[str], registry_server: RegistryServer
 ) -> None:
     def stages() -> dict[str, str]:
         found = registry_server.store.versions
@@ -182,7 +181,7 @@ def test_the_registry_is_updated(
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
 def test_where_the_registry_is_down_the_champion_stays(
-    where: Destination, line: list[str], registry_server: RegistryServer
+    where: Store, line: list[str], registry_server: RegistryServer
 ) -> None:
     registry_server.fail("*", status(503))
     for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):

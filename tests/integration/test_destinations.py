@@ -4,17 +4,18 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from tests.destinations import Conditional, Contract, OfBuckets, put
 
 
 class TestFolder(Conditional):
     @pytest.fixture
-    def where(self, tmp_path: Path) -> Destination:
-        return open_destination(str(tmp_path / "results"))
+    def where(self, tmp_path: Path) -> Store:
+        return open_store(str(tmp_path / "results"))
 
     def test_links_and_files_on_their_way_are_not_listed(
-        self, where: Destination, tmp_path: Path
+        self, where: Store, tmp_path: Path
     ) -> None:
         outside, results = tmp_path / "outside", tmp_path / "results"
         outside.mkdir()
@@ -32,11 +33,11 @@ class TestFolder(Conditional):
 
 class TestGoogle(OfBuckets, Contract):
     @pytest.fixture
-    def where(self, emulator: storage.Client) -> Destination:
-        return open_destination("gs://models/results/of/")
+    def where(self, emulator: storage.Client) -> Store:
+        return open_store("gs://models/results/of/")
 
 
 class TestS3(OfBuckets, Conditional):
     @pytest.fixture
-    def where(self, s3: Any) -> Destination:
-        return open_destination("s3://bucket/results/of/")
+    def where(self, s3: Any) -> Store:
+        return open_store("s3://bucket/results/of/")

@@ -23,7 +23,7 @@ from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.train_resnet import train_resnet
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 
@@ -120,7 +120,7 @@ def test_one_more_training_image_leaves_the_champion_comparable(
     trained_checkpoint: Path,
     tmp_path: Path,
 ) -> None:
-    publish(exported, "squares", open_destination("gs://models/exports"), "")
+    publish(exported, "squares", open_store("gs://models/exports"), "")
     version = today(source, tmp_path, lambda data: picture(data / "train" / "red" / "more.png"))
     folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
     mine = Evaluation.read(folder / "evaluation.json")
@@ -152,7 +152,7 @@ def test_where_the_split_changed_the_gate_decides_by_the_champion_evaluated_agai
             else:
                 picture(data / f"val/red/{'more' if kind == 'added' else '00'}{number}.png")
 
-    publish(exported, "squares", open_destination("gs://models/exports"), "")
+    publish(exported, "squares", open_store("gs://models/exports"), "")
     version = today(source, tmp_path, change)
     folder = evaluated(trained_checkpoint, tmp_path, version, "gs://models/exports/squares")
     mine = Evaluation.read(folder / "evaluation.json")

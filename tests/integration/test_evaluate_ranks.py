@@ -25,7 +25,7 @@ from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.runs import checkpoints as bucketed
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 from tests.serving import free_port
@@ -161,7 +161,7 @@ def test_what_a_pod_evaluates_without_a_claim_is_kept_in_the_bucket(
 ) -> None:
     run_dir = "gs://models/runs/r/train"
     name = f"checkpoints/{trained_checkpoint.name}"
-    bucketed.upload(open_destination(run_dir), name, trained_checkpoint)
+    bucketed.upload(open_store(run_dir), name, trained_checkpoint)
     request = Request.create(
         checkpoint=f"{run_dir}/{name}", run_dir=run_dir, data=str(trained_dataset), device="cpu"
     )

@@ -9,7 +9,8 @@ from google.cloud import storage
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle
-from kfp_ddp.storage.destination import open_destination, place
+from kfp_ddp.storage import store
+from kfp_ddp.storage.kinds import open_store
 from tests.generations import Bucket, handler
 from tests.serving import serving
 
@@ -29,7 +30,7 @@ def sealed(tmp_path: Path) -> Path:
 def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
     emulator: storage.Client, sealed: Path
 ) -> None:
-    where = open_destination("gs://models/exports/")
+    where = open_store("gs://models/exports/")
     where.prepare()
     uri, _ = publish(sealed, "squares", where, "")
     assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
@@ -52,15 +53,15 @@ def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
 
 def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.Client) -> None:
     emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
-    assert open_destination("gs://models/a").read("evaluation.json", 99) == b"{}"
-    assert open_destination("gs://models/a").read("other.json", 99) is None
-    with pytest.raises(InputError, match="the bucket gs://absent is not there"):
-        open_destination("gs://absent/a").read("evaluation.json", 99)
+    assert open_store("gs://models/a").read("evaluation.json", 99) == b"{}"
+    assert open_store("gs://models/a").read("other.json", 99) is None
+    with pytest.raises(InputError, match="the bucket gs://absent does not exist"):
+        open_store("gs://absent/a").read("evaluation.json", 99)
 
 
 def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> None:
-    with pytest.raises(InputError, match="the bucket gs://absent is not there") as caught:
-        open_destination("gs://absent/models").prepare()
+    with pytest.raises(InputError, match="the bucket gs://absent does not exist") as caught:
+        open_store("gs://absent/models").prepare()
     assert "\n" not in str(caught.value)
 
 
@@ -68,14 +69,14 @@ def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> N
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket that keeps to generation preconditions."""
     bucket = Bucket()
-    monkeypatch.setattr(place, "PATIENCE", 2.0)
+    monkeypatch.setattr(store, "PATIENCE", 2.0)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield bucket
 
 
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
-    publish(sealed, "squares", open_destination("gs://models"), "")
+    publish(sealed, "squares", open_store("gs://models"), "")
     last = [name.rpartition("/")[2] for name in strict.order[-4:]]
     assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION", "CHAMPIONS"]
     assert len(strict.order) == len(bundle.files(sealed)) + 2
@@ -85,7 +86,7 @@ def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("forbidden", "may not be written"),
+        ("forbidden", "no permission to write"),
         ("race", "changed by another writer"),
         ("damage", "damaged"),
     ],
@@ -95,12 +96,12 @@ def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
 ) -> None:
     strict.fault, strict.fault_after = fault, after
     with pytest.raises((InputError, StorageError), match=says) as caught:
-        bundle.upload(sealed, "squares", open_destination("gs://models/exports"))
+        bundle.upload(sealed, "squares", open_store("gs://models/exports"))
     assert "\n" not in str(caught.value)
     assert not any(name.endswith("_SUCCESS") for name in strict.objects)
 
     strict.fault = ""
-    uri = bundle.upload(sealed, "squares", open_destination("gs://models/exports"))
+    uri = bundle.upload(sealed, "squares", open_store("gs://models/exports"))
     prefix = uri.removeprefix("gs://models/")
     for name in bundle.files(sealed):
         assert strict.objects[f"{prefix}/{name}"][0] == (sealed / name).read_bytes()
@@ -109,10 +110,10 @@ def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
 def test_a_server_that_does_not_answer_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(place, "PATIENCE", 1.0)
+    monkeypatch.setattr(store, "PATIENCE", 1.0)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    with pytest.raises(UnavailableError, match="gs://models/x cannot be written") as caught:
-        open_destination("gs://models/x").prepare()
+    with pytest.raises(UnavailableError, match="cannot write gs://models/x") as caught:
+        open_store("gs://models/x").prepare()
     assert "\n" not in str(caught.value)
 
 
@@ -120,13 +121,13 @@ def test_no_credentials_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(InputError, match="there are no credentials for gs://models"):
-        open_destination("gs://models").prepare()
+        open_store("gs://models").prepare()
 
 
 def test_a_folder_keeps_what_is_the_same_and_mends_what_is_not(
     sealed: Path, tmp_path: Path
 ) -> None:
-    where = open_destination(str(tmp_path / "out"))
+    where = open_store(str(tmp_path / "out"))
     uri = bundle.upload(sealed, "squares", where)
     assert bundle.intact(Path(uri))
     (Path(uri) / "model.onnx").write_bytes(b"torn")

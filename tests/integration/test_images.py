@@ -27,7 +27,7 @@ LIBRARIES = {
             "kfp_ddp.jobs.run",
             "kfp_ddp.jobs.task",
         ),
-        *("kfp_ddp.storage.sources.gcs", "kubernetes.client", "kubeflow.training"),
+        *("kfp_ddp.storage.gcs", "kubernetes.client", "kubeflow.training"),
         *(*STORES, "google_crc32c", "kubeflow_trainer_api.models"),
     ),
     "trainer": (

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.core import lease
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import using
 from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.evaluation import engine as evaluate
 from kfp_ddp.export import engine as export
+from kfp_ddp.storage import leases as lease
 
 
 def test_a_version_and_a_folder_are_held_for_as_long_as_a_step_runs(tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_a_version_and_a_folder_are_held_for_as_long_as_a_step_runs(tmp_path: Pa
     leases = (leases_of(version), RunFolder(run_dir).leases)
     assert leases[0] == tmp_path / "data/.kfsync/leases/0123456789ab"
     with using("run", run_dir, version):
-        assert [lease.held(folder) for folder in leases if folder] == [["run"], ["run"]]
-    assert [lease.held(folder) for folder in leases if folder] == [[], []]
+        assert [lease.folder_holders(folder) for folder in leases if folder] == [["run"], ["run"]]
+    assert [lease.folder_holders(folder) for folder in leases if folder] == [[], []]
 
 
 def test_a_folder_that_is_no_version_gets_no_lease(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_evaluate_and_export_hold_what_they_use(
     run_dir, seen = tmp_path / "run", []
 
     def look(*_: object) -> None:
-        seen.extend(lease.held(RunFolder(run_dir).leases))
+        seen.extend(lease.folder_holders(RunFolder(run_dir).leases))
         raise InputError("seen")
 
     monkeypatch.setattr(module, "evaluate_share" if module is evaluate else "make", look)

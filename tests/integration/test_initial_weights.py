@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, initial_weights, weights
 from kfp_ddp.runs.train.on_node import with_local_weights
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import read
@@ -63,7 +63,7 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     network, info = checkpoint.load_model(trained_checkpoint)
-    where = open_destination((tmp_path / "models").as_uri())
+    where = open_store((tmp_path / "models").as_uri())
     made = tmp_path / "bundle"
     made.mkdir()
     weights.write(network, info, made / bundle.WEIGHTS)

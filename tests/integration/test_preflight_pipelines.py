@@ -55,7 +55,7 @@ def test_weights_to_begin_with_have_a_box_of_their_own_where_the_form_has_one(
     [
         ({"keep": -1}, "keep=-1 cannot be used"),
         ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
-        ({"checkpoint": "gs:/bucket/models"}, "checkpoint='gs:/bucket/models' is no address"),
+        ({"checkpoint": "gs:/bucket/models"}, "checkpoint='gs:/bucket/models' is not an address"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

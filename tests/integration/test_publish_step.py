@@ -20,7 +20,8 @@ from kfp_ddp.core.run_folder import EXPORTED, VERDICT
 from kfp_ddp.export import publish as publishing
 from kfp_ddp.models import attempts, bundle, signature
 from kfp_ddp.models.bundle import LINEAGE, Bundle
-from kfp_ddp.storage.destination import Folder, open_destination
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.kinds import open_store
 from tests.exports import evaluated
 from tests.registry_server import server as registry
 from tests.registry_server.server import RegistryServer
@@ -151,7 +152,7 @@ def test_no_bundle_is_deleted_where_it_cannot_be_seen_what_a_service_answers_wit
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    where = open_destination(str(tmp_path / "models" / "squares"))
+    where = open_store(str(tmp_path / "models" / "squares"))
     old = tmp_path / "models" / "squares" / A / "_SUCCESS"
     old.parent.mkdir(parents=True)
     old.write_text("served for weeks")
@@ -245,10 +246,10 @@ def test_what_the_gate_did_not_let_out_stays_in(
     ("changed", "says"),
     [
         ({"model_name": "../up"}, "model_name is '../up'"),
-        ({"destination": "ftp://models"}, "ftp://models cannot be used"),
+        ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
         ({"destination": "gs:///prefix"}, "names no bucket"),
         ({"destination": "file://host/x"}, "is not a file URI"),
-        ({"destination": "/dev/null/models"}, "cannot be written"),
+        ({"destination": "/dev/null/models"}, "cannot write /dev/null/models"),
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
     ],
 )
@@ -287,7 +288,7 @@ def test_a_release_is_signed_registered_and_the_same_when_it_is_done_again(
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
     given = arguments(run_dir, tmp_path, release=release)
     uri, version = publish.python_func(**given)
-    there = Bundle.at(open_destination(uri), "", "the bundle", "")
+    there = Bundle.at(open_store(uri), "", "the bundle", "")
     signature.check(there, signature.by_key(key))
     assert given["published_model"].metadata["signed_by"] == signature.fingerprint(key)
     assert given["published_model"].metadata["registry"] == registry_server.url

@@ -8,7 +8,7 @@ import pytest
 from kfp_ddp.components.register.component import register
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
 
@@ -16,7 +16,7 @@ from tests.registry_server.server import RegistryServer, status
 @pytest.fixture
 def versions(tmp_path: Path) -> list[str]:
     """Two versions of flowers, of which the second is the champion."""
-    where = open_destination(str(tmp_path / "models"))
+    where = open_store(str(tmp_path / "models"))
     made = [
         exported(where, "flowers", tmp_path / str(wrong), wrong, Lineage(f"run-{wrong}"))
         for wrong in (9, 3)

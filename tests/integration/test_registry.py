@@ -20,7 +20,8 @@ from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.champion import move
 from kfp_ddp.models.registry import Registry, agree, client, register, registry_of
 from kfp_ddp.models.release import Registering
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from tests.exports import exported
 from tests.registry_server import server as faults
 from tests.registry_server.server import RegistryServer
@@ -33,10 +34,10 @@ def address(registry_server: RegistryServer) -> str:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> Destination:
+def where(tmp_path: Path) -> Store:
     """A destination of exports."""
     (tmp_path / "models").mkdir()
-    return open_destination(str(tmp_path / "models"))
+    return open_store(str(tmp_path / "models"))
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def opened(address: str, **more: Any) -> Registry:
     return found
 
 
-def published(where: Destination, name: str, tmp_path: Path, wrong: int, champion: str = "") -> str:
+def published(where: Store, name: str, tmp_path: Path, wrong: int, champion: str = "") -> str:
     """Upload a version, with so many wrong."""
     folder = tmp_path / f"bundle-{wrong}"
     return exported(where, name, folder, wrong, Lineage(f"run-{wrong}", name, champion))
@@ -79,7 +80,7 @@ def told(address: str, name: str) -> dict[str, dict[str, Any]]:
 
 
 def test_a_version_is_registered_with_its_lineage(
-    address: str, where: Destination, name: str, tmp_path: Path
+    address: str, where: Store, name: str, tmp_path: Path
 ) -> None:
     before = published(where, name, tmp_path, 9)
     version = published(where, name, tmp_path, 3, before)
@@ -101,7 +102,7 @@ def test_a_version_is_registered_with_its_lineage(
 
 
 def test_registering_again_asks_and_changes_nothing(
-    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
     move(where, name, version, "", "run-3")
@@ -124,7 +125,7 @@ def test_registering_again_asks_and_changes_nothing(
 )
 def test_a_registration_that_was_interrupted_is_completed_by_the_next(
     registry_server: RegistryServer,
-    where: Destination,
+    where: Store,
     name: str,
     tmp_path: Path,
     operation: str,
@@ -146,7 +147,7 @@ def test_a_registration_that_was_interrupted_is_completed_by_the_next(
 @pytest.mark.parametrize("operation", ["*", "create_model_version"])
 def test_a_fault_that_passes_is_waited_for(
     registry_server: RegistryServer,
-    where: Destination,
+    where: Store,
     name: str,
     tmp_path: Path,
     operation: str,
@@ -162,7 +163,7 @@ def test_a_fault_that_passes_is_waited_for(
 
 
 def test_two_that_register_at_once_have_one_version(
-    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
 
@@ -189,9 +190,7 @@ def stages(address: str, name: str) -> dict[str, Any]:
     return {version: said["stage"] for version, said in told(address, name).items()}
 
 
-def test_stages_follow_the_champion(
-    address: str, where: Destination, name: str, tmp_path: Path
-) -> None:
+def test_stages_follow_the_champion(address: str, where: Store, name: str, tmp_path: Path) -> None:
     registry = opened(address)
     one, two, three = (published(where, name, tmp_path, wrong) for wrong in (9, 6, 3))
     for version in (one, two, three):
@@ -210,7 +209,7 @@ def test_stages_follow_the_champion(
 
 
 def test_at_no_time_are_there_two_champions(
-    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
 ) -> None:
     registry = opened(registry_server.url)
     one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
@@ -234,7 +233,7 @@ def test_at_no_time_are_there_two_champions(
 
 
 def test_a_version_whose_bundle_is_gone_is_archived_until_it_is_back(
-    address: str, where: Destination, name: str, tmp_path: Path
+    address: str, where: Store, name: str, tmp_path: Path
 ) -> None:
     registry = opened(address)
     one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
@@ -250,7 +249,7 @@ def test_a_version_whose_bundle_is_gone_is_archived_until_it_is_back(
 
 
 def test_the_champion_is_registered_where_it_was_not(
-    address: str, where: Destination, name: str, tmp_path: Path
+    address: str, where: Store, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
     move(where, name, version, "", "run-3")
@@ -259,7 +258,7 @@ def test_the_champion_is_registered_where_it_was_not(
 
 
 def test_versions_of_others_stay_as_they_are(
-    address: str, where: Destination, name: str, tmp_path: Path
+    address: str, where: Store, name: str, tmp_path: Path
 ) -> None:
     other = ModelRegistry(address, author="ben", user_token="t", async_runner=asyncio.run)
     other.register_model(
@@ -278,7 +277,7 @@ def test_versions_of_others_stay_as_they_are(
 
 def test_more_versions_than_a_page_has_are_all_told(
     registry_server: RegistryServer,
-    where: Destination,
+    where: Store,
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -314,7 +313,7 @@ def test_more_versions_than_a_page_has_are_all_told(
 )
 def test_a_registry_that_is_down_or_refuses_is_told_in_one_line(
     registry_server: RegistryServer,
-    where: Destination,
+    where: Store,
     name: str,
     tmp_path: Path,
     fault: faults.Fault,
@@ -370,7 +369,7 @@ def test_the_token_of_the_account_is_not_sent_in_the_clear(
 
 
 def test_a_bundle_that_is_missing_or_damaged_is_not_registered(
-    registry_server: RegistryServer, where: Destination, name: str, tmp_path: Path
+    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
 ) -> None:
     version = published(where, name, tmp_path, 3)
     with pytest.raises(InputError, match=r"there is no complete bundle"):

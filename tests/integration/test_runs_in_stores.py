@@ -10,7 +10,8 @@ from kfp_ddp.runs.teardown.old_runs import InBucket
 from kfp_ddp.runs.training_folder import TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
-from kfp_ddp.storage.destination import open_destination, sha256
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
 
 
@@ -36,9 +37,9 @@ def test_a_run_is_kept_gone_on_from_and_removed(
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path))
     work = f"{work}/runs"
     address = f"{work}/run-1/train"
-    where = open_destination(address)
-    leases.begin(where)
-    with leases.holding(address, "run-1"), TrainingFolder(address, 2, every=60.0) as first:
+    where = open_store(address)
+    leases.mark_begin(where)
+    with leases.bucket_lease(address, "run-1"), TrainingFolder(address, 2, every=60.0) as first:
         for step in (10, 20, 30):
             save(first.path, step)
             (first.path / "metrics.jsonl").write_text(f"{step}\n")
@@ -52,7 +53,7 @@ def test_a_run_is_kept_gone_on_from_and_removed(
         assert second.resumed == "checkpoints/step-00000020"
         save(second.path, 40)
         second.finish()
-    steps = {name.split("/")[0] for name, _ in open_destination(f"{address}/checkpoints").list("")}
+    steps = {name.split("/")[0] for name, _ in open_store(f"{address}/checkpoints").list("")}
     assert steps == {"step-00000020", "step-00000040"}
     with open_workspace(address, "evaluate") as task:
         checkpoint = task.download(f"{address}/checkpoints/step-00000040")
@@ -61,4 +62,4 @@ def test_a_run_is_kept_gone_on_from_and_removed(
     runs.last()
     assert not runs.in_use("run-1", lambda run: False)
     assert runs.delete("run-1")
-    assert list(open_destination(work).list("")) == []
+    assert list(open_store(work).list("")) == []

@@ -33,7 +33,7 @@ from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving.canary import Sample, ask, try_out
 from kfp_ddp.serve.body_limit import MAX_BODY
 from kfp_ddp.serve.model import ready
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import load_model
 from tests.serving import free_port
 
@@ -381,7 +381,7 @@ def test_what_cannot_be_served_is_a_line(sealed: Path, tmp_path: Path) -> None:
 def test_a_rollout_takes_its_answer_for_the_bundle_s_and_no_other(
     server: Server, sealed: Path
 ) -> None:
-    sample = Sample.of(Bundle.at(open_destination(str(sealed)), "", "the bundle", "export it"))
+    sample = Sample.of(Bundle.at(open_store(str(sealed)), "", "the bundle", "export it"))
     assert try_out(server.url, "squares", sample, 2, 60) > 0
     other = replace(sample, logits=tuple(value + 1 for value in sample.logits))
     wrong, _ = ask(server.url, "squares", other, 60)

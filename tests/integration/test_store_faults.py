@@ -1,16 +1,26 @@
 """What each kind of store raises: a fault of the network may be retried, a wrong name may not."""
 
+import errno
+import gc
+import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
-from kfp_ddp.storage.destination import open_destination, place
+from kfp_ddp.storage import store
+from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.sources import open_source
+from kfp_ddp.storage.source import SourceOptions
 from tests.serving import free_port, serving
+
+# google-cloud-storage closes no response with an error status.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CODES = {
     "gs": {},
@@ -59,9 +69,25 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FaultyServer(ThreadingHTTPServer):
+    daemon_threads = True
+
     def __init__(self, scheme: str, status: int) -> None:
         self.scheme, self.status = scheme, status
         super().__init__(("127.0.0.1", 0), Handler)
+
+
+def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the settings of every store to a server."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setenv("HF_TOKEN", "test")
+    monkeypatch.setenv(
+        "AZURE_STORAGE_CONNECTION_STRING",
+        f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a",
+    )
 
 
 @pytest.fixture(params=["closed", 403, 404, 408, 429, 503])
@@ -73,28 +99,20 @@ def fault(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server with the fault, to which the settings of the store point."""
-    monkeypatch.setattr(place, "PATIENCE", 0.2)
-    monkeypatch.setattr(place, "TRIES", 1)
-    monkeypatch.setattr("kfp_ddp.storage.sources.gcs.LIST_ATTEMPTS", 1)
-    monkeypatch.setattr("kfp_ddp.storage.sources.s3._ATTEMPTS", 1)
-    monkeypatch.setattr("kfp_ddp.storage.sources.web.Retry", lambda: Retry(1))
+    monkeypatch.setattr(store, "PATIENCE", 0.2)
+    monkeypatch.setattr(store, "TRIES", 1)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.s3._ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: Retry(1))
     server = FaultyServer(scheme, fault)
     with serving(server) as url:
         url = url if fault else f"http://127.0.0.1:{free_port()}"
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        monkeypatch.setenv("HF_TOKEN", "test")
-        monkeypatch.setenv(
-            "AZURE_STORAGE_CONNECTION_STRING",
-            f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a",
-        )
+        use(url, monkeypatch)
         yield url
     from huggingface_hub import close_session
 
     close_session()
+    gc.collect()
 
 
 def check(ask: Callable[[], object], fault: int) -> None:
@@ -115,13 +133,15 @@ def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"content")
-    where = open_destination(f"{scheme}://bucket/x")
+    where = open_store(f"{scheme}://bucket/x")
     check(where.prepare, fault)
     check(lambda: where.put(file, "name"), fault)
     check(lambda: where.update("name", lambda _: b"new"), fault)
     check(lambda: list(where.list("")), fault)
     check(lambda: where.read("name", 9), fault)
+    check(lambda: where.has_files(), fault)
     if fault != 404:
+        check(lambda: where.exists("name"), fault)
         check(lambda: where.delete("name"), fault)
 
 
@@ -129,7 +149,7 @@ def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
 def test_a_fault_of_a_source_may_be_retried_and_a_wrong_name_or_right_may_not(
     scheme: str, fault: int, address: str
 ) -> None:
-    source = open_source(SOURCES[scheme].format(url=address), timeout=2)
+    source = open_source(SOURCES[scheme].format(url=address), SourceOptions(timeout=2))
     check(source.listing, fault)
 
 
@@ -140,15 +160,12 @@ def test_a_fault_of_a_source_may_be_retried_and_a_wrong_name_or_right_may_not(
 def test_a_volume_that_is_full_or_broken_is_not_an_input_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, expected: str
 ) -> None:
-    import errno
-    import os
-
     def fail(*args: object, **options: object) -> None:
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     file = tmp_path / "file"
     file.write_bytes(b"content")
-    where = open_destination(str(tmp_path / "results"))
+    where = open_store(str(tmp_path / "results"))
     where.prepare()
     monkeypatch.setattr("shutil.copyfileobj", fail)
     with pytest.raises(KfpDdpError) as caught:
@@ -158,7 +175,89 @@ def test_a_volume_that_is_full_or_broken_is_not_an_input_error(
 
 def test_a_folder_without_rights_or_with_a_wrong_path_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InputError, match="cannot be written"):
-        open_destination(str(tmp_path / "file" / "x")).prepare()
+    with pytest.raises(InputError, match="cannot write"):
+        open_store(str(tmp_path / "file" / "x")).prepare()
     with pytest.raises(InputError, match="does not exist"):
         open_source(str(tmp_path / "missing")).listing()
+
+
+NAMES = [f"x/{number}" for number in range(5)]
+
+
+def page(scheme: str, query: dict[str, list[str]]) -> bytes:
+    """Return a page of two of NAMES, in the form of a protocol."""
+    token, size = {
+        "gs": ("pageToken", "maxResults"),
+        "s3": ("continuation-token", "max-keys"),
+        "az": ("marker", "maxresults"),
+    }[scheme]
+    start, end = int(query.get(token, ["0"])[0]), len(NAMES)
+    end = min(start + min(2, int(query.get(size, ["2"])[0])), end)
+    following = str(end) if end < len(NAMES) else ""
+    names = NAMES[start:end]
+    if scheme == "gs":
+        items = [{"name": name, "size": "1"} for name in names]
+        more = {"nextPageToken": following} if following else {}
+        return json.dumps({"items": items, **more}).encode()
+    if scheme == "s3":
+        contents = "".join(
+            f"<Contents><Key>{name}</Key><Size>1</Size></Contents>" for name in names
+        )
+        token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
+        token += f"<IsTruncated>{str(bool(following)).lower()}</IsTruncated>"
+        return f"<ListBucketResult>{contents}{token}</ListBucketResult>".encode()
+    blobs = "".join(
+        f"<Blob><Name>{name}</Name><Properties><Content-Length>1</Content-Length>"
+        "<BlobType>BlockBlob</BlobType></Properties>"
+        "</Blob>"
+        for name in names
+    )
+    marker = f"<NextMarker>{following}</NextMarker>"
+    return f"<EnumerationResults><Blobs>{blobs}</Blobs>{marker}</EnumerationResults>".encode()
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    """Serves pages of a listing, and counts them."""
+
+    server: "PageServer"
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None: ...
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/storage/v1/b/bucket?"):  # of google-cloud-storage itself
+            self.server.requests.append(self.path)
+        body = page(self.server.scheme, parse_qs(urlsplit(self.path).query))
+        self.send_response(200)
+        kind = "json" if self.server.scheme == "gs" else "xml"
+        self.send_header("Content-Type", f"application/{kind}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class PageServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme, self.requests = scheme, list[str]()
+        super().__init__(("127.0.0.1", 0), PageHandler)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_the_first_name_of_several_pages_takes_one_request(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = PageServer(scheme)
+    with serving(server) as url:
+        use(url, monkeypatch)
+        where = open_store(f"{scheme}://bucket/x")
+        names = where.list("")
+        assert next(names) == ("0", 1)
+        assert len(server.requests) == 1
+        assert [name for name, _ in names] == ["1", "2", "3", "4"]
+        assert len(server.requests) == 3
+        server.requests.clear()
+        assert where.has_files()
+        assert len(server.requests) == 1
+        assert re.search(r"(maxResults|max-keys|maxresults)=1\b", server.requests[0])

@@ -163,7 +163,7 @@ def test_proxy_that_is_not_there_is_one_line(
 ) -> None:
     bucket.put("ds/a", b"x" * 100)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr("kfp_ddp.storage.sources.gcs.LIST_ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 1)
     with pytest.raises(StorageError, match=r"^cannot list .*refused[^\n]*$"):
         sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
 

@@ -6,13 +6,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage.destination import azure, open_destination, s3
-from kfp_ddp.storage.sources import huggingface, open_source
+from kfp_ddp.storage import azure, huggingface, s3_client
+from kfp_ddp.storage.kinds import open_source, open_store
 from tests.serving import serving
 
 PAGE = 1 << 20
 SENT = 64 * PAGE
-CUT = r"^.* says more than 1,048,576 bytes at once, which no page of a listing has: correct its"
+CUT = r"^.* sends more than 1,048,576 bytes in one response, which no page"
 
 
 class Talkative(ThreadingHTTPServer):
@@ -43,7 +43,7 @@ def talkative(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Talkative]:
     server = Talkative(request.param)
-    for module in (s3, azure, huggingface):
+    for module in (s3_client, azure, huggingface):
         monkeypatch.setattr(module, "MAX_PAGE", PAGE)
     with serving(server) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
@@ -71,8 +71,8 @@ def test_a_page_without_end_is_one_line(talkative: Talkative, source: str) -> No
 @pytest.mark.parametrize("place", ["s3://bucket/models", "az://bucket/models"])
 def test_places_of_results_hold_a_page_at_most_too(talkative: Talkative, place: str) -> None:
     with pytest.raises(InputError, match=CUT):
-        list(open_destination(place).list("x"))
+        list(open_store(place).list("x"))
     if talkative.status == 403:
         with pytest.raises(InputError, match=CUT):
-            open_destination(place).read("x", 5)
+            open_store(place).read("x", 5)
     assert talkative.sent < SENT, "it was hung up on"

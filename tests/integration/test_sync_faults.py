@@ -63,7 +63,7 @@ def test_lasting_fault_fails_and_keeps_the_version_before(
     bucket.put("ds/train/b/x", body[:-1])
     bucket.fault("ds/train/b/x", *[fault] * 200)
     expected = InputError if fault == "403" else StorageError
-    with pytest.raises(expected, match=r"^cannot read [^\n]+$"):
+    with pytest.raises(expected, match=r"^(cannot|no permission to) read [^\n]+$"):
         run(tmp_path)
     assert (tmp_path / "current").resolve() == before.path
     assert content(before.path) == objects
@@ -138,7 +138,7 @@ def test_list_page_that_fails_is_asked_again(bucket: Bucket, tmp_path: Path, fau
 def test_listing_without_end_is_one_line(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.storage.sources.MAX_EMPTY_PAGES", 20)
+    monkeypatch.setattr("kfp_ddp.storage.source.MAX_EMPTY_PAGES", 20)
     pages = itertools.count()
     bucket.list_fault = lambda: f'{{"nextPageToken": "{next(pages)}"}}'  # type: ignore[method-assign]
     with pytest.raises(InputError, match=r"^the listing of gs://bucket/ds does not end[^\n]*$"):
@@ -149,7 +149,7 @@ def test_listing_without_end_is_one_line(
 def test_page_that_stays_wrong_is_one_line(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.storage.sources.gcs.LIST_ATTEMPTS", 2)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 2)
     for page in ("endless", '{"items": [{"name": 7}]}'):
         bucket.list_faults.extend([page] * 2)
         with pytest.raises(StorageError, match=r"^cannot list gs://bucket/ds: [^\n]* 2 times"):
@@ -195,11 +195,11 @@ def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: 
     words = json.dumps({"error": {"message": "no \x1b[2J \x9b \u202e way\nat all"}})
     bucket.refusal = words.encode()
     bucket.list_faults.append("403")
-    with pytest.raises(InputError, match="no right to list") as listing:
+    with pytest.raises(InputError, match="no permission to list") as listing:
         run(tmp_path)
     bucket.fault("ds/\x1b[2J", "403")
     encoding = dataclasses.replace(QUICK, hostile_names="encode")
-    with pytest.raises(InputError, match="cannot read") as reading:
+    with pytest.raises(InputError, match="no permission to read") as reading:
         run(tmp_path, encoding)
     for caught in (listing, reading):
         assert "way" in str(caught.value)
@@ -209,5 +209,5 @@ def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: 
 def test_no_right_to_list_names_the_role(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     bucket.list_faults.append("403")
-    with pytest.raises(InputError, match=r"no right to list.*roles/storage.objectViewer"):
+    with pytest.raises(InputError, match=r"no permission to list.*roles/storage.objectViewer"):
         run(tmp_path)

@@ -12,8 +12,9 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.folder import FolderSource
 from kfp_ddp.storage.listing import Filter, Listing
-from kfp_ddp.storage.sources.files import FolderSource
+from kfp_ddp.storage.source import SourceOptions
 from tests.sync_runs import RETRY, content
 
 QUICK = Options(concurrency=2)
@@ -148,9 +149,11 @@ def test_what_is_excluded_is_neither_entered_nor_read(
     os.seteuid(65534)
     try:
         wanted = Filter((), ("other/**", "*.key", "pipe", "/a/link"))
-        found = FolderSource(".", wanted=wanted).listing()
+        found = FolderSource(".", SourceOptions(select=wanted)).listing()
         with pytest.raises(StorageError, match=r"^cannot read source other: Permission denied"):
-            FolderSource(".", wanted=Filter((), ("*.key", "pipe", "/a/link"))).listing()
+            FolderSource(
+                ".", SourceOptions(select=Filter((), ("*.key", "pipe", "/a/link")))
+            ).listing()
     finally:
         os.seteuid(0)
     assert sorted(found.names) == ["3.jpg", "a/2.jpg", "a/b/1.jpg"]

@@ -190,8 +190,8 @@ def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) 
 def test_manifest_has_a_longest_length(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.storage.sources.web.MAX_MANIFEST", 3 << 20)
-    monkeypatch.setattr("kfp_ddp.storage.sources.web.Retry", lambda: RETRY)
+    monkeypatch.setattr("kfp_ddp.storage.web.MAX_MANIFEST", 3 << 20)
+    monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: RETRY)
     web.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES) + b"\n" + b" \n" * (3 << 19))
     with pytest.raises((StorageError, InputError), match=r"more than 3145728 bytes|line 4 is"):
         bring(address(web), tmp_path)
@@ -211,8 +211,8 @@ def test_malformed_manifest_is_one_line(web: Web, tmp_path: Path, line: str) -> 
     ("location", "message"),
     [
         ("#", "redirects more than 5 times"),
-        ("ftp://127.0.0.1/x", "is no address"),
-        ("http://[/x", "is no address"),
+        ("ftp://127.0.0.1/x", "is not an address"),
+        ("http://[/x", "is not an address"),
     ],
 )
 def test_redirects_that_lead_nowhere_are_one_line(

@@ -15,7 +15,7 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
-from kfp_ddp.storage.sources import open_source
+from kfp_ddp.storage.kinds import open_source
 from tests.serving import serving
 from tests.sync_runs import RETRY, content
 
@@ -147,9 +147,9 @@ def test_a_file_that_is_not_what_the_listing_says_is_refused(
     [
         ("hf://owner/pets", "write hf://datasets/owner/name"),
         ("hf://datasets/pets", "write hf://datasets/owner/name"),
-        ("hf://datasets/owner/absent", "no dataset owner/absent .* give HF_TOKEN"),
+        ("hf://datasets/owner/absent", "dataset owner/absent does not exist .* give HF_TOKEN"),
         ("hf://datasets/owner/pets@old", "has no revision 'old'"),
-        ("hf://datasets/owner/pets/none", "holds no files below 'none/'"),
+        ("hf://datasets/owner/pets/none", "holds no objects below 'none/'"),
     ],
 )
 def test_a_dataset_that_is_not_there_is_one_line(hub: Hub, url: str, says: str) -> None:

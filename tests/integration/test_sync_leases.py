@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core import lease
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets import report, versions
 from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import Store, leases_of
+from kfp_ddp.storage.leases import folder_lease
 
 ONE = Options(keep_versions=1, keep_hours=0)
 
@@ -85,7 +85,7 @@ def test_version_that_a_step_reads_now_stays(claim: Claim) -> None:
     claim.age()
     leases = leases_of(first.path)
     assert leases is not None
-    with lease.holding(leases, "a step"):
+    with folder_lease(leases, "a step"):
         assert claim.version(2).removed_versions == ()
     claim.age()
     assert claim.version(3).removed_versions != ()

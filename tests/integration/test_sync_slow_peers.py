@@ -15,7 +15,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import PROGRESS, SMALL
 from kfp_ddp.storage.http import origin
-from kfp_ddp.storage.http.pace import LOWEST_SPEED, Pace
+from kfp_ddp.storage.http.answer import LOWEST_SPEED, Pace
 from kfp_ddp.storage.retry import Retry
 from tests import tls
 from tests.serving import serving

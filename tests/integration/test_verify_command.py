@@ -13,7 +13,8 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle
 from kfp_ddp.models.champion import move
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from tests.exports import exported
 from tests.unit.test_signature import pem, public
 
@@ -21,12 +22,12 @@ KEY, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> Destination:
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A destination of each kind, with the model flowers, which has a champion."""
-    found = open_destination(str(tmp_path / "exports"))
+    found = open_store(str(tmp_path / "exports"))
     if request.param == "bucket":
         request.getfixturevalue("emulator")
-        found = open_destination("gs://models/exports")
+        found = open_store("gs://models/exports")
     version = exported(found, "flowers", tmp_path / "made", 3, Lineage("run-1"))
     move(found, "flowers", version, "", "run-1")
     for name, key in (("key", KEY), ("other", OTHER)):
@@ -48,7 +49,7 @@ def refused(*words: object) -> str:
     return str(done.exception)
 
 
-def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path: Path) -> None:
+def test_a_published_bundle_is_signed_and_verified(where: Store, tmp_path: Path) -> None:
     exports = f"{where.uri}/flowers"
     version = bundle.version(tmp_path / "made")
     count = len(bundle.files(tmp_path / "made")) - 2
@@ -68,7 +69,7 @@ def test_a_published_bundle_is_signed_and_verified(where: Destination, tmp_path:
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
-def test_the_folder_of_a_run_stands_for_its_bundle(where: Destination, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_bundle(where: Store, tmp_path: Path) -> None:
     (tmp_path / "made").rename(tmp_path / "exports" / "bundle")
     done = call("sign", where.uri, "--key", tmp_path / "key.pem")
     assert done.output.startswith(f"{where.uri}/bundle: signed by the key "), done.exception
@@ -89,7 +90,7 @@ def test_the_folder_of_a_run_stands_for_its_bundle(where: Destination, tmp_path:
     ],
 )
 def test_what_was_changed_is_told_signed_or_not(
-    where: Destination, tmp_path: Path, change: str, words: str
+    where: Store, tmp_path: Path, change: str, words: str
 ) -> None:
     folder = tmp_path / "exports" / "flowers" / bundle.version(tmp_path / "made")
     call("sign", folder, "--key", tmp_path / "key.pem")
@@ -122,7 +123,7 @@ def test_what_was_changed_is_told_signed_or_not(
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
 def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
-    where: Destination, tmp_path: Path
+    where: Store, tmp_path: Path
 ) -> None:
     exports = f"{where.uri}/flowers"
     call("sign", tmp_path / "made", "--key", tmp_path / "key.pem")
@@ -149,15 +150,15 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
         (["verify", "EXPORTS", "--key", "key.pub", "--issuer", "x"], "exclude each other"),
         (["verify", "EXPORTS", "--signature", "key.pub"], "needs its signer: give --key"),
         (["verify", "."], "there is no bundle at .: give the folder that a run names"),
-        (["verify", "none"], "bundle='none' is a folder that is not there"),
-        (["verify", "gs:/x"], "bundle='gs:/x' is no address: write gs://x"),
+        (["verify", "none"], "bundle='none' is a folder that does not exist"),
+        (["verify", "gs:/x"], "bundle='gs:/x' is not an address: write gs://x"),
         (["verify", "ftp://x"], "give gs://, s3:// or az://"),
         (["sign", "EXPORTS"], "give --key to sign with, or --signature"),
         (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is not a private key"),
     ],
 )
 def test_bad_input_is_one_line(
-    where: Destination,
+    where: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],

@@ -7,22 +7,23 @@ import pytest
 from kfp_ddp.models import attempts
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 SAID = {"dataset_digest": "abc", "training": {"epochs": 3}, "gate": {}, "image": ""}
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Destination:
+def models(tmp_path: Path) -> Store:
     """The folder of a model's exports."""
-    return open_destination(str(tmp_path / "models" / "cats"))
+    return open_store(str(tmp_path / "models" / "cats"))
 
 
 def version(number: int) -> str:
     return f"{number:012x}"
 
 
-def exported(where: Destination, tmp_path: Path, number: int, champion: str = "") -> None:
+def exported(where: Store, tmp_path: Path, number: int, champion: str = "") -> None:
     """A bundle as an attempt leaves it, by then the champion."""
     for name in ("_SUCCESS", "model.onnx", "serving/1/model.onnx"):
         (tmp_path / "file").write_text(name)
@@ -31,7 +32,7 @@ def exported(where: Destination, tmp_path: Path, number: int, champion: str = ""
     note(where, str(number), version=version(number), champion=champion, reason="blessed")
 
 
-def versions(where: Destination) -> set[str]:
+def versions(where: Store) -> set[str]:
     names = [name for name, _ in where.list("")]
     return {name.partition("/")[0] for name in names} - {"CHAMPION", attempts.FOLDER}
 
@@ -57,7 +58,7 @@ def test_the_order_of_settings_and_the_kind_of_a_number_do_not() -> None:
 
 
 def test_what_was_exported_is_unchanged_while_its_bundle_is_there(
-    models: Destination, tmp_path: Path
+    models: Store, tmp_path: Path
 ) -> None:
     assert unchanged(models, "1") is None
     exported(models, tmp_path, 1)
@@ -71,7 +72,7 @@ def test_what_was_exported_is_unchanged_while_its_bundle_is_there(
 
 
 def test_what_was_not_blessed_is_unchanged_while_the_champion_is_the_same(
-    models: Destination, tmp_path: Path
+    models: Store, tmp_path: Path
 ) -> None:
     exported(models, tmp_path, 1)
     note(models, "a", version="", champion=version(1), reason="not blessed: too weak")
@@ -83,18 +84,18 @@ def test_what_was_not_blessed_is_unchanged_while_the_champion_is_the_same(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": 2}', b"\xff"])
-def test_a_note_that_cannot_be_understood_is_none(models: Destination, content: bytes) -> None:
+def test_a_note_that_cannot_be_understood_is_none(models: Store, content: bytes) -> None:
     models.update(f"{attempts.FOLDER}/1.json", lambda _: content)
     assert unchanged(models, "1") is None
 
 
-def test_a_long_reason_is_cut_so_that_the_note_can_be_read(models: Destination) -> None:
+def test_a_long_reason_is_cut_so_that_the_note_can_be_read(models: Store) -> None:
     note(models, "1", version="", champion="", reason="x" * 100_000)
     assert unchanged(models, "1") is not None
 
 
 def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
-    models: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1, 7):
         monkeypatch.setattr("time.time", lambda number=number: float(number))
@@ -106,23 +107,23 @@ def test_the_newest_bundles_stay_and_the_champion_with_the_one_before_it(
     assert prune(models, 2) == []
 
 
-def test_what_a_service_answers_with_stays(models: Destination, tmp_path: Path) -> None:
+def test_what_a_service_answers_with_stays(models: Store, tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         exported(models, tmp_path, number, champion=version(number - 1))
     assert prune(models, 1, {version(1)}) == [version(2)]
     assert prune(models, 1) == [version(1)]
 
 
-def test_whose_place_a_promoted_bundle_took_stays(models: Destination, tmp_path: Path) -> None:
+def test_whose_place_a_promoted_bundle_took_stays(models: Store, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         exported(models, tmp_path, number)
     models.update("CHAMPION", lambda _: f"{version(2)}\n".encode())
-    above = open_destination(str(tmp_path / "models"))
+    above = open_store(str(tmp_path / "models"))
     champions.add_to_history(above, "cats", version(2), replaced=version(1), by="promote")
     assert prune(models, 1) == []
 
 
-def test_what_no_attempt_has_exported_stays(models: Destination, tmp_path: Path) -> None:
+def test_what_no_attempt_has_exported_stays(models: Store, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         exported(models, tmp_path, number)
     models.delete(f"{attempts.FOLDER}/1.json")
@@ -130,7 +131,7 @@ def test_what_no_attempt_has_exported_stays(models: Destination, tmp_path: Path)
     assert versions(models) == {version(1), version(3)}
 
 
-def test_notes_of_what_was_not_blessed_are_kept_as_many(models: Destination) -> None:
+def test_notes_of_what_was_not_blessed_are_kept_as_many(models: Store) -> None:
     for number in range(4):
         note(models, str(number), version="", champion="", reason="not blessed")
     assert prune(models, 2) == []
@@ -138,7 +139,7 @@ def test_notes_of_what_was_not_blessed_are_kept_as_many(models: Destination) -> 
 
 
 @pytest.mark.parametrize("letter", ["\x01", "🦊", '"', "\u202e"])
-def test_a_reason_of_whatever_letters_can_be_read_again(models: Destination, letter: str) -> None:
+def test_a_reason_of_whatever_letters_can_be_read_again(models: Store, letter: str) -> None:
     note(models, "1", version="", champion=version(1), reason=letter * 2000)
     models.update("CHAMPION", lambda _: f"{version(1)}\n".encode())
     assert unchanged(models, "1") is not None

@@ -9,7 +9,7 @@ from kfp import dsl
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.gate.component import gate
 from kfp_ddp.models import attempts
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from tests.run_output import evaluation
 
 
@@ -25,7 +25,7 @@ def test_what_was_tried_is_not_new_and_the_step_says_what_came_of_it(
 ) -> None:
     changed, attempt, summary = asked(tmp_path, training={"epochs": 3}, job={"nodes": 1})
     assert (changed, summary.metadata["changed"]) == (True, True)
-    where = open_destination(f"{tmp_path}/cats")
+    where = open_store(f"{tmp_path}/cats")
     attempts.note(where, attempt, version="", champion="", reason="not blessed: too weak")
 
     again, same, summary = asked(tmp_path, training={"epochs": 3}, job={"nodes": 2})

@@ -31,7 +31,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:
     probe = (
         "import sys, kfp_ddp.cli.sync, kfp_ddp.datasets.sync\n"
-        "from kfp_ddp.storage.sources import gcs\n"
+        "from kfp_ddp.storage import gcs\n"
         f"print(sorted({{*{HEAVY!r}, *{RARE!r}}} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
@@ -155,9 +155,9 @@ def test_what_an_install_lacks_is_named_with_its_extra(
     [
         (
             "gs:/bucket/flowers",
-            "source='gs:/bucket/flowers' is no address: write gs://bucket/flowers",
+            "source='gs:/bucket/flowers' is not an address: write gs://bucket/flowers",
         ),
-        ("bucket/flowers", "for a bucket write gs://bucket/flowers, for a folder its whole path"),
+        ("bucket/flowers", "for a bucket write gs://bucket/flowers, for a folder its abs"),
     ],
 )
 def test_a_bucket_without_its_scheme_is_no_folder_to_sync(

@@ -12,7 +12,7 @@ from kfp_ddp.client.download import download
 from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.models import bundle
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 from tests import run_output
 
 TRAIN = f"work/{run_output.RUN_ID}/train"

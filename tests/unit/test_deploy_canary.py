@@ -15,7 +15,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving import canary
 from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from tests.serving import serving
 
 LOGITS = (2.0, -50.0, 3.0)
@@ -153,7 +153,7 @@ def sealed(folder: Path, response: str) -> Bundle:
     (folder / "sample/request.json").write_text('{"inputs": []}')
     (folder / "sample/response.json").write_text(response)
     bundle.seal(folder)
-    return Bundle.at(open_destination(str(folder)), "", "the bundle", "publish it again")
+    return Bundle.at(open_store(str(folder)), "", "the bundle", "publish it again")
 
 
 def test_the_sample_is_the_bundle_s_and_believed_only_where_it_is_listed(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_sample_is_the_bundle_s_and_believed_only_where_it_is_listed(tmp_pat
     bare = tmp_path / "e"
     bare.mkdir()
     bundle.seal(bare)
-    old = Bundle.at(open_destination(str(bare)), "", "the bundle", "publish it again")
+    old = Bundle.at(open_store(str(bare)), "", "the bundle", "publish it again")
     with pytest.raises(InputError, match=r"has no sample/request\.json to try a service with"):
         Sample.of(old)
 

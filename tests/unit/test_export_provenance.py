@@ -9,7 +9,7 @@ import pytest
 from kfp_ddp.export import provenance
 from kfp_ddp.k8s import images
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 from tests.exports import evaluated
 
 

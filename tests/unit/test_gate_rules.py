@@ -17,7 +17,7 @@ from kfp_ddp.evaluation.gate.engine import verdict_of
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 from tests import gating
 from tests.gating import evaluation, exported, hits, judged
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core import lease
+from kfp_ddp.storage import leases as lease
 
 
 def old(path: Path) -> None:
@@ -17,7 +17,7 @@ def old(path: Path) -> None:
 def test_a_lease_is_left_in_a_folder_that_is_made_and_all_may_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        lease.leave(tmp_path / "deep" / "leases", "run")
+        lease.write_permanent(tmp_path / "deep" / "leases", "run")
     finally:
         os.umask(before)
     (file,) = (tmp_path / "deep" / "leases").iterdir()
@@ -31,7 +31,7 @@ def test_a_lease_counts_until_its_time_is_over(
     for name, age in (("a", 899), ("b", 900), ("c", 901)):
         (tmp_path / f"{name}.left").touch()
         os.utime(tmp_path / f"{name}.left", (10_000 - age,) * 2)
-    assert lease.held(tmp_path) == ["a"]
+    assert lease.folder_holders(tmp_path) == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.left"]
 
 
@@ -45,7 +45,7 @@ def test_a_link_counts_by_its_own_time(tmp_path: Path) -> None:
     (leases / "dangling.1").symlink_to(tmp_path / "nothing")
     (leases / "old.1").symlink_to(leases)
     old(leases / "old.1")
-    assert lease.held(leases) == ["dangling", "new"]
+    assert lease.folder_holders(leases) == ["dangling", "new"]
     assert not (leases / "old.1").is_symlink()
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_removed_is_left(tmp_path: Path) -> None:
     (tmp_path / "nodot").touch()
     for path in tmp_path.iterdir():
         old(path)
-    assert lease.held(tmp_path, alive=lambda holder: False) == []
+    assert lease.folder_holders(tmp_path, alive=lambda holder: False) == []
     assert (tmp_path / "a.folder").is_dir()
 
 
@@ -73,7 +73,7 @@ def test_leases_that_go_meanwhile_hide_no_others(tmp_path: Path, last: bool) -> 
             (tmp_path / gone[0]).unlink()
         return True
 
-    left = lease.held(tmp_path, alive)
+    left = lease.folder_holders(tmp_path, alive)
     assert left == sorted(set("abc") - {gone[0][0]})
 
 
@@ -92,7 +92,7 @@ def test_a_disk_that_is_away_for_a_while_ends_no_lease(
     monkeypatch.setattr(lease, "RENEWED_EVERY", 0.001)
     monkeypatch.setattr(lease, "_touch", away)
     until = time.monotonic() + 30
-    with lease.holding(tmp_path, "run"):
+    with lease.folder_lease(tmp_path, "run"):
         while len(touched) < 6:
             assert time.monotonic() < until, "nobody renews it any more"
             time.sleep(0.001)

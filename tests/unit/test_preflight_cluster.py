@@ -13,7 +13,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.k8s.nodes import gpus
-from kfp_ddp.storage.addresses import check_place
+from kfp_ddp.storage.kinds import check_address
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"
 HIDDEN = ApiError(403, "Forbidden", "nodes is forbidden")
@@ -130,7 +130,7 @@ GOOD = [
 
 @pytest.mark.parametrize("value", GOOD)
 def test_a_place_that_is_written_as_one_is_let_pass(value: str) -> None:
-    check_place("source", value)
+    check_address("source", value)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -146,7 +146,7 @@ def test_a_mistyped_scheme_is_corrected(
     pairs = zip(scheme, upper, strict=False)
     typed = "".join(letter.upper() if is_upper else letter for letter, is_upper in pairs)
     with pytest.raises(InputError) as raised:
-        check_place("destination", typed + separator + rest)
+        check_address("destination", typed + separator + rest)
     assert f"write {scheme}://{rest}" in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -157,23 +157,23 @@ def test_a_bucket_without_a_scheme_is_no_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"for a bucket write gs://{value}, for a folder its"):
-        check_place("source", value)
+        check_address("source", value)
     (tmp_path / value).mkdir(parents=True)
-    check_place("source", value)
+    check_address("source", value)
 
 
 @pytest.mark.parametrize("bucket", ["My_Bucket", "a", "-ab", "ab-", "a b", "x" * 223, "ä-b"])
 def test_a_bucket_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
-    with pytest.raises(InputError, match=r"no bucket .* has three or more of small letters"):
-        check_place("source", f"gs://{bucket}/x")
+    with pytest.raises(InputError, match=r"not a valid name .* three or more of small letters"):
+        check_address("source", f"gs://{bucket}/x")
 
 
 @pytest.mark.parametrize("bucket", ["My-Container", "ab", "a--b", "a_b", "-ab", "x" * 64])
 def test_a_container_of_a_name_that_cannot_be_is_refused(bucket: str) -> None:
-    with pytest.raises(InputError, match="no bucket can be called"):
-        check_place("source", f"az://{bucket}/x")
-    check_place("source", "az://a-b-1/x")
-    check_place("source", "az://$web/x")
+    with pytest.raises(InputError, match="is not a valid name of a bucket"):
+        check_address("source", f"az://{bucket}/x")
+    check_address("source", "az://a-b-1/x")
+    check_address("source", "az://$web/x")
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_a_place_as_other_programs_write_it_is_told_as_it_is_written_here(
     value: str, written: str
 ) -> None:
     with pytest.raises(InputError, match=written):
-        check_place("source", value)
-    check_place("source", "https://acc.blob.core.windows.net/box/_MANIFEST.jsonl")
-    check_place("source", "hf://datasets/owner/name@v1/folder")
+        check_address("source", value)
+    check_address("source", "https://acc.blob.core.windows.net/box/_MANIFEST.jsonl")
+    check_address("source", "hf://datasets/owner/name@v1/folder")
 
 
 @pytest.mark.parametrize(("nodes", "ends"), [(2, "refused"), (None, "told"), (1, "")])

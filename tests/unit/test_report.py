@@ -8,7 +8,7 @@ from kfp_ddp import report
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
-from kfp_ddp.storage.destination import sha256
+from kfp_ddp.storage.store import sha256
 from tests import reports
 
 TWO = ["cat", "dog"]

@@ -24,7 +24,7 @@ from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle, signature
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.release import Signing
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 from tests.exports import exported
 
 KEYS: dict[str, Any] = {
@@ -54,14 +54,14 @@ def public(key: Any) -> bytes:
 def made(tmp_path: Path, key: Any = None) -> Path:
     """A bundle in a folder, signed where there is a key."""
     folder = tmp_path / "bundle"
-    exported(open_destination(str(tmp_path / "models")), "flowers", folder, 3, Lineage("r1"))
+    exported(open_store(str(tmp_path / "models")), "flowers", folder, 3, Lineage("r1"))
     if key is not None:
         signature.sign(folder, key)
     return folder
 
 
 def check(folder: Path, key: Any = KEY) -> None:
-    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "export again")
+    sealed = Bundle.at(open_store(str(folder)), "", "the bundle", "export again")
     signature.check(sealed, signature.by_key(key.public_key()))
 
 
@@ -75,7 +75,7 @@ def test_what_was_signed_holds_for_this_key_and_for_no_other(tmp_path: Path, kin
 
 
 def test_a_signed_bundle_is_uploaded_with_its_signature_and_found_whole(tmp_path: Path) -> None:
-    where = open_destination(str(tmp_path / "bucket"))
+    where = open_store(str(tmp_path / "bucket"))
     uri = bundle.upload(made(tmp_path, KEY), "flowers", where)
     check(Path(uri))
 
@@ -211,7 +211,7 @@ def test_what_the_key_signed_of_other_files_vouches_for_no_bundle(
     tmp_path: Path, change: dict[str, str], words: str
 ) -> None:
     folder = made(tmp_path)
-    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "")
+    sealed = Bundle.at(open_store(str(folder)), "", "the bundle", "")
     files = signature._digests_of(sealed) | change
     payload = signature._statement("x", {name: each for name, each in files.items() if each})
     (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
@@ -311,7 +311,7 @@ def root(tmp_path: Path) -> Path:
 def test_a_signature_by_key_is_none_by_an_identity(tmp_path: Path, root: Path) -> None:
     folder = made(tmp_path, KEY)
     signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    sealed = Bundle.at(open_destination(str(folder)), "", "the bundle", "export again")
+    sealed = Bundle.at(open_store(str(folder)), "", "the bundle", "export again")
     for content in (None, b"{}", b"no"):
         with pytest.raises(
             InputError, match=r"no valid signature of ana@example\.com at https\S+: model\.sig is"
@@ -334,10 +334,10 @@ def test_what_sigstore_vouches_for_is_held_against_the_bundle(
         Verifier, "verify_dsse", lambda *_, **__: ("application/vnd.in-toto+json", payload)
     )
     signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    signature.check(Bundle.at(open_destination(str(folder)), "", "it", ""), signer)
+    signature.check(Bundle.at(open_store(str(folder)), "", "it", ""), signer)
     resealed(folder, "changed")
     with pytest.raises(InputError, match=r"MANIFEST\.sha256 differs from the signed one"):
-        signature.check(Bundle.at(open_destination(str(folder)), "", "it", ""), signer)
+        signature.check(Bundle.at(open_store(str(folder)), "", "it", ""), signer)
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "no"])

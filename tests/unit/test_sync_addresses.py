@@ -7,7 +7,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.origin import Origin, display
-from kfp_ddp.storage.sources import open_source
+from kfp_ddp.storage.kinds import open_source
 
 ODD = string.ascii_letters + string.digits + ":@?#&=%[]!$'()*+,;\\ \t\n\0é\u202e"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.gcs import GcsSource
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.sources import Transient, check_end
-from kfp_ddp.storage.sources.gcs import GcsSource
-from kfp_ddp.storage.sources.web import MAX_LINE, ManifestRows
+from kfp_ddp.storage.source import SourceOptions, Transient, check_end
+from kfp_ddp.storage.web import MAX_LINE, ManifestRows
 
 MANGLED = 10_000
 DEEP = "[" * 100_000
@@ -69,7 +69,7 @@ def judge(read: Callable[[], list[tuple[str, int, int]]], outcomes: list[str]) -
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> GcsSource:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:9")
-    return GcsSource("gs://bucket/ds", "bucket", "ds/", 1)
+    return GcsSource("gs://bucket/ds", SourceOptions(timeout=1))
 
 
 def page(choose: random.Random) -> dict[str, Any]:
@@ -86,22 +86,22 @@ def test_mangled_pages_are_rows_or_one_line(source: GcsSource) -> None:
     for _ in range(MANGLED):
         text = json.dumps(weird(choose, page(choose))).encode()
         body = bytearray(mangled(choose, text) if choose.random() < 0.5 else text)
-        judge(lambda body=body: [r[:3] for r in source._parsed(body)[0]], outcomes)  # type: ignore[misc]
+        judge(lambda body=body: [r[:3] for r in source._parse(body)[0]], outcomes)  # type: ignore[misc]
     assert not [line for line in outcomes if "\n" in line]
     assert MANGLED // 8 < outcomes.count("") < MANGLED * 3 // 4
 
 
 @pytest.mark.parametrize("body", [DEEP, f'{{"items": {DEEP}', "[]", "null", "7", "", "\ud800"])
 def test_what_is_no_page_is_asked_for_again(source: GcsSource, body: str) -> None:
-    with pytest.raises(Transient, match=r"^no page of a listing[^\n]*$"):
-        source._parsed(bytearray(body.encode("utf-8", "surrogatepass")))
+    with pytest.raises(Transient, match=r"^invalid page of a listing[^\n]*$"):
+        source._parse(bytearray(body.encode("utf-8", "surrogatepass")))
 
 
 def test_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_end("gs://bucket", 900, Listing())
     with pytest.raises(InputError, match=r"^the listing of gs://bucket does not end: 0 objects"):
         check_end("gs://bucket", 1001, Listing())
-    monkeypatch.setattr("kfp_ddp.storage.sources.MAX_OBJECTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.source.MAX_OBJECTS", 1)
     two = Listing(["a", "b"])
     with pytest.raises(InputError, match="2 objects in 1 pages"):
         check_end("gs://bucket", 0, two)
@@ -167,11 +167,11 @@ def test_mangled_manifests_are_rows_or_one_line() -> None:
         ('["a", 1, "x"]', "is no"),
         ('{"a": 1}', "is no"),
         ("7", "is no"),
-        ("", "is no JSON"),
-        (DEEP[: MAX_LINE - 1], "is no JSON"),
-        ("[" + "9" * 5000 + "]", "is no JSON"),
-        ("\x1e", "is no JSON"),
-        ("x" * (MAX_LINE + 1), "is too much"),
+        ("", "is not JSON"),
+        (DEEP[: MAX_LINE - 1], "is not JSON"),
+        ("[" + "9" * 5000 + "]", "is not JSON"),
+        ("\x1e", "is not JSON"),
+        ("x" * (MAX_LINE + 1), "is too long"),
     ],
 )
 def test_lines_that_are_of_no_manifest(line: str, why: str) -> None:

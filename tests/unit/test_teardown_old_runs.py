@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core import lease
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import run
+from kfp_ddp.storage import leases
 
 DAY = 86400.0
 
@@ -49,7 +49,7 @@ def test_a_run_that_failed_before_it_made_a_folder_leaves_none_to_delete(tmp_pat
 def test_a_run_that_a_step_uses_is_kept_however_long_it_was_silent(tmp_path: Path) -> None:
     folder(tmp_path, "own", 0.0)
     waiting = folder(tmp_path, "waiting", 30.0)
-    with lease.holding(RunFolder(waiting / "train").leases, "evaluate"):
+    with leases.folder_lease(RunFolder(waiting / "train").leases, "evaluate"):
         assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "nothing was left to end"
     assert run("own", "local", {"keep_runs": 1}, str(tmp_path)) == "deleted 1 older run(s)"
     assert not waiting.exists()

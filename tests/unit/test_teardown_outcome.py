@@ -177,7 +177,7 @@ def test_telling_fails_no_run(
     ):
         assert run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
         assert said in capsys.readouterr().out
-    monkeypatch.setattr(outcomes, "open_destination", lambda place: 1 / 0)
+    monkeypatch.setattr(outcomes, "open_store", lambda place: 1 / 0)
     given = {"notify_slack": "KEY"}
     assert run("run-1", "local", given, str(tmp_path)) == "nothing was left to end"
     assert "warning: no notification of the run's end was sent: division" in capsys.readouterr().out

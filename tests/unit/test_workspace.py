@@ -9,12 +9,13 @@ import pytest
 
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.lease import LASTING_SECONDS
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.training_folder import FollowedFolder, TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
-from kfp_ddp.storage.destination import Destination, open_destination, sha256
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.leases import LASTING_SECONDS
+from kfp_ddp.storage.store import Store, sha256
 from kfp_ddp.training import resume
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
@@ -40,8 +41,8 @@ def there(address: str) -> Path:
 
 
 @pytest.fixture
-def where(address: str) -> Destination:
-    return open_destination(address)
+def where(address: str) -> Store:
+    return open_store(address)
 
 
 def save(run_dir: Path, step: int, content: str = "", best: int = 0) -> Path:
@@ -56,7 +57,7 @@ def save(run_dir: Path, step: int, content: str = "", best: int = 0) -> Path:
     return folder.rename(place)
 
 
-def put(where: Destination, run_dir: Path, *steps: int) -> None:
+def put(where: Store, run_dir: Path, *steps: int) -> None:
     for step in steps:
         folder = save(run_dir, step)
         assert checkpoints.upload(where, f"checkpoints/{folder.name}", folder)
@@ -68,7 +69,7 @@ def names(there: Path) -> list[str]:
 
 
 def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(
-    where: Destination, there: Path, tmp_path: Path
+    where: Store, there: Path, tmp_path: Path
 ) -> None:
     put(where, tmp_path / "a", 9, 10, 20)
     (there / "checkpoints/step-00000030").mkdir()
@@ -83,7 +84,7 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from(
 
 @pytest.mark.parametrize("damaged", [STATE, MANIFEST])
 def test_one_that_does_not_verify_is_passed_over_and_can_be_made_again(
-    where: Destination, there: Path, tmp_path: Path, damaged: str
+    where: Store, there: Path, tmp_path: Path, damaged: str
 ) -> None:
     put(where, tmp_path / "a", 10, 20)
     file = there / "checkpoints/step-00000020" / damaged
@@ -95,7 +96,7 @@ def test_one_that_does_not_verify_is_passed_over_and_can_be_made_again(
 
 
 def test_where_none_verifies_nothing_is_begun_anew(
-    where: Destination, there: Path, tmp_path: Path
+    where: Store, there: Path, tmp_path: Path
 ) -> None:
     put(where, tmp_path / "a", 10)
     (there / "checkpoints/step-00000010" / STATE).write_text("else")
@@ -105,7 +106,7 @@ def test_where_none_verifies_nothing_is_begun_anew(
 
 
 def test_an_upload_that_is_cut_off_leaves_what_counted_before(
-    where: Destination, there: Path, tmp_path: Path
+    where: Store, there: Path, tmp_path: Path
 ) -> None:
     put(where, tmp_path / "a", 10, 20)
     again = save(tmp_path / "again", 20, content="the same step, made again")
@@ -121,7 +122,7 @@ def test_an_upload_that_is_cut_off_leaves_what_counted_before(
 
 
 def test_the_newest_few_are_kept_and_what_is_torn_goes(
-    where: Destination, there: Path, tmp_path: Path
+    where: Store, there: Path, tmp_path: Path
 ) -> None:
     put(where, tmp_path / "a", 9, 10, 100, 20)
     (there / "checkpoints/step-00000015").mkdir()
@@ -160,7 +161,7 @@ def test_a_training_goes_on_where_another_pod_ended(address: str, there: Path) -
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_start_that_begins_anew_counts_alone_and_sets_aside_what_was_there(
-    address: str, where: Destination, there: Path, tmp_path: Path, saved: bool
+    address: str, where: Store, there: Path, tmp_path: Path, saved: bool
 ) -> None:
     put(where, tmp_path / "a", 900, 1000)
     (there / "checkpoints.old-0/step-00000007").mkdir(parents=True)
@@ -273,7 +274,7 @@ def test_a_bucket_that_stays_away_fails_the_training_in_one_line(address: str, t
 
 
 def test_a_step_brings_what_it_reads_and_puts_what_it_writes(
-    address: str, where: Destination, there: Path, tmp_path: Path
+    address: str, where: Store, there: Path, tmp_path: Path
 ) -> None:
     put(where, tmp_path / "a", 10, 20)
     (there / "metrics.jsonl").write_text("1\n")
@@ -343,19 +344,19 @@ def test_a_path_stays_a_path(tmp_path: Path) -> None:
 
 
 def test_who_uses_a_run_is_told_by_names_alone(
-    address: str, where: Destination, monkeypatch: pytest.MonkeyPatch
+    address: str, where: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def listed() -> list[str]:
         return [name for name, _ in where.list("")]
 
-    leases.begin(where)
+    leases.mark_begin(where)
     assert leases.begun_at(listed()) == pytest.approx(time.time(), abs=60)
-    with leases.holding(address, "evaluate"):
-        assert leases.held(listed(), lambda run: False)
-    assert not leases.held(listed(), lambda run: True)
+    with leases.bucket_lease(address, "evaluate"):
+        assert leases.has_holder(listed(), lambda run: False)
+    assert not leases.has_holder(listed(), lambda run: True)
     old = [f".leases/run.7.ab.{time.time() - LASTING_SECONDS - 9:.0f}"]
-    assert not leases.held(old, lambda run: False)
-    assert leases.held(old, lambda run: run == "run.7")
+    assert not leases.has_holder(old, lambda run: False)
+    assert leases.has_holder(old, lambda run: run == "run.7")
 
 
 def wait_for(*paths: Path) -> None:

@@ -14,7 +14,8 @@ from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS
 from kfp_ddp.models.bundle import Bundle as StoredBundle
-from kfp_ddp.storage.destination import open_destination, sha256
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import sha256
 
 INFRA, LATENCY = "infra.json", "latency.json"
 _LARGEST = 1 << 20
@@ -82,7 +83,7 @@ def read(bundle: str, evaluation: Path) -> Bundle:
     Raises:
         InputError: The bundle is missing, damaged or of another evaluation.
     """
-    store = open_destination(bundle)
+    store = open_store(bundle)
     sealed = StoredBundle.at(store, "", "the bundle", "export the model again")
     if sealed.listed is None:
         raise InputError(f"there is no bundle at {bundle}: connect the bundle output of export")

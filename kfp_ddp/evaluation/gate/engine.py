@@ -21,7 +21,8 @@ from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.report.render import render_page
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.destination import open_destination, sha256
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import sha256
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -77,7 +78,7 @@ def run(
     gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
     print(why)
     if attempt and not blessed:
-        store = open_destination(champion)
+        store = open_store(champion)
         attempts.note(store, attempt, version="", champion=version, reason=why)
     return GateOutput(blessed, version)
 

@@ -10,7 +10,8 @@ from kfp_ddp.models.champion import list_versions, read_pointer
 from kfp_ddp.models.registry.client import Registry, registry_of
 from kfp_ddp.models.registry.record import record_of
 from kfp_ddp.models.release import Registering, part_of
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 __all__ = ["Registry", "agree", "register", "registry_of", "run"]
 
@@ -24,7 +25,7 @@ def run(*, destination: str, model_name: str, release: Mapping[str, Any], versio
         raise InputError(
             'release names no registry: give {"registry": "http://model-registry-service…:8080"}'
         )
-    where = open_destination(destination)
+    where = open_store(destination)
     version = version or read_pointer(where, model_name)
     if not version:
         raise InputError(
@@ -36,7 +37,7 @@ def run(*, destination: str, model_name: str, release: Mapping[str, Any], versio
     return version
 
 
-def register(registry: Registry, where: Destination, name: str, version: str) -> str:
+def register(registry: Registry, where: Store, name: str, version: str) -> str:
     """Register a bundle, as a candidate until it is the champion; return its id in the registry.
 
     Args:
@@ -52,7 +53,7 @@ def register(registry: Registry, where: Destination, name: str, version: str) ->
     return registry.register(record_of(where, name, version))
 
 
-def agree(registry: Registry, where: Destination, name: str) -> None:
+def agree(registry: Registry, where: Store, name: str) -> None:
     """Set the stages in the registry: the champion, former ones, and deleted versions.
 
     CHAMPION decides; the version that it names is registered if it is missing.

@@ -12,7 +12,7 @@ from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.serving.inference_service import storage_uri
-from kfp_ddp.storage.destination import Destination
+from kfp_ddp.storage.store import Store
 from kfp_ddp.training.config import TrainConfig
 
 Value = str | int | float | bool
@@ -41,7 +41,7 @@ class Record:
     properties: Mapping[str, Value]
 
 
-def record_of(where: Destination, name: str, version: str) -> Record:
+def record_of(where: Store, name: str, version: str) -> Record:
     """Return the record of a bundle at a destination.
 
     Args:

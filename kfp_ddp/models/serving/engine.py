@@ -24,7 +24,7 @@ from kfp_ddp.models.serving.rollout import (
     signed,
 )
 from kfp_ddp.models.serving.wait import Watched
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -105,12 +105,12 @@ def roll_out(
 def _other_champion(uri: str) -> str:
     """Return the version that is the champion instead of this bundle; '' for none."""
     models, _, version = uri.rstrip("/").rpartition("/")
-    champion = read_pointer(open_destination(models))
+    champion = read_pointer(open_store(models))
     return champion if champion != version else ""
 
 
 def _bundle(uri: str) -> Bundle:
-    bundle = Bundle.at(open_destination(uri), advice="publish it again")
+    bundle = Bundle.at(open_store(uri), advice="publish it again")
     if bundle.listed is None:
         raise InputError(f"there is no bundle at {uri}: give the output of publish")
     return bundle

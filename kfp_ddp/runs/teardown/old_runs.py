@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from kfp_ddp.core import lease
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.run_folder import RUN_ID, RunFolder
 from kfp_ddp.jobs import local
 from kfp_ddp.storage import leases
-from kfp_ddp.storage.destination import open_destination
+from kfp_ddp.storage.kinds import open_store
 
 
 class Runs(Protocol):
@@ -53,7 +52,7 @@ class InBucket:
     """Folders of runs in a bucket, read by one listing."""
 
     def __init__(self, work: str) -> None:
-        self._where = open_destination(work)
+        self._where = open_store(work)
         self._names: dict[str, list[str]] = defaultdict(list)
 
     def last(self) -> dict[str, float]:
@@ -66,7 +65,7 @@ class InBucket:
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
         """Check leases."""
-        return alive(run_id) or leases.held(self._names[run_id], alive)
+        return alive(run_id) or leases.has_holder(self._names[run_id], alive)
 
     def delete(self, run_id: str) -> bool:
         """Delete all files, its start marker last, so that a partial deletion is repeated."""
@@ -116,7 +115,8 @@ def _last_written(run: Path) -> float:
 def _in_use(run: Path, alive: Callable[[str], bool]) -> bool:
     try:
         return alive(run.name) or any(
-            lease.held(RunFolder(task).leases, alive) or local.recorded(task) for task in tasks(run)
+            leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task)
+            for task in tasks(run)
         )
     except OSError:
         return True

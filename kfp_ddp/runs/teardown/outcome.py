@@ -16,7 +16,8 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
 from kfp_ddp.runs.notify import Outcome
-from kfp_ddp.storage.destination import Destination, open_destination
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 
 NODE = "workflows.argoproj.io/node-name"
 _LARGEST = 1 << 20
@@ -36,7 +37,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
         KfpDdpError: the runs' folders cannot be read.
     """
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
-    where = open_destination(f"{work.rstrip('/')}/{run_id}")
+    where = open_store(f"{work.rstrip('/')}/{run_id}")
     names = [name for name, _ in where.list("")]
     fields |= _of_folder(where, names)
     try:
@@ -52,7 +53,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     return Outcome(**fields)
 
 
-def _of_folder(where: Destination, names: list[str]) -> dict[str, Any]:
+def _of_folder(where: Store, names: list[str]) -> dict[str, Any]:
     """Return the fields that a run's folder gives; of several trainings the most advanced."""
     states = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
     best = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
@@ -61,7 +62,7 @@ def _of_folder(where: Destination, names: list[str]) -> dict[str, Any]:
     return max(states, key=lambda state: best.index(state["state"]), default=last)
 
 
-def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
+def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
     """Return the fields that the folder of one training gives."""
     inside = {name for name in names if name.startswith(f"{task}/")}
     verdict: dict[str, Any] = {}
@@ -92,14 +93,14 @@ def _of_task(where: Destination, names: list[str], task: str) -> dict[str, Any]:
     }
 
 
-def _failure(where: Destination, task: str) -> str:
+def _failure(where: Store, task: str) -> str:
     """Return the root cause that the ranks of a training recorded."""
     content = where.read(f"{task}/logs/failure.json", _LARGEST)
     failure = Failure.parse((content or b"").decode(errors="replace"))
     return failure.words if failure else ""
 
 
-def _read(where: Destination, name: str) -> dict[str, Any]:
+def _read(where: Store, name: str) -> dict[str, Any]:
     try:
         return mapping_in(where.read(name, _LARGEST))
     except KfpDdpError:

@@ -6,6 +6,9 @@ BLOCK = 1 << 20
 """Bytes of a body that gather at once; one that may be longer is big."""
 MAX_HEAD = 1 << 16
 """Bytes of a head, or of all trailers."""
+LOWEST_SPEED = 1000
+"""Bytes a second, over any time of waiting as long as the longest silence. A GB takes 12 days at
+that speed, so a slower server only blocks a sync."""
 _MAX_INTERIM = 16
 _MAX_LINE = 1 << 12
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)\b")
@@ -17,6 +20,37 @@ _BODILESS = frozenset({204, 304})
 
 class HttpError(OSError):
     """The peer does not speak HTTP/1, says more than is good for us, or stopped in the middle."""
+
+
+class Pace:
+    """Counts the bytes that arrive while we wait, and raises where they are too slow.
+
+    `period` is in seconds. It starts with the first byte of a response: how long a server may take
+    until then is limited by the longest silence. Our own pauses do not count.
+    """
+
+    def __init__(self, period: float) -> None:
+        self._period = period
+        self.bytes = 0
+        self._seconds = 0.0
+
+    def restart(self) -> None:
+        """Start to wait for another response."""
+        self.bytes, self._seconds = 0, 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Add seconds of waiting, in which `bytes` have arrived.
+
+        Raises:
+            TimeoutError: too few bytes for the period that ends.
+        """
+        if not self.bytes:
+            return
+        self._seconds += seconds
+        if self._seconds >= self._period:
+            if self.bytes < LOWEST_SPEED * self._seconds:
+                raise TimeoutError(f"less than {LOWEST_SPEED} bytes a second")
+            self.restart()
 
 
 class Answer:

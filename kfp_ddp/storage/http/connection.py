@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.http.answer import Answer, HttpError
+from kfp_ddp.storage.http.answer import Answer, HttpError, Pace
 from kfp_ddp.storage.http.origin import Origin, tls
-from kfp_ddp.storage.http.pace import Pace
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

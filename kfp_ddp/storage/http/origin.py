@@ -50,9 +50,9 @@ class Origin:
             host = parts.hostname or ""
             host = host if ":" in host else host.encode("idna").decode()
         except ValueError as error:
-            raise InputError(f"{display(url)!r} is no address; check host and port") from error
+            raise InputError(f"{display(url)!r} is not an address; check host and port") from error
         if parts.scheme not in ("http", "https") or not host:
-            raise InputError(f"{display(url)!r} is no address; give it as https://host/path")
+            raise InputError(f"{display(url)!r} is not an address; give it as https://host/path")
         return cls(secure, host, port, _proxy(parts.scheme, host, port))
 
     @functools.cached_property

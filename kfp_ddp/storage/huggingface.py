@@ -1,7 +1,7 @@
-"""A dataset of the Hugging Face Hub that is kept as files: hf://datasets/owner/name@revision/folder.
+"""A dataset of files on the Hugging Face Hub: hf://datasets/owner/name@revision/folder.
 
-The listing is of one commit, so nothing changes under a sync. The hub gives the SHA-256 of files in
-large file storage and git's own SHA-1 of others, with which every body is checked.
+The listing is of one commit, so nothing changes during a sync. The hub gives the SHA-256 of files
+in large file storage and git's SHA-1 of others, with which every body is checked.
 """
 
 import hashlib
@@ -11,33 +11,43 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
-from kfp_ddp.storage.destination.place import held
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.text import one_line
+from kfp_ddp.storage import store
 from kfp_ddp.storage.http.origin import Origin
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import is_temporary
-from kfp_ddp.storage.sources import Changed, Entry, Transient, check_end
-from kfp_ddp.storage.sources.blocking import BlockingReader, Stream
+from kfp_ddp.storage.source import (
+    BlockingReader,
+    Changed,
+    Entry,
+    SourceOptions,
+    Stream,
+    Transient,
+    check_end,
+    check_not_empty,
+)
+from kfp_ddp.storage.store import read_bounded
 
 _URL = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<folder>.*))?"
 )
 _BLOCK = 1 << 20
 _PAGE = 1_000
-"""Files of a page of a listing, at most."""
+"""Maximum files of a page of a listing."""
 MAX_PAGE = 1 << 24
-"""Bytes of a page: 1,000 paths of 2,048 characters, each six times as long as JSON may write it."""
-_GITS_OWN = ".gitattributes"
+"""Bytes of a page: 1,000 paths of 2,048 characters, each six times as long when JSON escapes it."""
+_ATTRIBUTES = ".gitattributes"
 
 
 class HuggingFaceSource:
     """The files of a dataset at a commit; HF_TOKEN and HF_ENDPOINT apply."""
 
     resumes = False
-    """The whole is checked at its end, so a broken body starts again."""
+    """The digest is of the complete body, so a download that was cut starts again."""
     max_workers = 32
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, options: SourceOptions) -> None:
         try:
             self._api = _hub()
         except ImportError as error:
@@ -47,10 +57,10 @@ class HuggingFaceSource:
         parts = _URL.fullmatch(url)
         if parts is None:
             raise InputError(
-                f"source {url!r} is no dataset of the hub: write hf://datasets/owner/name, with "
-                "@revision behind the name and /folder at the end where you need them"
+                f"source {url!r} is not a dataset of the hub: write hf://datasets/owner/name, with "
+                "@revision after the name and /folder at the end where you need them"
             )
-        self.url, self._timeout = url, timeout
+        self.url, self._timeout = url, options.timeout
         self._name, self._revision = parts["name"], parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
@@ -67,21 +77,20 @@ class HuggingFaceSource:
                 self._name, revision=self._revision, timeout=self._timeout, expand=["sha"]
             )
             self._revision = about.sha
-            found = self._list()
+            listing = self._list()
         except (HfHubHTTPError, httpx2.HTTPError) as error:
-            raise self._refusal(error) from error
-        if not found:
-            raise InputError(f"{self.url} holds no files below {self._prefix or '/'!r}")
-        return found
+            raise self._problem(error) from error
+        check_not_empty(self.url, self._prefix, listing)
+        return listing
 
     def reader(self, threads: Executor) -> BlockingReader:
-        """A reader; all share the library's pool of connections."""
+        """Return a reader; all share the library's pool of connections."""
         return BlockingReader(self._open, threads)
 
     def _list(self) -> Listing:
         from huggingface_hub import RepoFile
 
-        found, start = Listing(), len(self._prefix)
+        listing, start = Listing(), len(self._prefix)
         tree = self._api.list_repo_tree(
             self._name,
             self._prefix.rstrip("/") or None,
@@ -90,18 +99,18 @@ class HuggingFaceSource:
             repo_type="dataset",
         )
         for number, item in enumerate(tree):
-            if isinstance(item, RepoFile) and item.path != _GITS_OWN:
+            if isinstance(item, RepoFile) and item.path != _ATTRIBUTES:
                 tag = item.lfs.sha256 if item.lfs else item.blob_id
-                found.add(item.path[start:], item.size, 0, tag=tag)
+                listing.add(item.path[start:], item.size, 0, tag=tag)
             if number % _PAGE == 0:
-                check_end(self.url, number // _PAGE, found)
-        return found
+                check_end(self.url, number // _PAGE, listing)
+        return listing
 
     def _open(self, entry: Entry, offset: int) -> Stream:
         return _HubStream(self._blocks(entry), entry)
 
     def _blocks(self, entry: Entry) -> Iterator[bytes]:
-        """The body, from where the hub sends us; the token stays with the hub."""
+        """Yield the body from where the hub redirects to; the token is sent to the hub only."""
         import httpx2
         from huggingface_hub import get_session, hf_hub_url
 
@@ -112,7 +121,7 @@ class HuggingFaceSource:
             revision=self._revision,
             endpoint=self._api.endpoint,
         )
-        # Stored bytes, not some that are compressed for the way.
+        # Stored bytes, not bytes compressed for the transfer.
         headers = {**self._api._build_hf_headers(), "Accept-Encoding": "identity"}
         try:
             with get_session().stream(
@@ -121,10 +130,10 @@ class HuggingFaceSource:
                 self._check(answer, entry)
                 yield from answer.iter_raw(_BLOCK)
         except (httpx2.HTTPError, OSError) as error:
-            raise Transient(f"{type(error).__name__}: {_line(error)}") from error
+            raise Transient(f"{type(error).__name__}: {one_line(error)}") from error
 
     def _check(self, answer: Any, entry: Entry) -> None:
-        """Raise what a status other than 200 means."""
+        """Raise the error for a status other than 200."""
         if answer.status_code == 404:
             raise Changed(entry.name)
         if answer.status_code in (401, 403):
@@ -135,7 +144,7 @@ class HuggingFaceSource:
         if answer.status_code != 200:
             raise Transient(f"HTTP {answer.status_code}")
 
-    def _refusal(self, error: Exception) -> KfpDdpError:
+    def _problem(self, error: Exception) -> KfpDdpError:
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
@@ -149,7 +158,7 @@ class HuggingFaceSource:
             )
         if isinstance(error, RepositoryNotFoundError):
             return InputError(
-                f"there is no dataset {self._name} on {self._api.endpoint}, or it is private: "
+                f"dataset {self._name} does not exist on {self._api.endpoint}, or is private: "
                 "correct the name, or give HF_TOKEN"
             )
         if isinstance(error, RevisionNotFoundError):
@@ -161,33 +170,33 @@ class HuggingFaceSource:
                 f"dataset {self._name} has no folder {self._prefix!r}; check the path"
             )
         answer = getattr(error, "response", None)
-        temporary = answer is None or is_temporary(answer.status_code)
-        return (UnavailableError if temporary else InputError)(
-            f"cannot list {self.url}: {_line(error)}; check the network and HF_ENDPOINT"
-        )
+        status = answer.status_code if answer is not None else None
+        advice = "check the network and HF_ENDPOINT"
+        temporary = status is None or is_temporary(status)
+        return store.failed("list", self.url, one_line(error), advice, temporary=temporary)
 
 
 class _HubStream:
-    """A stream that ends with the check of its digest: SHA-256, or git's SHA-1."""
+    """A stream that checks the digest at its end: SHA-256, or git's SHA-1."""
 
     def __init__(self, blocks: Iterator[bytes], entry: Entry) -> None:
-        self._blocks, self._wanted = blocks, entry.tag
+        self._blocks, self._digest = blocks, entry.tag
         if len(entry.tag) == 64:
             self._state = hashlib.sha256()
         else:
             self._state = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
 
     def read(self, size: int = -1, /) -> bytes:
-        """A block as the hub sends it, whatever `size` is."""
+        """Return a block as the hub sends it, regardless of `size`."""
         block = next(self._blocks, b"")
         self._state.update(block)
-        if not block and self._state.hexdigest() != self._wanted:
-            found = f"{self._state.name.upper()} {self._state.hexdigest()}"
-            raise Transient(f"{found} instead of {self._wanted}")
+        if not block and self._state.hexdigest() != self._digest:
+            actual = f"{self._state.name.upper()} {self._state.hexdigest()}"
+            raise Transient(f"{actual} instead of {self._digest}")
         return block
 
     def close(self) -> None:
-        """Give the connection up, read or not."""
+        """Close the connection before or after the end."""
         self._blocks.close()  # type: ignore[attr-defined]
 
 
@@ -198,18 +207,14 @@ def _hub() -> Any:
 
 
 def _bound_pages() -> None:
-    """Let the library hold at most a page of what the hub's API says; it bounds nothing itself."""
+    """Bound the responses of the hub's API, which the library does not."""
     from huggingface_hub import get_session
 
     hooks = get_session().event_hooks
-    if _hold not in hooks["response"]:
-        get_session().event_hooks = {**hooks, "response": [*hooks["response"], _hold]}
+    if _bound not in hooks["response"]:
+        get_session().event_hooks = {**hooks, "response": [*hooks["response"], _bound]}
 
 
-def _hold(answer: Any) -> None:
+def _bound(answer: Any) -> None:
     if str(answer.request.url).startswith(f"{_hub().endpoint}/api/"):
-        answer._content = held(answer.iter_bytes(_BLOCK), MAX_PAGE, answer.request.url.host)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+        answer._content = read_bounded(answer.iter_bytes(_BLOCK), MAX_PAGE, answer.request.url.host)

@@ -1,4 +1,4 @@
-"""What the sources that speak HTTP share: how an object is asked for, and an answer is taken."""
+"""A `Reader` over the fast HTTP client, for sources that implement `HttpObjects`."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -8,53 +8,60 @@ from typing import Protocol
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Request
-from kfp_ddp.storage.sources import Entry, Transient
+from kfp_ddp.storage.source import Entry, Transient
 
 MAX_ERROR = 1 << 16
-"""Bytes of an error's text that are read."""
+"""Maximum bytes of an error response that are read."""
 _GOOD = frozenset({200, 206})
 
 
 class HttpObjects(Protocol):
-    """The objects of a source, as a server is asked for them."""
+    """Builds the requests for the objects of a source, and translates error responses."""
 
     @property
     def authorised(self) -> bool:
         """Whether `request` can be called without `authorise`."""
 
     async def authorise(self) -> None:
-        """Get a token that lasts.
+        """Get a valid token.
 
         Raises:
             Transient, InputError: the credentials give none.
         """
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """The request for an object's bytes from `offset` on."""
+        """Return the request for an object's bytes from `offset` on."""
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """What an answer other than the bytes means, to be raised; `secret` was sent.
+        """Return the error to raise for a response with an error status.
 
-        That is Transient, Changed or InputError.
+        Args:
+            entry: The object of the request.
+            status: Of the response.
+            body: Its first `MAX_ERROR` bytes.
+            secret: The headers that authorised the request.
+
+        Returns:
+            Transient, Changed or InputError.
         """
 
 
 class HttpReader:
-    """Objects over one connection; see `Reader`."""
+    """Reads objects over one connection; see `Reader`."""
 
     def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor) -> None:
         self._objects, self._client, self._threads = objects, HttpClient(pool), threads
         self._ahead: tuple[Entry, Request] | None = None
 
-    def ask(self, entry: Entry) -> None:
-        """See `Reader.ask`."""
+    def prefetch(self, entry: Entry) -> None:
+        """See `Reader.prefetch`."""
         if self._objects.authorised:
             request = self._objects.request(entry, 0)
             self._ahead = entry, request
             self._client.send(request)
 
-    async def whole(self, entry: Entry) -> bytes:
-        """See `Reader.whole`."""
+    async def read(self, entry: Entry) -> bytes:
+        """See `Reader.read`."""
         answer = await self._open(entry, 0)
         return b"".join(answer.take())
 
@@ -65,9 +72,9 @@ class HttpReader:
 
         def take_rest(block: bytes) -> None:
             nonlocal skip
-            wanted, skip = block[skip:], max(0, skip - len(block))
-            if wanted:
-                take(wanted)
+            rest, skip = block[skip:], max(0, skip - len(block))
+            if rest:
+                take(rest)
 
         try:
             await self._client.rest(take_rest, self._threads)

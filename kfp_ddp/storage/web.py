@@ -1,6 +1,6 @@
 """A manifest on any web server: https://host/folder/_MANIFEST.jsonl, the files beside it.
 
-That is what a version looks like when its folder is served, so one sync can feed another.
+That is a version whose folder is served, so a sync can read what another one wrote.
 """
 
 import asyncio
@@ -15,15 +15,22 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import event_loop, manifest
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, target_of
+from kfp_ddp.storage.http.reader import HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import Retry, is_temporary
-from kfp_ddp.storage.sources import MAX_OBJECTS, Changed, Entry, Transient, is_text
-from kfp_ddp.storage.sources.over_http import HttpReader
+from kfp_ddp.storage.source import (
+    MAX_OBJECTS,
+    Changed,
+    Entry,
+    SourceOptions,
+    Transient,
+    is_text,
+)
 
 MAX_MANIFEST = 1 << 32
 """Bytes of a manifest: `MAX_OBJECTS` lines of 128."""
 MAX_LINE = 1 << 16
-"""Bytes of a line of it: two names of 4,000 bytes, each six times as long as JSON may write it."""
+"""Bytes of a line of it: two names of 4,000 bytes, each six times as long when JSON escapes it."""
 _MAX_SIZE = 1 << 63
 _CRC = re.compile("[0-9a-f]{8}")
 
@@ -33,7 +40,7 @@ class WebSource:
 
     resumes = True
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, options: SourceOptions) -> None:
         self.url = display(url)
         origin, parts = Origin.of(url), urlsplit(url)
         if not parts.path.endswith(".jsonl"):
@@ -43,17 +50,17 @@ class WebSource:
         self.exposed, self.max_workers = origin.exposed, 256
         login = netrc_login(origin.host)
         self._manifest = Request(origin, target_of(parts), MAX_MANIFEST, b"", login)
-        self._pool = HttpPool(origin, timeout)
+        self._pool = HttpPool(origin, options.timeout)
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
-        found = event_loop.run(self._read())
-        if not found:
+        listing = event_loop.run(self._read())
+        if not listing:
             raise InputError(f"{self.url} names no files; check that its sync is done")
-        return found
+        return listing
 
     def reader(self, threads: Executor) -> HttpReader:
-        """A reader with a connection of its own."""
+        """Return a reader with a connection of its own."""
         return HttpReader(WebObjects(self._manifest), self._pool, threads)
 
     async def _read(self) -> Listing:
@@ -79,15 +86,15 @@ class WebSource:
 
 
 class ManifestRows:
-    """A manifest of somebody else, taken apart as it arrives; `url` is as it may be shown."""
+    """Parses a foreign manifest as it arrives; `url` is as it may be shown."""
 
     def __init__(self, url: str) -> None:
         self._url, self._rest = url, b""
-        self._lines, self._found = 0, Listing()
+        self._lines, self._listing = 0, Listing()
         self._files: object = None
 
     def take(self, block: bytes) -> None:
-        """The next bytes.
+        """Parse the next bytes.
 
         Raises:
             InputError: they are not of a manifest.
@@ -99,7 +106,7 @@ class ManifestRows:
             raise self._wrong("has no end")
 
     def end(self) -> Listing:
-        """What it names.
+        """Return its files.
 
         Raises:
             Transient: it was cut.
@@ -109,18 +116,18 @@ class ManifestRows:
             self._take(self._rest)
         if not self._lines:
             raise self._wrong("is missing")
-        if self._files not in (None, len(self._found)):
-            raise Transient(f"{len(self._found)} lines of {self._files!r} files")
-        return self._found
+        if self._files not in (None, len(self._listing)):
+            raise Transient(f"{len(self._listing)} lines of {self._files!r} files")
+        return self._listing
 
     def _take(self, line: bytes) -> None:
         self._lines += 1
         if len(line) > MAX_LINE or self._lines > MAX_OBJECTS:
-            raise self._wrong("is too much")
+            raise self._wrong("is too long, or there are too many lines")
         try:
             read = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise self._wrong("is no JSON") from error
+            raise self._wrong("is not JSON") from error
         if self._lines == 1:
             self._take_header(read)
         else:
@@ -128,13 +135,13 @@ class ManifestRows:
 
     def _take_header(self, header: object) -> None:
         if not isinstance(header, dict):
-            raise self._wrong("is no header")
+            raise self._wrong("is not a header")
         if header.get("pack", "none") != "none":
-            raise InputError(f"{self._url} is of a packed version; its files are in archives")
+            raise InputError(f"{self._url} is of a packed version, with files are in archives")
         self._files = header.get("files")
 
     def _take_row(self, row: Any) -> None:
-        good = (
+        valid = (
             isinstance(row, list)
             and len(row) >= 4
             and isinstance(row[0], str)
@@ -144,9 +151,9 @@ class ManifestRows:
             and isinstance(row[3], str)
             and _CRC.fullmatch(row[3])
         )
-        if not good:
-            raise self._wrong("is no [name, size, token, crc32c]")
-        self._found.add(row[0], row[1], int(row[3], 16))
+        if not valid:
+            raise self._wrong("is not [name, size, token, crc32c]")
+        self._listing.add(row[0], row[1], int(row[3], 16))
 
     def _wrong(self, why: str) -> InputError:
         return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")
@@ -163,10 +170,10 @@ class WebObjects:
         self._folder, self._query = path.rpartition("/")[0], mark + query
 
     async def authorise(self) -> None:
-        """See `HttpObjects.authorise`; a login is for always."""
+        """Do nothing: a login does not expire."""
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """See `HttpObjects.request`; there are no generations here."""
+        """See `HttpObjects.request`; a web server has no generations."""
         return self._manifest._replace(
             target=f"{self._folder}/{quote(entry.name, safe='/')}{self._query}",
             limit=entry.size,

@@ -1,0 +1,393 @@
+"""Azure Blob Storage, through azure-storage-blob: a store and a source.
+
+A listing gives no crc32c, so the ETag stands for the content. A download is pinned to it, each
+block is checked with the MD5 that the server sends, and the complete body with the SHA-256 that
+`AzureStore` leaves as metadata, else with the blob's Content-MD5, where it has one.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.storage import store
+from kfp_ddp.storage.http.origin import Origin
+from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.retry import is_temporary
+from kfp_ddp.storage.source import (
+    BlockingReader,
+    Changed,
+    Entry,
+    SourceOptions,
+    Stream,
+    Transient,
+    bucket_and_prefix,
+    check_end,
+    check_not_empty,
+)
+from kfp_ddp.storage.store import (
+    BLOCK,
+    BoundedWriter,
+    Bucket,
+    ConflictError,
+    Page,
+    Seen,
+    read_bounded,
+)
+
+if TYPE_CHECKING:
+    from azure.core.exceptions import HttpResponseError
+    from azure.storage.blob import BlobClient, ContainerClient
+
+PART = 32 << 20
+"""Bytes of a block of a larger upload; 50,000 blocks at most."""
+MAX_PAGE = 1 << 27
+"""Bytes of a page: 5,000 names of 1,024 bytes with 8 KiB of metadata, each twice as long in XML."""
+_PAGE = 5_000
+"""Maximum blobs of a page of a listing."""
+_SCOPE = "https://storage.azure.com/.default"
+_CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two responses
+
+
+def container_client(url: str, container: str, **settings: Any) -> "ContainerClient":
+    """Return a client for the environment variables of the Azure command line.
+
+    AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY,
+    AZURE_STORAGE_SAS_TOKEN, an identity that azure-identity finds, or no credentials.
+
+    Args:
+        url: What is to be opened, for messages.
+        container: Its name.
+        settings: Of azure.core's pipeline.
+
+    Raises:
+        InputError: azure-storage-blob is not installed, or the variables are invalid.
+    """
+    try:
+        from azure.storage.blob import BlobServiceClient, ExponentialRetry
+    except ImportError as error:
+        raise InputError(f"{url} needs azure-storage-blob; pip install 'kfp-ddp[azure]'") from error
+    settings = {"connection_timeout": _CONNECT, "read_timeout": _READ, **settings}
+    settings = {
+        "transport": _bounded_transport(url, settings),
+        "max_single_put_size": PART,
+        "max_block_size": PART,
+        "retry_policy": ExponentialRetry(
+            initial_backoff=1, increment_base=2, retry_total=store.TRIES - 1
+        ),
+        **settings,
+    }
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+    try:
+        if connection:
+            service = BlobServiceClient.from_connection_string(connection, **settings)
+        elif account:
+            address = f"https://{account}.blob.core.windows.net"
+            service = BlobServiceClient(address, credential=_credential(), **settings)
+        else:
+            raise InputError(
+                f"{url} names no account: set AZURE_STORAGE_ACCOUNT, with AZURE_STORAGE_KEY, "
+                "AZURE_STORAGE_SAS_TOKEN or an identity, or AZURE_STORAGE_CONNECTION_STRING"
+            )
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{url} cannot be opened: {_line(error)}; correct AZURE_STORAGE_CONNECTION_STRING or "
+            "AZURE_STORAGE_ACCOUNT"
+        ) from None
+    return service.get_container_client(container)
+
+
+def _bounded_transport(url: str, settings: dict[str, Any]) -> Any:
+    """Return a transport that bounds responses other than bodies; azure has no setting for it."""
+    from azure.core.pipeline.transport import RequestsTransport
+
+    def bound(answer: Any, stream: bool = False, **_: Any) -> None:
+        if not stream or answer.status_code >= 300:
+            try:
+                blocks = answer.iter_content(BLOCK)
+                answer._content = read_bounded(blocks, MAX_PAGE, f"the server of {url}")
+            except InputError:
+                answer.close()
+                raise
+
+    transport = RequestsTransport(**settings)
+    transport.open()
+    transport.session.hooks["response"].append(bound)
+    return transport
+
+
+def _credential() -> Any:
+    """Return the account's key, a shared access signature, an identity, or None for anonymous."""
+    if key := os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
+        return key
+    try:
+        from azure.core.exceptions import ClientAuthenticationError
+        from azure.identity import DefaultAzureCredential
+    except ImportError:
+        return None
+    identity = DefaultAzureCredential()
+    try:
+        identity.get_token(_SCOPE)
+    except ClientAuthenticationError:
+        return None  # a public container needs none
+    return identity
+
+
+def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
+    """Return the error to raise for one of azure.core, None for any other.
+
+    Args:
+        verb: What was to be done.
+        uri: With what.
+        root: The container of it.
+        error: To translate.
+    """
+    from azure.core.exceptions import AzureError
+
+    if not isinstance(error, AzureError):
+        return None
+    status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
+    if code == "ContainerNotFound":
+        return store.no_bucket(root)
+    if status in (401, 403):
+        advice = (
+            "grant the step's identity the role Storage Blob Data Contributor on the container, or "
+            "correct AZURE_STORAGE_KEY or the SAS"
+        )
+        return store.no_permission(verb, uri, code or str(status), advice)
+    advice = "check AZURE_STORAGE_ACCOUNT and the network, then run again"
+    temporary = status is None or is_temporary(status)
+    return store.failed(verb, uri, _line(error), advice, temporary=temporary)
+
+
+class AzureStore(Bucket):
+    """A prefix of a container, written az://container/prefix.
+
+    The server checks the MD5 of each block of an upload and sends it with each of a download.
+    SHA-256 of the complete content is stored as metadata, and compared with what is read.
+    """
+
+    scheme = "az"
+    many_makes: ClassVar[bool] = True
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self._handle: ContainerClient | None = None
+
+    def delete(self, name: str) -> None:
+        """Delete the blob; see `Store.delete`."""
+
+        def request() -> None:
+            from azure.core.exceptions import ResourceNotFoundError
+
+            try:
+                self._blob(name).delete_blob()
+            except ResourceNotFoundError as error:
+                _raise_without_container(error)
+
+        self._call("delete", request)
+
+    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
+        start = len(self._key(""))
+        limit: dict[str, Any] = {"results_per_page": size} if size else {}
+        blobs = self._client().list_blobs(self._key(prefix), include=["metadata"], **limit)
+        for page in blobs.by_page():
+            yield [(blob.name[start:], blob.size) for blob in page if not _is_folder(blob)]
+
+    def _look(self, name: str) -> Seen | None:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            blob = self._blob(name).get_blob_properties()
+        except ResourceNotFoundError as error:
+            _raise_without_container(error)
+            return None
+        return Seen(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
+
+    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
+        """Download block by block, each with the MD5 of the server, all of one ETag."""
+        from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+
+        bounded = BoundedWriter(into, limit, f"{self.uri}/{name}")
+        try:
+            download = self._blob(name).download_blob(validate_content=True, **_only(tag))
+            state = hashlib.sha256()
+            for block in download.chunks():
+                bounded.write(block)
+                state.update(block)
+        except ResourceModifiedError:
+            raise ConflictError from None
+        except ResourceNotFoundError as error:
+            _raise_without_container(error)
+            return False
+        digest = (download.properties.metadata or {}).get("sha256", "")
+        if digest not in ("", state.hexdigest()):
+            raise StorageError(
+                f"a transfer of {self.uri}/{name} is damaged: sha256 {state.hexdigest()} instead "
+                f"of {digest}; run the step again"
+            )
+        return True
+
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Send blocks with their MD5, which the server checks, and the last with the condition."""
+        from azure.core.exceptions import (
+            ResourceExistsError,
+            ResourceModifiedError,
+            ResourceNotFoundError,
+        )
+
+        try:
+            self._blob(name).upload_blob(
+                content,
+                length=size,
+                metadata={"sha256": digest},
+                validate_content=True,
+                overwrite=bool(tag),
+                **_only(tag),
+            )
+        except (ResourceExistsError, ResourceModifiedError):
+            raise ConflictError from None
+        except ResourceNotFoundError as error:
+            _raise_without_container(error)
+            raise ConflictError from None
+
+    def _blob(self, name: str) -> "BlobClient":
+        return self._client().get_blob_client(self._key(name))
+
+    def _client(self) -> "ContainerClient":
+        if self._handle is None:
+            self._handle = container_client(self.uri, self.name)
+        return self._handle
+
+    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        self._client()  # raises InputError where azure-storage-blob is not installed
+        return problem(verb, self.uri, self.root, error)
+
+
+class AzureSource:
+    """A prefix of a container; see `container_client` for the account."""
+
+    resumes = False
+    """The digest is of the complete body, so a download that was cut starts again."""
+    max_workers = 64
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        container, self._prefix = bucket_and_prefix(url)
+        self.url, self._root = url, f"az://{container}"
+        timeouts = {"connection_timeout": options.timeout, "read_timeout": options.timeout}
+        self._client = container_client(f"source {url}", container, **timeouts)
+
+    @property
+    def exposed(self) -> bool:
+        """See `Source.exposed`."""
+        return Origin.of(self._client.url).exposed
+
+    def listing(self) -> Listing:
+        """List the prefix; see `Source.listing`."""
+        from azure.core.exceptions import AzureError
+
+        listing, start = Listing(), len(self._prefix)
+        try:
+            blobs = self._client.list_blobs(self._prefix, include="metadata")
+            for number, blob in enumerate(blobs):
+                name = blob.name[start:]
+                if (name or blob.size) and not _is_folder(blob):
+                    listing.add(name, blob.size, 0, tag=str(blob.etag).strip('"'))
+                if number % _PAGE == 0:
+                    check_end(self.url, number // _PAGE, listing)
+        except AzureError as error:
+            raise problem("list", self.url, self._root, error) or error from error
+        check_not_empty(self.url, self._prefix, listing)
+        return listing
+
+    def reader(self, threads: Executor) -> BlockingReader:
+        """Return a reader; all share the client's pool of connections."""
+        return BlockingReader(self._open, threads)
+
+    def _open(self, entry: Entry, offset: int) -> Stream:
+        """Start a download of the listed content."""
+        from azure.core import MatchConditions
+        from azure.core.exceptions import (
+            AzureError,
+            ResourceModifiedError,
+            ResourceNotFoundError,
+        )
+
+        try:
+            download = self._client.download_blob(
+                f"{self._prefix}{entry.name}",
+                etag=f'"{entry.tag}"',
+                match_condition=MatchConditions.IfNotModified,
+                validate_content=True,
+            )
+        except (ResourceModifiedError, ResourceNotFoundError) as error:
+            raise Changed(entry.name) from error
+        except AzureError as error:
+            raise self._failure(entry, error) from error
+        if download.size != entry.size:
+            raise Transient(f"length {download.size} instead of {entry.size}")
+        return _AzureStream(download)
+
+    def _failure(self, entry: Entry, error: Exception) -> Exception:
+        name = f"{entry.name!r} of {self.url}"
+        if getattr(error, "error_code", "") == "BlobArchived":
+            return InputError(f"{name} is in the archive tier: rehydrate or exclude it")
+        if getattr(error, "status_code", None) in (401, 403):
+            return problem("read", name, self._root, error) or error
+        return Transient(_line(error))
+
+
+class _AzureStream:
+    """A stream that checks the digest at its end, where the blob has one."""
+
+    def __init__(self, download: Any) -> None:
+        metadata = download.properties.metadata or {}
+        self._state, self._digest = hashlib.sha256(), metadata.get("sha256", "")
+        if not self._digest:
+            md5 = download.properties.content_settings.content_md5
+            self._state, self._digest = hashlib.md5(usedforsecurity=False), bytes(md5 or b"").hex()
+        self._blocks: Iterator[bytes] = download.chunks()
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return a block as the server sends it, regardless of `size`."""
+        from azure.core.exceptions import AzureError
+
+        try:
+            block = next(self._blocks, b"")
+        except (AzureError, ValueError, OSError) as error:
+            raise Transient(f"{type(error).__name__}: {_line(error)}") from error
+        self._state.update(block)
+        if not block and self._digest not in ("", self._state.hexdigest()):
+            actual = f"{self._state.name.upper()} {self._state.hexdigest()}"
+            raise Transient(f"{actual} instead of {self._digest}")
+        return block
+
+    def close(self) -> None:
+        """Do nothing: no connection is open between two blocks."""
+
+
+def _is_folder(blob: Any) -> bool:
+    """Return whether a blob stands for a folder of an account with a hierarchical namespace."""
+    return (blob.metadata or {}).get("hdi_isfolder") == "true"
+
+
+def _line(error: BaseException) -> str:
+    """Return an error's first line; the others identify the request."""
+    return " ".join((str(error).strip().splitlines() or [type(error).__name__])[0].split())[:200]
+
+
+def _only(tag: str) -> dict[str, Any]:
+    """Return the condition that a blob has this ETag."""
+    from azure.core import MatchConditions
+
+    return {"etag": tag, "match_condition": MatchConditions.IfNotModified} if tag else {}
+
+
+def _raise_without_container(error: "HttpResponseError") -> None:
+    if getattr(error, "error_code", "") == "ContainerNotFound":
+        raise error

@@ -1,0 +1,210 @@
+"""The kinds of stores: one row each, and the functions that open what a URI names.
+
+A new kind is a module with a `Store`, a `Source` or both, and a row of `KINDS`.
+"""
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage.http.origin import display
+from kfp_ddp.storage.source import Source, SourceOptions, is_text
+from kfp_ddp.storage.store import Store
+
+
+class Kind(NamedTuple):
+    """A kind of store.
+
+    Args:
+        scheme: Of its URIs.
+        store: Module and callable that open a `Store` by its URI; '' for a kind that is only read.
+        source: Module and callable that open a `Source` by its URL and `SourceOptions`.
+        aliases: Schemes of other programs for the same.
+        bucket: Pattern of the names of buckets; '' if there are none.
+        characters: The characters of these names besides small letters, as text.
+        kserve: URI by which KServe reads a bundle, with `{bundle}`, `{rest}` and `{account}` to
+            replace; '' if it cannot.
+        secret_env: Keys of the bucket's secret that become environment variables of the steps.
+    """
+
+    scheme: str
+    store: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    bucket: str = ""
+    characters: str = ""
+    kserve: str = ""
+    secret_env: tuple[str, ...] = ()
+
+
+# What both Google and S3 require of a name; S3 alone also forbids '_'.
+_BUCKET = r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+_CONTAINER = r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*"
+KINDS = (
+    Kind(
+        "gs",
+        store="gcs.GcsStore",
+        source="gcs.GcsSource",
+        aliases=("gcs",),
+        bucket=_BUCKET,
+        characters="digits, '-', '_' and '.'",
+        kserve="{bundle}",
+    ),
+    Kind(
+        "s3",
+        store="s3.S3Store",
+        source="s3.S3Source",
+        aliases=("s3a", "s3n"),
+        bucket=_BUCKET,
+        characters="digits, '-', '_' and '.'",
+        kserve="{bundle}",
+        secret_env=(
+            *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+            *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
+        ),
+    ),
+    Kind(
+        "az",
+        store="azure.AzureStore",
+        source="azure.AzureSource",
+        aliases=("azure",),
+        bucket=_CONTAINER,
+        characters="digits and single '-'",
+        kserve="https://{account}.blob.core.windows.net/{rest}",
+        secret_env=(
+            *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+            *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
+            "AZURE_CLIENT_SECRET",
+        ),
+    ),
+    Kind(
+        "hf",
+        store="",
+        source="huggingface.HuggingFaceSource",
+        secret_env=("HF_TOKEN", "HF_ENDPOINT"),
+    ),
+    Kind("https", store="", source="web.WebSource"),
+    Kind("http", store="", source="web.WebSource"),
+    Kind("file", store="folder.open_folder", source="folder.FolderSource"),
+)
+"""All kinds; a path without a scheme is of the last one."""
+SECRET_ENV = tuple(name for kind in KINDS for name in kind.secret_env)
+_BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
+_AZURE = re.compile(
+    r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
+)
+_HUB_DATASET = re.compile(r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?")
+
+
+def kind_of(uri: str) -> Kind | None:
+    """Return the kind of a URI or path, None for an unknown scheme."""
+    return _BY_SCHEME.get(uri.partition("://")[0] if "://" in uri else "")
+
+
+def open_store(uri: str) -> Store:
+    """Return the store at a URI or a path.
+
+    Raises:
+        InputError: the scheme is unknown or only for sources, or the URI names no bucket.
+    """
+    kind = kind_of(uri)
+    if kind is None or not kind.store:
+        schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS if kind.store)
+        raise InputError(f"cannot store files at {uri}: give {schemes} or a path")
+    store: Store = _load(kind.store)(uri)
+    return store
+
+
+def open_source(url: str, options: SourceOptions | None = None) -> Source:
+    """Return the source at a URL or a path.
+
+    That is gs://, s3:// or az://bucket/prefix, hf://datasets/owner/name, file:///folder, a path, or
+    the https:// address of a manifest.
+
+    Raises:
+        InputError: the scheme is unknown, the URL names no bucket, or contains a password.
+    """
+    kind = kind_of(url)
+    if kind is not KINDS[-1] and "@" in url.partition("://")[2].partition("/")[0]:
+        raise InputError(
+            f"source {display(url)!r} has a user or a password in its address, which is stored "
+            "with the run; give them in a netrc file (machine HOST login USER password PASSWORD) "
+            "that the environment variable NETRC names"
+        )
+    if "\0" in url or not is_text(url):
+        raise InputError(f"source {display(url)!r} is not text; give it in UTF-8")
+    if kind is None:
+        schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS if kind.scheme != "http")
+        raise InputError(
+            f"source {display(url)!r} has the unknown scheme {url.partition('://')[0]}://; "
+            f"use {schemes}"
+        )
+    source: Source = _load(kind.source)(url, options or SourceOptions())
+    return source
+
+
+def check_address(name: str, value: str) -> None:
+    """Refuse an address that is mistyped; whether it exists is checked when it is opened.
+
+    Args:
+        name: The parameter, such as source.
+        value: A URI or a path.
+
+    Raises:
+        InputError: a scheme without its slashes, an invalid name of a bucket, or a relative path
+            that does not exist.
+    """
+    scheme, slashes, rest = value.partition("://")
+    if not slashes:
+        _check_path(name, value)
+        return
+    for kind in KINDS:
+        if scheme in kind.aliases:
+            raise InputError(f"{name}={value!r} is written {kind.scheme}://{rest} here")
+    if not value.endswith(".jsonl") and (azure := _AZURE.fullmatch(value)):
+        container, account = azure[1] or azure[5], azure[2] or azure[4]
+        raise InputError(
+            f"{name}={value!r} is written az://{container}{azure[3] or azure[6] or ''} here, with "
+            f"AZURE_STORAGE_ACCOUNT={account} in the secret of the bucket"
+        )
+    known = kind_of(value)
+    bucket = rest.partition("/")[0]
+    if known and known.bucket and bucket and not re.fullmatch(known.bucket, bucket):
+        raise InputError(
+            f"{name}={value!r}: {bucket!r} is not a valid name of a bucket: use three or more of "
+            f"small letters, {known.characters}, with a letter or digit at both ends"
+        )
+    if scheme == "hf" and not _HUB_DATASET.fullmatch(rest):
+        raise InputError(
+            f"{name}={value!r} is not a dataset of the Hugging Face Hub: "
+            "write hf://datasets/owner/name"
+        )
+
+
+def _check_path(name: str, value: str) -> None:
+    """Refuse a URI with a typing error in its scheme, and a relative path that does not exist."""
+    schemes = "|".join(kind.scheme for kind in KINDS)
+    if typo := re.match(rf"({schemes})(:/?|;//|//)(?=[^/])", value, re.IGNORECASE):
+        scheme = typo[1].lower()
+        start = f"{scheme}://{'/' * (scheme == 'file')}"
+        raise InputError(f"{name}={value!r} is not an address: write {start}{value[typo.end() :]}")
+    path = Path(value)
+    if not value or path.is_absolute() or path.exists() or path.parts[0] == "..":
+        return
+    # A folder of results may not exist yet, below one that does.
+    if value.startswith("./") or (len(path.parts) > 1 and Path(path.parts[0]).is_dir()):
+        return
+    raise InputError(
+        f"{name}={value!r} is a folder that does not exist: for a bucket write gs://{value}, "
+        "for a folder its absolute path"
+    )
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """Import a module of this package only when one of its kind is opened: libraries are slow."""
+    module, _, attribute = name.partition(".")
+    opener: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
+    return opener

@@ -1,0 +1,207 @@
+"""What every source of datasets can do: a complete listing, and many verified downloads at once.
+
+`kinds.open_source` opens a source. A download is pinned to the content that was listed, and its
+complete body is verified before the file counts.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.http.origin import display
+from kfp_ddp.storage.listing import Filter, Listing
+
+MAX_OBJECTS = 1 << 25
+"""Of one source: a listing of this size takes 5 GB of memory."""
+MAX_EMPTY_PAGES = 1000
+"""Of a listing, where deleted objects leave some."""
+_BLOCK = 1 << 20
+
+
+class Entry(NamedTuple):
+    """One object of a listing: its name below the source's prefix, what pins it, its bytes."""
+
+    name: str
+    generation: int
+    tag: str
+    size: int
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How to open a source.
+
+    Args:
+        timeout: Longest silence of a server in seconds.
+        symlinks: Of a folder: error, skip or follow.
+        ahead: Number of connections to open during the listing, for the transfer after it.
+        select: Of a folder only these files are looked at.
+    """
+
+    timeout: float = 30.0
+    symlinks: str = "error"
+    ahead: int = 0
+    select: Filter | None = None
+
+
+class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
+    """The download failed; a retry may succeed."""
+
+
+class Changed(Exception):  # noqa: N818
+    """The object is no longer the one that was listed."""
+
+
+class Reader(Protocol):
+    """Reads the objects of a source for one worker of a transfer, one after the other."""
+
+    def prefetch(self, entry: Entry) -> None:
+        """Send the request for the next object early, where the protocol supports that."""
+
+    async def read(self, entry: Entry) -> bytes:
+        """Return a small object; at most one that is longer than listed.
+
+        Raises:
+            Transient: a retry may succeed.
+            Changed: the pinned content does not exist any more.
+            KfpDdpError: it cannot be read.
+        """
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """Pass the bytes from `offset` on to `take`, in a thread.
+
+        Raises:
+            Transient: a retry may succeed; the body was cut, or failed the store's checksum.
+            Changed, KfpDdpError: see `read`; and what `take` raises.
+        """
+
+    def close(self) -> None:
+        """Close the connection; the next object opens another."""
+
+
+class Source(Protocol):
+    """A prefix of a bucket, a dataset of the hub, a manifest on a web server, or a folder."""
+
+    url: str
+    """As it is stored and printed: without secrets, see `http.origin.display`."""
+    resumes: bool
+    """Whether a download can be resumed at an offset."""
+    max_workers: int
+    """Maximum connections that the server accepts; known after `listing`."""
+
+    @property
+    def exposed(self) -> bool:
+        """Whether it is read over plain http:// from another machine."""
+
+    def listing(self) -> Listing:
+        """Return every object below the prefix.
+
+        Raises:
+            InputError: it does not exist, the rights are missing, or it is empty.
+            UnavailableError: the server does not respond.
+        """
+
+    def reader(self, threads: Executor) -> Reader:
+        """Return a reader for one worker; blocking calls run in `threads`."""
+
+
+class Stream(Protocol):
+    """An open object."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to `size` bytes, b'' at the end.
+
+        Raises:
+            Transient: see `Reader.pour`.
+        """
+
+    def close(self) -> None:
+        """Close it before or after its end."""
+
+
+class BlockingReader:
+    """A `Reader` over a blocking library or a disk: opens and reads in threads."""
+
+    def __init__(self, open_stream: Callable[[Entry, int], Stream], threads: Executor) -> None:
+        self._open_stream, self._threads = open_stream, threads
+
+    def prefetch(self, entry: Entry) -> None:
+        """Do nothing: a library cannot send a request early."""
+
+    async def read(self, entry: Entry) -> bytes:
+        """See `Reader.read`."""
+        body = bytearray()
+
+        def take(block: bytes) -> None:
+            body.extend(block)
+            if len(body) > entry.size:
+                raise Transient(f"{len(body)} bytes instead of {entry.size}")
+
+        await self.pour(entry, 0, take)
+        return bytes(body)
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+        await event_loop.in_thread(self._threads, self._pour, entry, offset, take)
+
+    def close(self) -> None:
+        """Do nothing: no connection is open between two objects."""
+
+    def _pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        stream = self._open_stream(entry, offset)
+        try:
+            while block := stream.read(_BLOCK):
+                take(block)
+        finally:
+            stream.close()
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name can be written in UTF-8."""
+    return name.isascii() or name.encode("utf-8", "replace").decode() == name
+
+
+def check_end(url: str, page: int, listing: Listing) -> None:
+    """Refuse a listing that does not end.
+
+    Args:
+        url: Of the source, as it may be shown.
+        page: Number of pages before this one.
+        listing: All objects of all pages.
+
+    Raises:
+        InputError: too many objects, or too many empty pages.
+    """
+    if len(listing) > MAX_OBJECTS or page > MAX_EMPTY_PAGES + len(listing):
+        raise InputError(
+            f"the listing of {url} does not end: {len(listing):,} objects in {page + 1:,} pages; "
+            f"the maximum is {MAX_OBJECTS:,} objects: sync parts of it, or look at its server"
+        )
+
+
+def check_not_empty(url: str, prefix: str, listing: Listing) -> None:
+    """Refuse an empty listing of a prefix; raises InputError."""
+    if not listing:
+        raise InputError(
+            f"{url} holds no objects below {prefix or '/'!r}; "
+            "check the prefix and that the upload is done"
+        )
+
+
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Split gs://bucket/some/prefix into its bucket and 'some/prefix/', '' for the complete bucket.
+
+    Raises:
+        InputError: the URL names no bucket.
+    """
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise InputError(
+            f"source {display(url)!r} names no bucket; give it as {scheme}://bucket/prefix"
+        )
+    prefix = prefix.strip("/")
+    return bucket, f"{prefix}/" if prefix else ""

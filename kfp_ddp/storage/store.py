@@ -1,0 +1,361 @@
+"""What every store can do: list, read, write, replace and delete files under relative names.
+
+`kinds.open_store` opens a store. A module per kind (`gcs`, `s3`, `azure`, `folder`) implements it.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
+
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
+
+R = TypeVar("R")
+Change = Callable[[bytes | None], bytes | None]
+Page = list[tuple[str, int]]
+"""Names and sizes in bytes."""
+PATIENCE = 60.0
+"""Seconds for all attempts of one request, and to wait for a lock."""
+TRIES = 6
+"""Attempts of one request, for clients that count them."""
+BLOCK = 1 << 20
+SMALL = 4096
+"""Maximum bytes of a file that `update` changes."""
+CONFLICT = "was changed by another writer: run the step again"
+_UPDATES = 20
+"""Attempts to change an object before another writer does."""
+
+
+class Store(ABC):
+    """Files under relative names with forward slashes.
+
+    All methods raise InputError for an invalid name, missing rights and a bucket that does not
+    exist; UnavailableError for a store that does not respond; StorageError for a volume that is
+    full or broken, for damaged content, and where another writer came first.
+    """
+
+    remote: ClassVar[bool] = False
+    """Whether the address means the same on every machine."""
+    uri: str
+    place: str
+    """The same text for all spellings of this address, without a slash at its end."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check that a file can be written, before there is anything to write."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Yield the names that start with `prefix` and their sizes in bytes, in any order.
+
+        Pages of a listing are requested as they are needed.
+        """
+
+    @abstractmethod
+    def has_files(self, prefix: str = "") -> bool:
+        """Return whether any name starts with `prefix`; asks the store for one name only."""
+
+    @abstractmethod
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file of exactly this name."""
+
+    @abstractmethod
+    def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
+        """Copy the content of a file to `into`; False if the file does not exist.
+
+        Raises:
+            InputError: it has more than `limit` bytes.
+        """
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Return the content of a file, None if it does not exist; see `fetch`."""
+        content = io.BytesIO()
+        return content.getvalue() if self.fetch(name, content, limit) else None
+
+    def put(self, file: Path, name: str) -> bool:
+        """Store a verified copy of `file`; False if the same content is already there."""
+        with file.open("rb") as content:
+            return self._put(content, name)
+
+    def write(self, name: str, content: bytes) -> bool:
+        """Store `content`, verified; False if the same content is already there."""
+        return self._put(io.BytesIO(content), name)
+
+    @abstractmethod
+    def _put(self, content: BinaryIO, name: str) -> bool:
+        """Store a verified copy of an open file."""
+
+    @abstractmethod
+    def update(self, name: str, change: Change) -> None:
+        """Replace a small file without losing the change of another writer.
+
+        Args:
+            name: The file.
+            change: Gets the content, None for a missing file, and returns the new content, None to
+                leave it. It is called again where another writer came first.
+
+        Raises:
+            StorageError: other writers always came first, or locks are not supported.
+        """
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete a file, which may be missing."""
+
+
+class ConflictError(Exception):
+    """The condition of a request is not met: another writer changed the object."""
+
+
+class Seen(NamedTuple):
+    """What a store reports of an object without its content."""
+
+    size: int
+    digest: str
+    tag: str
+    """What a condition of a request identifies this content by."""
+
+
+class Bucket(Store):
+    """A prefix of a bucket. A subclass implements requests for one object and for pages."""
+
+    scheme: ClassVar[str]
+    many_makes: ClassVar[bool] = False
+    """Whether there are servers of this protocol that ignore conditions of a write."""
+    remote = True
+
+    def __init__(self, uri: str) -> None:
+        bucket, _, prefix = uri.removeprefix(f"{self.scheme}://").partition("/")
+        if not bucket:
+            raise InputError(f"{uri} names no bucket: write {self.scheme}://bucket/prefix")
+        self.name = bucket
+        self.prefix = prefix.strip("/")
+        self.root = f"{self.scheme}://{bucket}"
+        self.uri = f"{self.root}/{self.prefix}".rstrip("/")
+        self.place = self.uri
+
+    def prepare(self) -> None:
+        """Create an object of a new name and delete it; where conditions may be ignored, twice."""
+        probe = f".probe-{os.urandom(8).hex()}"
+
+        def create() -> bool:
+            try:
+                self._store(probe, io.BytesIO(), 0, self._digest(io.BytesIO()), "")
+            except ConflictError:
+                return False
+            return True
+
+        self._call("write", create)
+        created_twice = self.many_makes and self._call("write", create)
+        with contextlib.suppress(KfpDdpError):  # the right to delete is not needed
+            self.delete(probe)
+        if created_twice:
+            raise InputError(
+                f"{self.root} overwrites an object despite If-None-Match: *, so two runs could "
+                "lose each other's champion: use a store that supports conditional writes"
+            )
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Request a page when the page before has been consumed; see `Store.list`."""
+        for page in self._listing(prefix, 0):
+            yield from page
+
+    def has_files(self, prefix: str = "") -> bool:
+        """Request pages of one name; see `Store.has_files`."""
+        return any(self._listing(prefix, 1))
+
+    def exists(self, name: str) -> bool:
+        """Request the object's properties; see `Store.exists`."""
+        return self._call("read", lambda: self._look(name)) is not None
+
+    def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
+        """Download the object, verified; see `Store.fetch`."""
+        return self._call("read", lambda: self._load(name, into, limit, ""))
+
+    def _put(self, content: BinaryIO, name: str) -> bool:
+        """Upload on the condition that the object is the one that was compared."""
+        digest, size = self._digest(content), content.tell()
+
+        def same(seen: Seen | None) -> bool:
+            return seen is not None and (seen.size, seen.digest) == (size, digest)
+
+        def request() -> bool:
+            seen = self._look(name)
+            if same(seen):
+                return False
+            content.seek(0)
+            try:
+                self._store(name, content, size, digest, seen.tag if seen else "")
+            except ConflictError:
+                # A write whose response was lost is sent again, and meets its own object.
+                if not same(self._look(name)):
+                    raise
+            return True
+
+        return self._call("write", request)
+
+    def update(self, name: str, change: Change) -> None:
+        """Write on the condition that the object is the one that was read."""
+
+        def attempt() -> bool:
+            """Return False if another writer came first."""
+            seen, before = self._look(name), io.BytesIO()
+            try:
+                if seen is not None and not self._load(name, before, SMALL, seen.tag):
+                    return False
+                content = change(None if seen is None else before.getvalue())
+                if content is not None:
+                    digest = self._digest(io.BytesIO(content))
+                    tag = seen.tag if seen else ""
+                    self._store(name, io.BytesIO(content), len(content), digest, tag)
+            except ConflictError:
+                return False
+            return True
+
+        if not any(self._call("write", attempt) for _ in range(_UPDATES)):
+            raise StorageError(f"{self.uri}/{name} {CONFLICT}")
+
+    def _listing(self, prefix: str, size: int) -> Iterator[Page]:
+        """Yield pages of at most `size` names, 0 for as many as the store likes."""
+        pages = self._call("list", lambda: self._pages(prefix, size))
+        while (page := self._call("list", lambda: next(pages, None))) is not None:
+            yield page
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _digest(self, content: BinaryIO) -> str:
+        """Return the digest, of the kind of `Seen.digest`, of an open file, read to its end."""
+        return sha256_of(content)
+
+    def _call(self, verb: str, request: Callable[[], R]) -> R:
+        """Send a request and translate its errors.
+
+        Args:
+            verb: What it does to the store: list, read, write, delete.
+            request: Uses the store's client.
+        """
+        try:
+            return request()
+        except ConflictError:
+            raise StorageError(f"{self.uri} {CONFLICT}") from None
+        except KfpDdpError:
+            raise
+        except Exception as error:
+            problem = self._problem(verb, error)
+            if problem is None:
+                raise
+            raise problem from None
+
+    @abstractmethod
+    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
+        """Yield pages as `_listing` does; raises errors of the client."""
+
+    @abstractmethod
+    def _look(self, name: str) -> Seen | None:
+        """Return what the store reports of an object, None for a missing one."""
+
+    @abstractmethod
+    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
+        """Copy an object as it is stored, verified; False if it does not exist.
+
+        Raises:
+            ConflictError: it is not that of `tag`, where one is given.
+        """
+
+    @abstractmethod
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Write an object, verified, in place of that of `tag`, or as a new one for ''.
+
+        Raises:
+            ConflictError: another one is there.
+        """
+
+    @abstractmethod
+    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        """Return the error to raise for one of the client, None for any other."""
+
+
+class BoundedWriter:
+    """A stream that writes at most `limit` bytes to another and computes their crc32c."""
+
+    def __init__(self, into: BinaryIO, limit: int, what: str) -> None:
+        self.crc = 0
+        self._into = into
+        self._limit = limit
+        self._what = what
+        self._size = 0
+
+    def write(self, block: bytes) -> None:
+        """Write a block; raises InputError, and StorageError for a volume without room."""
+        import google_crc32c
+
+        self._size += len(block)
+        if self._size > self._limit:
+            raise InputError(
+                f"{self._what} has more than {self._limit:,} bytes, so it is not what export "
+                "writes: name another one"
+            )
+        self.crc = google_crc32c.extend(self.crc, block)
+        try:
+            self._into.write(block)
+        except OSError as error:
+            raise StorageError(full(error, "the copy of " + self._what)) from None
+
+    def seek(self, start: int) -> None:
+        """Start again, as a client does that requests the object again."""
+        self._into.seek(start)
+        self._into.truncate()
+        self._size = self.crc = 0
+
+
+def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
+    """Return a response such as a page of a listing, of at most `limit` bytes.
+
+    Raises:
+        InputError: it is longer.
+    """
+    body = bytearray()
+    for block in blocks:
+        body += block
+        if len(body) > limit:
+            raise InputError(
+                f"{peer} sends more than {limit:,} bytes in one response, which no page of a "
+                "listing has: correct its address, or look at the server"
+            )
+    return bytes(body)
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with file.open("rb") as opened:
+        return sha256_of(opened)
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256, in hex, of an open file from its position to its end."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def no_bucket(root: str) -> InputError:
+    """Return the error for a bucket that does not exist."""
+    return InputError(f"the bucket {root} does not exist: create it or correct its name")
+
+
+def no_permission(verb: str, uri: str, reason: str, advice: str) -> InputError:
+    """Return the error for credentials without the right to `verb`."""
+    return InputError(f"no permission to {verb} {uri}: {reason}; {advice}")
+
+
+def failed(verb: str, uri: str, reason: str, advice: str, *, temporary: bool) -> KfpDdpError:
+    """Return the error for a request that failed otherwise; UnavailableError if temporary."""
+    return (UnavailableError if temporary else InputError)(
+        f"cannot {verb} {uri}: {reason}; {advice}"
+    )
