@@ -68,41 +68,41 @@ class Installation:
         return {file: name for file, name in names.items() if name}
 
 
-def manifests(wanted: Installation) -> list[Object]:
+def manifests(target: Installation) -> list[Object]:
     """Return all objects but the job for volumes and the LimitRange, roles before bindings."""
     folders = ["rbac", "eviction"]
-    folders += ["rbac/nodes"] if wanted.see_nodes else []
-    folders += ["storage"] if wanted.copies else []
+    folders += ["rbac/nodes"] if target.see_nodes else []
+    folders += ["storage"] if target.copies else []
     files = [DEPLOY / folder / name for folder in folders for name in _resources(DEPLOY / folder)]
-    objects = [into(one, wanted.namespace) for file in files for one in read(file)]
+    objects = [into(one, target.namespace) for file in files for one in read(file)]
     objects.sort(key=lambda one: one["kind"].endswith("Binding"))
-    return [*claims(wanted), *objects]
+    return [*claims(target), *objects]
 
 
-def claims(wanted: Installation) -> list[Object]:
+def claims(target: Installation) -> list[Object]:
     """Return the PVCs with the requested class, size and mode."""
     objects = []
     for claim in read(DEPLOY / "storage" / "claims.yaml"):
         file, spec = claim["metadata"]["name"], claim["spec"]
-        if file not in wanted.claims:
+        if file not in target.claims:
             continue
-        claim["metadata"]["name"] = wanted.claims[file]
-        spec["accessModes"] = [wanted.access_mode]
-        spec["resources"]["requests"]["storage"] = wanted.size
+        claim["metadata"]["name"] = target.claims[file]
+        spec["accessModes"] = [target.access_mode]
+        spec["resources"]["requests"]["storage"] = target.size
         del spec["storageClassName"]
-        if wanted.storage_class:
-            spec["storageClassName"] = wanted.storage_class
-        objects.append(into(claim, wanted.namespace))
+        if target.storage_class:
+            spec["storageClassName"] = target.storage_class
+        objects.append(into(claim, target.namespace))
     return objects
 
 
-def limits(wanted: Installation) -> Object:
+def limits(target: Installation) -> Object:
     """Return a LimitRange: a namespace with a quota refuses containers without limits."""
     (limit_range,) = read(DEPLOY / "quota" / "limitrange.yaml")
-    return into(limit_range, wanted.namespace)
+    return into(limit_range, target.namespace)
 
 
-def owner(wanted: Installation, how: Owner) -> Object:
+def owner(target: Installation, how: Owner) -> Object:
     """Return the job that makes the volumes of the PVCs writable for the images' user."""
     (job,) = read(DEPLOY / "storage" / OWNERS[how])
     pod = job["spec"]["template"]["spec"]
@@ -110,14 +110,14 @@ def owner(wanted: Installation, how: Owner) -> Object:
     volumes = []
     for volume in pod["volumes"]:
         claim = volume["persistentVolumeClaim"]
-        if claim["claimName"] in wanted.claims:
-            claim["claimName"] = wanted.claims[claim["claimName"]]
+        if claim["claimName"] in target.claims:
+            claim["claimName"] = target.claims[claim["claimName"]]
             volumes.append(volume)
     pod["volumes"] = volumes
     names = [volume["name"] for volume in volumes]
     container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] in names]
-    container["image"] = wanted.image or container["image"]
-    return into(job, wanted.namespace)
+    container["image"] = target.image or container["image"]
+    return into(job, target.namespace)
 
 
 def into(document: Object, namespace: str) -> Object:
@@ -164,32 +164,32 @@ class Done:
         }
 
 
-def check(api: Api, wanted: Installation) -> None:
+def check(api: Api, target: Installation) -> None:
     """Check the namespace, the storage class and the size.
 
     Raises:
         InputError: One is missing or invalid, or the class does not support the access mode.
     """
-    if not wanted.size or not re.match(QUANTITY, wanted.size):
-        raise InputError(f"--size {wanted.size} cannot be used: it should be such as 500Gi or 1Ti")
+    if not target.size or not re.match(QUANTITY, target.size):
+        raise InputError(f"--size {target.size} cannot be used: it should be such as 500Gi or 1Ti")
     try:
-        api.call("GET", f"/api/v1/namespaces/{wanted.namespace}")
+        api.call("GET", f"/api/v1/namespaces/{target.namespace}")
     except ApiError as error:
         if error.status == 404:
             names = [item["metadata"]["name"] for item in items(api, "/api/v1/namespaces") or ()]
-            near = hint(wanted.namespace, names) or "; create it, or give another by -n"
-            raise InputError(f"namespace {wanted.namespace} does not exist{near}") from None
+            near = hint(target.namespace, names) or "; create it, or give another by -n"
+            raise InputError(f"namespace {target.namespace} does not exist{near}") from None
         if error.status != 403:
             raise
-    classes = items(api, CLASSES) if wanted.claims else None
+    classes = items(api, CLASSES) if target.claims else None
     if classes is not None:
-        _check_class(wanted, classes)
+        _check_class(target, classes)
 
 
-def _check_class(wanted: Installation, classes: Sequence[Object]) -> None:
+def _check_class(target: Installation, classes: Sequence[Object]) -> None:
     known = {item["metadata"]["name"]: item for item in classes}
     default = [name for name, item in known.items() if is_default(item)]
-    name = wanted.storage_class or next(iter(default), "")
+    name = target.storage_class or next(iter(default), "")
     listed = ", ".join(known) or "none: install a CSI driver"
     if not name:
         raise InputError(f"no storage class is the default; give --storage-class, one of {listed}")
@@ -197,7 +197,7 @@ def _check_class(wanted: Installation, classes: Sequence[Object]) -> None:
         near = hint(name, [*known]) or f"; it is one of {listed}"
         raise InputError(f"storage class {name} does not exist{near}")
     driver = known[name].get("provisioner")
-    if wanted.access_mode == "ReadWriteMany" and driver in SINGLE_NODE_DRIVERS:
+    if target.access_mode == "ReadWriteMany" and driver in SINGLE_NODE_DRIVERS:
         raise InputError(
             f"storage class {name} ({driver}) creates volumes for one node only; give a class of "
             "NFS, Filestore, EFS or CephFS, or --access-mode ReadWriteOnce for runs on one node"
@@ -236,25 +236,25 @@ def _key(done: Done) -> tuple[str, str]:
     return done.kind, done.name
 
 
-def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
+def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
     """Create or change one object; the binding of a new role cannot be sent as a dry run."""
-    kind, name = wanted["kind"], wanted["metadata"]["name"]
+    kind, name = target["kind"], target["metadata"]["name"]
     query = DRY_RUN if dry_run else None
     try:
-        existing = _get(api, wanted)
+        existing = _get(api, target)
         if existing is None:
-            role = wanted.get("roleRef", {})
+            role = target.get("roleRef", {})
             if not dry_run or (role.get("kind"), role.get("name")) not in new:
-                api.call("POST", path(wanted), wanted, query)
+                api.call("POST", path(target), target, query)
             return Done(kind, name, "made")
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
-        change = {part: wanted[part] for part in PARTS if part in wanted}
-        after = api.call("PATCH", path(wanted, name), change, DRY_RUN)
+        change = {part: target[part] for part in PARTS if part in target}
+        after = api.call("PATCH", path(target, name), change, DRY_RUN)
         if all(after.get(part) == existing.get(part) for part in PARTS):
             return Done(kind, name, "unchanged")
         if not dry_run:
-            api.call("PATCH", path(wanted, name), change)
+            api.call("PATCH", path(target, name), change)
         return Done(kind, name, "changed")
     except ApiError as error:
         if error.status not in (400, 403, 404, 409, 422):
@@ -263,9 +263,9 @@ def _put(api: Api, wanted: Object, new: set[tuple[str, str]], *, dry_run: bool) 
         return Done(kind, name, "refused", one_line(error.message) + hint)
 
 
-def _get(api: Api, wanted: Object) -> Object | None:
+def _get(api: Api, target: Object) -> Object | None:
     try:
-        return api.call("GET", path(wanted, wanted["metadata"]["name"]))
+        return api.call("GET", path(target, target["metadata"]["name"]))
     except ApiError as error:
         if error.status != 404:
             raise

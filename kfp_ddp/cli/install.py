@@ -100,10 +100,10 @@ def command(
     if only_print:
         import yaml
 
-        wanted = Installation(**{**given, "namespace": given["namespace"] or "kubeflow"})
-        objects = manifests(wanted)
-        if chown in ("root", "group") and wanted.claims:
-            objects.append(owner(wanted, "root" if chown == "root" else "group"))
+        target = Installation(**{**given, "namespace": given["namespace"] or "kubeflow"})
+        objects = manifests(target)
+        if chown in ("root", "group") and target.claims:
+            objects.append(owner(target, "root" if chown == "root" else "group"))
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
     from kfp_ddp.checks.access import secret
@@ -111,8 +111,8 @@ def command(
     from kfp_ddp.k8s.api import Api
 
     api = Api.connect(given["namespace"], context)
-    wanted = Installation(**{**given, "namespace": api.namespace})
-    done = _install(api, wanted, chown, dry_run=dry_run, quiet=as_json)
+    target = Installation(**{**given, "namespace": api.namespace})
+    done = _install(api, target, chown, dry_run=dry_run, quiet=as_json)
     (credentials,) = secret(Cluster(api, Requirements(bucket_secret=bucket_secret), None))
     refused = [one for one in done if one.state == "refused"]
     stopped = any(not one.kind.startswith("Cluster") for one in refused)
@@ -134,24 +134,24 @@ def command(
 
 
 def _install(
-    api: "Api", wanted: "Installation", chown: str, *, dry_run: bool, quiet: bool
+    api: "Api", target: "Installation", chown: str, *, dry_run: bool, quiet: bool
 ) -> "list[Done]":
     from kfp_ddp import install
     from kfp_ddp.checks.admission import enforced
     from kfp_ddp.install import limits, manifests, owner
 
-    install.check(api, wanted)
-    objects = manifests(wanted)
-    if install.lacks_limits(api, wanted.namespace):
-        objects.append(limits(wanted))
+    install.check(api, target)
+    objects = manifests(target)
+    if install.lacks_limits(api, target.namespace):
+        objects.append(limits(target))
     done = install.apply(api, objects, dry_run=dry_run)
     fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
     how: Owner | None = None
     if chown == "auto" and fresh:
         how = "group" if enforced(api) == "restricted" else "root"
-    elif chown in ("root", "group") and wanted.claims:
+    elif chown in ("root", "group") and target.claims:
         how = "root" if chown == "root" else "group"
-    job = owner(wanted, how) if how else None
+    job = owner(target, how) if how else None
     if job and not dry_run:
         done += install.apply(api, [job])
     if not quiet:

@@ -1,4 +1,4 @@
-"""What a source of photographs holds, before anything is copied."""
+"""Count the images of a source, before anything is copied."""
 
 import os
 import statistics
@@ -20,10 +20,10 @@ _LOOKED_AT = 25
 
 
 def located(source: str) -> str:
-    """The source as the pipeline takes it: of a local folder the whole path.
+    """Return the source as the pipeline needs it: the absolute path of a local folder.
 
     Raises:
-        InputError: a mistyped address, or a folder that is not there.
+        InputError: The URI is mistyped, or the folder does not exist.
     """
     check_address("source", source)
     if "://" in source and not source.startswith("file:"):
@@ -35,21 +35,21 @@ def located(source: str) -> str:
     return str(folder)
 
 
-def look(source: str, given: Mapping[str, Any]) -> Photographs:
+def look(source: str, arguments: Mapping[str, Any]) -> Photographs:
     """Count the images of a source, as the pipeline will take them.
 
     Args:
         source: As `located` returned it.
-        given: Arguments of the pipeline.
+        arguments: Arguments of the pipeline.
 
     Raises:
         KfpDdpError: the source cannot be read, or what it holds cannot be trained on.
     """
     folder = None if "://" in source else Path(source)
-    training, sync = given.get("training", {}), given.get("sync", {})
-    wanted = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
+    training, sync = arguments.get("training", {}), arguments.get("sync", {})
+    selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
     everything = _names(folder) if folder else open_source(source).listing().names
-    names = filter(wanted.takes, everything)
+    names = filter(selection.takes, everything)
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = None
     if table and folder:
@@ -60,10 +60,10 @@ def look(source: str, given: Mapping[str, Any]) -> Photographs:
                 f"labels={table} cannot be read in {source}: {error.strerror}; name a file in it"
             ) from None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
-    found = lay_out(names, val_fraction=fraction, labels=labels)
-    side = _short_side([folder / name for name in found.train.names]) if folder else 0
-    counts = (len(found.train), len(found.val), len(found.classes))
-    notes = map(printable, (*found.notes, *uneven(found)))
+    layout = lay_out(names, val_fraction=fraction, labels=labels)
+    side = _short_side([folder / name for name in layout.train.names]) if folder else 0
+    counts = (len(layout.train), len(layout.val), len(layout.classes))
+    notes = map(printable, (*layout.notes, *uneven(layout)))
     return Photographs(*counts, side, tuple(notes))
 
 
@@ -86,5 +86,5 @@ def _short_side(paths: list[Path]) -> int:
             with Image.open(path) as image:
                 sides.append(min(image.size))
         except (OSError, UnidentifiedImageError, ValueError):
-            continue  # the training tells of it
+            continue  # the training reports it
     return int(statistics.median(sides)) if sides else 0
