@@ -1,4 +1,4 @@
-"""Evaluations, bundles and champions as the gate judges them, and what it says."""
+"""Inputs of the gate: evaluations, bundles and champions."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ CLASSES = [
 
 
 def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
-    """Write an evaluation with the given right and wrong samples, and return its path."""
+    """Write an evaluation with these correct and incorrect samples, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     n, correct = len(hits), sum(hits)
     low, high = wilson(correct, n)
@@ -95,7 +95,7 @@ FILES = {
     "model.onnx": {"latency": {"batch_1": {"median_ms": 5.0}}, "memory_mb": 120.0},
     "model.int8.onnx": {"latency": {"batch_1": {"median_ms": 2.0}}, "memory_mb": 80.0},
 }
-"""What processes with the runtime alone came to."""
+"""Results of processes with only the runtime."""
 
 
 def bundled(folder: Path, of: str, **content: Any) -> str:
@@ -117,12 +117,12 @@ def bundled(folder: Path, of: str, **content: Any) -> str:
 
 
 def infra(**changed: Any) -> dict[str, Any]:
-    """What `infra.json` of a bundle that serves says."""
+    """Return the `infra.json` of a bundle that serves."""
     return {"passed": True, "reason": "", "files": FILES, **changed}
 
 
 def variant(of: str, name: str = "int8", gain: float = -0.01, agreement: float = 0.98) -> Any:
-    """What `variants.json` says of a further form of a model."""
+    """Return the `variants.json` of a variant of a model."""
     model = Evaluation.read(Path(of))
     correct = model.correct + round(gain * model.samples)
     low, high = wilson(correct, model.samples)

@@ -1,4 +1,4 @@
-"""The folder of an evaluation that never was, from who was taken for whom."""
+"""The folder of an evaluation, from a confusion matrix."""
 
 import json
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ PIXEL = "UklGRiQAAABXRUJQVlA4IBgAAAAwAQCdASoBAAEAAgA0JaQAA3AA/vuUAAA="
 
 
 def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **more: Any) -> Path:
-    """The folder of an evaluation; `folder` is made.
+    """Write an evaluation and return its folder.
 
     Args:
-        folder: Where.
+        folder: Is created.
         names: Of the classes.
-        counts: Samples of each class by what they were taken for.
+        counts: Samples of each true class by predicted class.
         more: Fields of the record, of `ReportData`, and `verdict`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    left = {name: more.pop(name) for name in list(more) if name in ReportData.model_fields}
+    data = {name: more.pop(name) for name in list(more) if name in ReportData.model_fields}
     verdict = more.pop("verdict", None)
     samples, correct = sum(map(sum, counts)), sum(row[i] for i, row in enumerate(counts))
     low, high = wilson(correct, samples)
-    said = [sum(row[i] for row in counts) for i in range(len(names))]
+    predicted = [sum(row[i] for row in counts) for i in range(len(names))]
     record: dict[str, Any] = {
         "split": "val",
         "samples": samples,
@@ -44,9 +44,9 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
             ClassResult(
                 name=name,
                 samples=sum(row),
-                precision=row[i] / max(1, said[i]),
+                precision=row[i] / max(1, predicted[i]),
                 recall=row[i] / max(1, sum(row)),
-                f1=2 * row[i] / max(1, sum(row) + said[i]),
+                f1=2 * row[i] / max(1, sum(row) + predicted[i]),
             )
             for i, (name, row) in enumerate(zip(names, counts, strict=True))
         ],
@@ -62,8 +62,8 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
         "device": "cpu",
         "seconds": 1.0,
     }
-    found = Evaluation(**{**record, **more})
-    (folder / "evaluation.json").write_text(found.model_dump_json())
+    evaluation = Evaluation(**{**record, **more})
+    (folder / "evaluation.json").write_text(evaluation.model_dump_json())
     lines = ["path,target,predicted,confidence,loss"]
     lines += [
         f"{i}/{j}-{k}.png,{names[i]},{names[j]},0.9,0.1"
@@ -72,19 +72,19 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
         for k in range(count)
     ]
     (folder / "predictions.csv").write_text("\n".join(lines) + "\n")
-    (folder / "report.json").write_text(ReportData(**left).model_dump_json())
+    (folder / "report.json").write_text(ReportData(**data).model_dump_json())
     if verdict is not None:
         (folder / "verdict.json").write_text(json.dumps(verdict))
     return folder
 
 
 def mistake(path: str, target: str = "cat", predicted: str = "dog") -> Mistake:
-    """A sample told wrong."""
+    """Return an incorrectly predicted sample."""
     known = {"target": target, "predicted": predicted, "confidence": 0.97, "loss": 3.5}
     return Mistake(path=path, picture=PIXEL, **known)
 
 
 def dataset(**more: Any) -> Dataset:
-    """What a manifest tells."""
+    """Return the manifest of a dataset."""
     known: dict[str, Any] = {"name": "flowers", "sides": {"train": 900, "val": 100}}
     return Dataset(**{**known, **more})

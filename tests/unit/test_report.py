@@ -17,12 +17,12 @@ EVIL = "<script>alert(1)</script>"
 
 
 def text(document: str) -> str:
-    """What a person reads of a page."""
+    """Return the visible text of a page."""
     body = document.partition("</style>")[2]
     return " ".join(re.sub(r"<[^>]+>", " ", body).split())
 
 
-def test_the_verdict_stands_before_all_figures_and_what_fails_before_what_holds(
+def test_the_verdict_comes_first_and_failed_rules_before_others(
     tmp_path: Path,
 ) -> None:
     verdict = {
@@ -39,7 +39,7 @@ def test_the_verdict_stands_before_all_figures_and_what_fails_before_what_holds(
     assert places == sorted(places)
 
 
-def test_without_a_verdict_it_says_so_and_takes_none_of_another_evaluation(tmp_path: Path) -> None:
+def test_a_missing_verdict_or_one_of_another_evaluation_is_not_shown(tmp_path: Path) -> None:
     folder = reports.make(tmp_path, TWO, COUNTS, verdict={"blessed": True, "reason": "fine"})
     for digest, words in (
         (sha256(folder / "evaluation.json"), "Blessed"),
@@ -52,7 +52,7 @@ def test_without_a_verdict_it_says_so_and_takes_none_of_another_evaluation(tmp_p
     assert "<b>Not judged yet" in report.html(folder)
 
 
-def test_the_head_says_what_it_is_of_and_by_how_much_it_beats_what_is_there(tmp_path: Path) -> None:
+def test_the_head_has_origin_baseline_and_gain_over_the_champion(tmp_path: Path) -> None:
     changes = [
         ClassChange(name="cat", samples=50, won=6, lost=1, gain=0.1, low=0.02, high=0.2),
         ClassChange(name="dog", samples=50, won=0, lost=2, gain=-0.04, low=-0.1, high=0.01),
@@ -94,7 +94,7 @@ def test_the_head_says_what_it_is_of_and_by_how_much_it_beats_what_is_there(tmp_
     assert "+5.00 points to champion later" in text(report.html(folder))
 
 
-def test_neither_large_classes_nor_single_samples_hide_a_confusion(tmp_path: Path) -> None:
+def test_confusions_are_ranked_by_the_lower_bound_of_their_share(tmp_path: Path) -> None:
     names = ["large", "other", "small", "tiny", "mate"]
     counts = [
         [380, 20, 0, 0, 0],
@@ -116,7 +116,7 @@ def test_neither_large_classes_nor_single_samples_hide_a_confusion(tmp_path: Pat
 
 
 @pytest.mark.parametrize("with_matrix", [True, False])
-def test_of_a_thousand_classes_the_confused_part_is_drawn_and_it_adds_up(
+def test_a_part_of_a_large_matrix_is_shown_and_its_rows_add_up(
     tmp_path: Path, with_matrix: bool
 ) -> None:
     n = 1000 if not with_matrix else 150
@@ -144,7 +144,7 @@ def test_a_model_without_a_mistake_has_a_report(tmp_path: Path) -> None:
     assert "Worst mistakes None." in said
 
 
-def test_mistakes_have_their_names_and_slices_their_intervals(tmp_path: Path) -> None:
+def test_mistakes_have_paths_and_slices_have_intervals(tmp_path: Path) -> None:
     folder = reports.make(
         tmp_path, TWO, COUNTS,
         mistakes=[reports.mistake("val/a b.png")], surest=[reports.mistake("val/c.png")],
@@ -156,7 +156,7 @@ def test_mistakes_have_their_names_and_slices_their_intervals(tmp_path: Path) ->
     assert "light value samples correct accuracy 95 % interval none 16 12 75.00%" in said
 
 
-def test_settings_that_were_changed_are_told_apart_from_the_default(tmp_path: Path) -> None:
+def test_changed_settings_are_separate_from_defaults(tmp_path: Path) -> None:
     code = packed.pack(b"pass\n" * 1000)
     config = {"epochs": 7, "momentum": 0.9, "own": "x", "data": "/d", "model_code": code}
     said = text(report.html(reports.make(tmp_path, TWO, COUNTS, config=config)))
@@ -165,7 +165,7 @@ def test_settings_that_were_changed_are_told_apart_from_the_default(tmp_path: Pa
     assert "locations momentum 0.9" in said
 
 
-def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
+def test_problems_of_the_data_are_listed(tmp_path: Path) -> None:
     step = {"event": "step", "step": 1, "epoch": 1.0, "loss": 1.0, "skipped_images": 4}
     folder = reports.make(
         tmp_path, TWO, COUNTS, skipped=3, events=[step],
@@ -177,7 +177,7 @@ def test_what_is_wrong_with_the_data_is_told(tmp_path: Path) -> None:
     assert "training steps: 4" in said
 
 
-def test_what_was_measured_of_the_bundle_is_told_and_what_is_left_out_too(tmp_path: Path) -> None:
+def test_measurements_of_the_bundle_are_shown(tmp_path: Path) -> None:
     variant = {"name": "int8", "size": 2_500_000, "evaluation": {"accuracy": 0.91},
                "gain": -0.01, "low": -0.03, "high": 0.0, "agreement": 0.98}  # fmt: skip
     times = {"batch_1": {"median_ms": 0.145}, "batch_8": {"median_ms": 2.9}}
@@ -202,7 +202,7 @@ def test_what_was_measured_of_the_bundle_is_told_and_what_is_left_out_too(tmp_pa
         assert words in said
 
 
-def test_names_of_others_stay_text_and_nothing_is_fetched(tmp_path: Path) -> None:
+def test_all_names_are_escaped_and_there_are_no_external_resources(tmp_path: Path) -> None:
     folder = reports.make(
         tmp_path / "e", [EVIL, "b"], COUNTS, model=EVIL, hardware=EVIL, device=EVIL,
         config={EVIL: EVIL, "run_id": EVIL}, slices=[slice_of(EVIL, EVIL, 1, 2)],
@@ -222,7 +222,7 @@ def test_names_of_others_stay_text_and_nothing_is_fetched(tmp_path: Path) -> Non
     assert not re.search(r"""(src|href)=(?!"data:image/webp;base64,)|url\(|@import""", document)
 
 
-def test_what_is_no_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_invalid_files_are_errors(tmp_path: Path) -> None:
     folder = reports.make(tmp_path, TWO, COUNTS)
     (folder / "report.json").write_text('{"mistakes": 3}')
     with pytest.raises(InputError, match=r"report\.json is invalid: mistakes"):
@@ -232,7 +232,7 @@ def test_what_is_no_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
         report.html(folder)
 
 
-def test_it_is_made_without_torch(tmp_path: Path) -> None:
+def test_the_report_does_not_import_torch(tmp_path: Path) -> None:
     import subprocess
     import sys
 

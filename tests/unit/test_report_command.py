@@ -17,7 +17,7 @@ def report(*words: str) -> str:
     return answer.output.strip()
 
 
-def test_the_report_of_a_local_run_is_made_anew_with_its_verdict(tmp_path: Path) -> None:
+def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     beside = run / "work" / run_output.RUN_ID / "train" / "evaluation"
     (beside / "verdict.json").write_text(json.dumps({"blessed": False, "reason": "too <low>"}))
@@ -33,7 +33,7 @@ def test_the_report_of_a_local_run_is_made_anew_with_its_verdict(tmp_path: Path)
         assert (tmp_path / "out.html").read_text() == made
 
 
-def test_of_several_runs_the_newest_is_told(tmp_path: Path) -> None:
+def test_the_newest_evaluation_is_chosen(tmp_path: Path) -> None:
     import os
 
     run = run_output.make(tmp_path / "run", correct=90)
@@ -46,7 +46,7 @@ def test_of_several_runs_the_newest_is_told(tmp_path: Path) -> None:
     assert report(str(run)) == str(new.with_name("report.html"))
 
 
-def test_a_folder_without_an_evaluation_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_folder_without_an_evaluation_is_an_error(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate", said="")
     for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
         with pytest.raises(

@@ -11,7 +11,7 @@ from kfp_ddp.training.splits import sides_of
 
 
 def version(folder: Path, contents: dict[str, int]) -> Path:
-    """A version with these images, of which those with one number have one content."""
+    """Write a dataset version; images with equal numbers have equal content."""
     rows = []
     for name, number in sorted(contents.items()):
         path = folder / name
@@ -24,7 +24,7 @@ def version(folder: Path, contents: dict[str, int]) -> Path:
     return folder
 
 
-def test_the_manifest_tells_counts_and_images_that_the_training_has_seen(tmp_path: Path) -> None:
+def test_the_manifest_has_counts_and_reveals_leaked_images(tmp_path: Path) -> None:
     names = {f"train/{kind}/{at}.png": at + 10 * (kind == "b") for kind in "ab" for at in range(3)}
     names |= {"val/a/x.png": 50, "val/a/y.png": 2, "val/b/z.png": 50, "val/b/v.png": 51}
     folder = version(tmp_path, names)
@@ -41,7 +41,7 @@ def test_the_manifest_tells_counts_and_images_that_the_training_has_seen(tmp_pat
     ]
 
 
-def test_a_clean_dataset_has_no_problems_and_one_without_a_manifest_no_facts(
+def test_a_clean_dataset_has_no_problems(
     tmp_path: Path,
 ) -> None:
     folder = version(tmp_path, {f"{side}/{kind}/1.png": n for n, (side, kind) in enumerate(
@@ -52,7 +52,7 @@ def test_a_clean_dataset_has_no_problems_and_one_without_a_manifest_no_facts(
     assert dataset_facts(folder, index, {}, "val").model_dump(exclude_defaults=True) == {}
 
 
-def test_a_long_training_is_left_in_few_events_with_the_means_of_its_steps() -> None:
+def test_a_long_training_is_downsampled_to_means() -> None:
     steps = [
         {"event": "step", "time": float(n), "step": n, "epoch": n / 100, "loss": float(n % 2),
          "lr": n / 1e4, "images_per_s": 10.0, "rank_seconds": [1.0] * 64, "skipped_images": 1}

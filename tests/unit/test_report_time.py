@@ -1,4 +1,4 @@
-"""The section of a report that tells where the time of the training went."""
+"""The section of a report on the time of the training."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ FAST = {"forward": 18.0, "backward": 45.0, "communication": 27.0}
 SLOW = {"forward": 45.0, "backward": 45.0}
 
 
-def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: Path) -> None:
+def test_the_section_has_phases_advice_and_the_slowest_ranks_first(tmp_path: Path) -> None:
     end = {"event": "end", "advice": ["rank 1 is slow"], "mfu": 0.41}
     events = [ranks(FAST, SLOW, nodes=["node-a", "node-b"]), end]
     folder = reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=downsample(events))
@@ -42,7 +42,7 @@ def test_it_has_the_phases_the_advice_and_each_rank_the_slowest_first(tmp_path: 
         assert words in section
 
 
-def test_attempts_are_summed_where_they_had_as_many_ranks() -> None:
+def test_attempts_with_equal_ranks_are_added() -> None:
     other = ranks(SLOW, SLOW, SLOW)
     said = text(
         "</style>"
@@ -51,7 +51,7 @@ def test_attempts_are_summed_where_they_had_as_many_ranks() -> None:
     assert "3 min on each of 2 ranks, 2 attempts" in said
 
 
-def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
+def test_only_the_slowest_of_many_ranks_are_shown() -> None:
     many = [FAST] * 999 + [SLOW]
     said = text("</style>" + str(time_section([ranks(*many)])))
     assert "the slowest 16 of 1,000" in said
@@ -73,17 +73,17 @@ def test_of_a_thousand_ranks_the_slowest_are_shown() -> None:
         {"seconds": every([])},
     ],
 )
-def test_what_tells_nothing_is_left_out(broken: dict[str, Any]) -> None:
+def test_invalid_events_are_ignored(broken: dict[str, Any]) -> None:
     assert time_section([{"event": "ranks", **broken}]) == ""
 
 
-def test_what_a_run_tells_is_text_and_no_markup() -> None:
+def test_advice_and_nodes_are_escaped() -> None:
     end = {"event": "end", "advice": [EVIL, 3], "mfu": "x"}
     shown = time_section([ranks(FAST, SLOW, nodes=[EVIL, EVIL]), end])
     assert "<script" not in shown
     assert "&lt;script" in shown
 
 
-def test_the_page_of_a_training_alone_has_it_too(tmp_path: Path) -> None:
+def test_the_page_of_a_training_has_the_section(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(ranks(FAST, SLOW)) + "\n")
     assert "Where the time went" in report.training_page(tmp_path)

@@ -17,13 +17,13 @@ def parse(html: str) -> ET.Element:
     return ET.fromstring(str(html).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
-def test_a_chart_says_its_last_values_to_a_screen_reader() -> None:
+def test_the_aria_label_of_a_chart_has_the_last_values() -> None:
     root = parse(line_chart("Loss", [Series("training", [(0, 2.0), (1, 0.5)])], "epoch"))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "Loss by epoch; last values: training 0.5"
 
 
-def test_a_curve_lies_inside_its_axes_and_falls_when_the_loss_falls() -> None:
+def test_a_curve_is_inside_its_axes_and_descends_with_the_loss() -> None:
     points = [(float(x), 100.0 / (1 + x)) for x in range(2000)]
     root = parse(line_chart("Loss", [Series("training", points)], "step"))
     curve = next(e for e in root.iter(f"{NS}path") if e.get("class") == "curve")
@@ -39,7 +39,7 @@ def test_a_curve_lies_inside_its_axes_and_falls_when_the_loss_falls() -> None:
     "points",
     [[], [(0.0, float("nan"))], [(1.0, 3.0)], [(1.0, 3.0), (2.0, 3.0)], [(0.0, float("inf"))]],
 )
-def test_odd_series_still_make_a_picture_without_odd_numbers(
+def test_empty_constant_and_infinite_series_are_drawn(
     points: list[tuple[float, float]],
 ) -> None:
     svg = line_chart("Loss", [Series("training", points)], "epoch")
@@ -48,7 +48,7 @@ def test_odd_series_still_make_a_picture_without_odd_numbers(
     assert "inf" not in svg
 
 
-def test_hostile_names_stay_text() -> None:
+def test_names_are_escaped() -> None:
     evil = "<script>alert(1)</script>"
     svg = confusion_matrix([evil, '"&'], [[3, 1], [0, 4]])
     parse(svg)
@@ -56,7 +56,7 @@ def test_hostile_names_stay_text() -> None:
     assert "<script" not in svg + chart
 
 
-def test_the_matrix_shows_each_count_and_what_it_means() -> None:
+def test_the_matrix_has_counts_with_tooltips() -> None:
     root = parse(confusion_matrix(["cat", "dog"], [[30, 2], [5, 63]]))
     svg = next(root.iter(f"{NS}svg"))
     assert svg.get("aria-label") == "Confusion matrix of 2 classes: 93 of 100 on the diagonal"
@@ -64,7 +64,7 @@ def test_the_matrix_shows_each_count_and_what_it_means() -> None:
     assert "dog predicted as cat: 5 of 68" in titles
 
 
-def test_a_hundred_classes_stay_small_and_more_are_refused() -> None:
+def test_a_matrix_of_100_classes_is_small_and_more_are_an_error() -> None:
     names = [f"class number {i}" for i in range(100)]
     counts = [[1 + (i * j) % 7 for j in range(100)] for i in range(100)]
     assert len(confusion_matrix(names, counts)) < 250_000
@@ -72,7 +72,7 @@ def test_a_hundred_classes_stay_small_and_more_are_refused() -> None:
         confusion_matrix([*names, "more"], [])
 
 
-def test_curves_skip_torn_lines_and_count_a_step_done_again_once(tmp_path: Path) -> None:
+def test_curves_skip_invalid_lines_and_count_a_repeated_step_once(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     events = [
         {"event": "start", "world_size": 2},
@@ -91,12 +91,12 @@ def test_curves_skip_torn_lines_and_count_a_step_done_again_once(tmp_path: Path)
     assert [e.get("class") for e in loss].count("dot") == 3
 
 
-def test_no_metrics_make_no_curves(tmp_path: Path) -> None:
+def test_there_are_no_curves_without_metrics(tmp_path: Path) -> None:
     assert training_curves(read_events(tmp_path / "metrics.jsonl")) == ""
 
 
 def heights(chart: str) -> list[list[float]]:
-    """Of the points of each curve: 0 at the bottom of the axes, 1 at the top."""
+    """Return the heights of the points of each curve: 0 to 1."""
     root = parse(chart)
     paths = [e.attrib["d"] for e in root.iter(f"{NS}path") if e.get("class") == "curve"]
     return [
@@ -105,7 +105,7 @@ def heights(chart: str) -> list[list[float]]:
     ]
 
 
-def test_a_late_percent_is_seen_beside_a_bad_first_epoch_which_is_named() -> None:
+def test_an_axis_of_shares_leaves_out_a_low_first_epoch() -> None:
     shares = [0.132, 0.61, 0.85, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99]
     points = [(float(epoch), share) for epoch, share in enumerate(shares, 1)]
     chart = line_chart("Accuracy", [Series("top 1", points)], "epoch", percent=True)
@@ -116,7 +116,7 @@ def test_a_late_percent_is_seen_beside_a_bad_first_epoch_which_is_named() -> Non
     assert "105%" not in chart
 
 
-def test_losses_that_differ_tenfold_have_a_logarithmic_axis_and_others_have_none() -> None:
+def test_losses_that_differ_tenfold_have_a_logarithmic_axis() -> None:
     losses = [7.3, 2.0, 0.5, 0.2, 0.1, 0.06]
     chart = line_chart("Loss", [Series("validation", list(enumerate(losses)))], "epoch")
     drawn = heights(chart)[0]
@@ -126,13 +126,13 @@ def test_losses_that_differ_tenfold_have_a_logarithmic_axis_and_others_have_none
     assert "logarithmic" not in near
 
 
-def test_text_is_not_drawn_so_that_it_keeps_its_size() -> None:
+def test_labels_are_html_so_that_they_do_not_stretch() -> None:
     root = parse(line_chart("Loss", [Series("a", [(0, 1), (1, 2)])], "epoch"))
     assert not list(root.iter(f"{NS}text"))
     assert next(root.iter(f"{NS}svg")).get("preserveAspectRatio") == "none"
 
 
-def test_a_resumed_training_shows_where_and_how_fast_it_was() -> None:
+def test_a_resumed_training_has_marks_and_rates() -> None:
     events = [
         {"event": "start", "resumed_from_step": 0},
         {"event": "step", "step": 10, "epoch": 1.0, "loss": 2.0, "lr": 0.1, "images_per_s": 5.0},
@@ -147,7 +147,7 @@ def test_a_resumed_training_shows_where_and_how_fast_it_was() -> None:
         assert words in shown
 
 
-def test_a_miss_of_four_hundred_is_fainter_than_one_of_eight() -> None:
+def test_cells_are_shaded_by_the_share_of_the_class() -> None:
     names = [f"class {i}" for i in range(25)]
     counts = [[0] * 25 for _ in names]
     for i, row in enumerate(counts):
@@ -157,7 +157,7 @@ def test_a_miss_of_four_hundred_is_fainter_than_one_of_eight() -> None:
     assert sorted(map(float, shades)) == [0.05, 0.4]
 
 
-def test_the_part_of_a_matrix_tells_how_many_went_elsewhere() -> None:
+def test_a_partial_matrix_has_a_column_of_other_classes() -> None:
     root = parse(confusion_matrix(["cat", "dog"], [[30, 2], [5, 63]], [4, 0]))
     titles = {e.text for e in root.iter(f"{NS}title")}
     assert {"cat predicted as other classes: 4 of 36", "cat predicted as dog: 2 of 36"} <= titles
