@@ -31,6 +31,7 @@ from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import KEY
+from kfp_ddp.storage.kinds import SECRET_ENV as STORE_ENV
 
 # A PodDisruptionBudget in deploy/eviction selects by this label.
 NO_EVICTION = ("kfp-ddp/evict", "false")
@@ -40,11 +41,7 @@ NO_EVICTION_ANNOTATIONS = (
 )
 # Keys of the bucket's secret that become environment variables.
 SECRET_ENV = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
-    *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
-    *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
-    *("AZURE_CLIENT_SECRET", "HF_TOKEN", "HF_ENDPOINT"),
+    *STORE_ENV,
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
     "WANDB_API_KEY",
 )
