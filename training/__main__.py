@@ -12,14 +12,14 @@ from kfp_ddp.training.rank import main
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without taking the interpreter down.
+    """Exit without shutting down the interpreter.
 
-    A thread of torch's that is still there then calls std::terminate at times, and a run that
-    was done would end as killed by SIGABRT. What Python does at its end is done here first.
+    During a shutdown a remaining thread of torch sometimes calls std::terminate, and a completed
+    run would end with SIGABRT. What Python does at exit is done here first.
     """
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
-            thread.join()  # a save that was begun
+            thread.join()  # such as a save
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # files on a volume that may be full
@@ -30,7 +30,7 @@ def leave(code: int) -> NoReturn:
 if __name__ == "__main__":
     try:
         code = main()
-    except Exception:  # noqa: BLE001  threads of NCCL's may hang while Python goes down
+    except Exception:  # noqa: BLE001  NCCL threads may hang during a shutdown
         traceback.print_exc()
         code = 1
     leave(code)

@@ -1,4 +1,4 @@
-"""How a global batch is divided among the ranks; free of torch."""
+"""Division of a global batch among the ranks; free of torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +10,20 @@ from kfp_ddp.training.config import TrainConfig
 def divide(
     config: TrainConfig, images: int, ranks: int, uneven: bool, before: Mapping[str, Any] | None
 ) -> tuple[int, int]:
-    """(batch_size, micro_batch_size) of a run.
+    """Return (batch_size, micro_batch_size) of a run.
 
-    A batch size that nobody set yields to what the images and the ranks allow.
+    A batch size that is not set is adapted to the images and the ranks.
 
     Args:
         config: The run.
         images: Training images.
         ranks: World size.
         uneven: Whether ranks may get unequal numbers of micro-batches.
-        before: The configuration of the checkpoint to go on from, whose batches are kept: so the
-            run sees the same ones with another number of ranks.
+        before: Configuration of the checkpoint to resume from. Its batches are used, so the run
+            sees the same batches with another number of ranks.
 
     Raises:
-        InputError: the batch cannot be divided among the ranks, or there are too few images for it.
+        InputError: the batch cannot be divided among the ranks, or there are too few images.
     """
     check_one_each(images, ranks)
     batch, micro = config.batch_size, config.micro_batch_size
@@ -52,7 +52,7 @@ def check_one_each(images: int, ranks: int) -> None:
 
 
 def check_divides(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
-    """Raise InputError unless each rank gets the same; with `uneven` unequal numbers will do."""
+    """Raise InputError unless all ranks get the same number; `uneven` allows unequal numbers."""
     if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
         return
     unit = ranks * (micro or 1)

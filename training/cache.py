@@ -22,10 +22,11 @@ from kfp_ddp.training.splits import Index
 
 
 class Cache:
-    """The images of a split as a transform wants them, uint8, each local rank's share in a file.
+    """The prepared images of a split, uint8; each local rank writes its part to a file.
 
-    Image i lies in part i % parts, row i // parts; parts are written aside, synced and renamed, so
-    that what is there is whole, also after a power cut. The folder is this user's alone.
+    Image i is in part i % parts, row i // parts. Parts are written to a temporary file, synced and
+    renamed, so they are complete even after a power failure. Only this user can write to the
+    folder.
     """
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
@@ -39,13 +40,13 @@ class Cache:
         for_training: bool,
         part: int,
     ) -> Findings:
-        """Decode the images of one part, prepare and store them, unless that was done before.
+        """Decode, prepare and store the images of one part, if they are not stored already.
 
-        `where` tells where an image is.
+        `where` returns the location of an image.
 
         Raises:
-            InputError: a broken or unusual image that `config` refuses.
-            StorageError: no room for the file.
+            InputError: an image is broken or unusual, and `config` does not accept that.
+            StorageError: the disk is full.
         """
         mine = range(part, self.samples, self.parts)
         pixels, table = self._files(part)
@@ -53,7 +54,7 @@ class Cache:
         if pixels.exists() and table.exists():
             return Findings(0, 0, 0, "")
         rows: list[tuple[int, int, int]] = []
-        # Nodes may share the folder, and then each writes the same.
+        # Nodes may share the folder; then each writes the same content.
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
         try:
             with atomic_write(pixels, aside) as file:
@@ -74,7 +75,7 @@ class Cache:
         return findings
 
     def read(self, position: int, path: str | Where) -> Tensor:
-        """The prepared image, uint8 [3, H, W], without a copy; `path` is where it comes from.
+        """Return the prepared image, uint8 [3, H, W], without a copy; `path` is its source.
 
         Raises:
             InputError: it could not be decoded when the cache was built.
@@ -89,11 +90,11 @@ class Cache:
         return stored.view(height, width, 3).permute(2, 0, 1)
 
     def remove(self) -> None:
-        """Delete the files; what is mapped stays readable."""
+        """Delete the files; mapped images remain readable."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _refuse_if_shared(self, make: bool = False) -> None:
-        """Raise StorageError where others can write: all can work out the folder's name."""
+        """Raise StorageError if others can write to the folder: its name is predictable."""
         try:
             if make:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,21 +104,21 @@ class Cache:
         own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
         if not own or about.st_mode & 0o022:
             raise StorageError(
-                f"the cache {self.folder} is not this user's alone: "
+                f"the cache {self.folder} is writable by other users: "
                 "remove it, or set cache_dir to another folder, or cache_gb=0"
             )
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot cache decoded images in {self.folder}: {error.strerror}; "
-            "set cache_dir to a folder with room, or cache_gb=0"
+            "set cache_dir to a folder with free space, or cache_gb=0"
         )
 
     def _map(self, part: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
         self._refuse_if_shared()
         pixels, table = self._files(part)
         size = pixels.stat().st_size
-        if size == 0:  # fewer images than parts, or none that can be read
+        if size == 0:  # fewer images than parts, or none is readable
             return torch.empty(0, dtype=torch.uint8), torch.load(table, weights_only=True)
         mapped = torch.from_file(str(pixels), shared=False, size=size, dtype=torch.uint8)
         return mapped, torch.load(table, weights_only=True)
@@ -131,7 +132,7 @@ class Cache:
 
 
 def decoded_bytes(config: TrainConfig, splits: Sequence[Index]) -> int:
-    """Bytes of the images of both splits, decoded, as is to be expected."""
+    """Estimate the bytes of the decoded images of both splits."""
     return sum(
         len(index) * transforms.prepared_bytes(config, for_training)
         for index, for_training in zip(splits, (True, False), strict=True)
@@ -139,14 +140,13 @@ def decoded_bytes(config: TrainConfig, splits: Sequence[Index]) -> int:
 
 
 def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
-    """Where this run keeps decoded images; None if they are more than `cache_gb`.
+    """Return the folder of this run's decoded images; None if they exceed `cache_gb`.
 
-    The name depends on the output folder (runs do not share), the files' names, sizes and times,
-    and the settings that shape and check what is stored, so that a resumed run finds it and no
-    other does.
+    The name depends on the output folder (runs do not share it), the names, sizes and times of the
+    files, and the settings of the stored images. So only a resumed run finds it again.
 
     Raises:
-        StorageError: the folder's disk has no room for them.
+        StorageError: the disk has not enough free space.
     """
     expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:
@@ -154,7 +154,7 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
     base = Path(config.cache_dir or tempfile.gettempdir())
     if base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
         raise StorageError(
-            f"no room to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
+            f"not enough space to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
             "set cache_dir to another folder, or cache_gb=0"
         )
     name = hashlib.sha256()

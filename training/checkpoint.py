@@ -1,4 +1,4 @@
-"""Checkpoints, whole or not there: written aside, verified by digest, renamed into place."""
+"""Atomic checkpoints: written to a temporary folder, verified by digest, renamed into place."""
 
 import contextlib
 import hashlib
@@ -41,14 +41,14 @@ T = TypeVar("T")
 
 
 class UnreadableError(StorageError):
-    """The volume did not give what was asked for: it may be whole, so nothing may replace it."""
+    """The volume failed to read a checkpoint, which may be valid: it must not be replaced."""
 
     retryable: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified step directory: `digest` is the sha256 of its state.pt."""
+    """A verified step directory; `digest` is the sha256 of its state.pt."""
 
     path: Path
     step: int
@@ -56,14 +56,14 @@ class Checkpoint:
     manifest: dict[str, Any]
 
     def state(self) -> dict[str, Any]:
-        """The saved state on the CPU; no code in the file is run."""
+        """Load the saved state to the CPU; code in the file is not run."""
         state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         return state
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a trained model needs beside its weights."""
+    """Description of a trained model, without its weights."""
 
     model: str
     classes: tuple[str, ...]
@@ -75,41 +75,41 @@ class ModelInfo:
 
     @property
     def blur_pool(self) -> bool:
-        """Whether the network has filters before its strides."""
+        """Whether the network has low-pass filters before its strides."""
         return bool(self.config.get("blur_pool"))
 
     @property
     def model_code(self) -> str:
-        """The packed file of a network of one's own; '' for one that is known by name."""
+        """The packed file of a user's own network; '' for one that is known by name."""
         return str(self.config.get("model_code", ""))
 
     @property
     def on_bad_image(self) -> str:
-        """What the run did with an image that cannot be read: fail or skip."""
+        """Policy of the run for unreadable images: fail or skip."""
         return str(self.config.get("on_bad_image", "fail"))
 
     @property
     def max_pixels(self) -> int:
-        """Above how many pixels an image could not be read in the run."""
+        """Limit of pixels of an image in the run."""
         return int(self.config.get("max_pixels", MAX_PIXELS))
 
     @property
     def test_time_flip(self) -> bool:
-        """Whether its logits are the mean of those of an image and its mirror image."""
+        """Whether its logits are averaged over an image and its mirror image."""
         return bool(self.config.get("test_time_flip"))
 
     def network(self) -> nn.Module:
-        """The network without its weights; the file of a network of one's own is run."""
+        """Build the network without its weights; runs the file of a user's own network."""
         return models.build(
             self.model, len(self.classes), self.blur_pool, self.image_size, self.model_code
         )
 
 
 def verify(path: Path) -> Checkpoint:
-    """Read one step directory and check the state's size and sha256 against its manifest.
+    """Read a step directory, and check the size and sha256 of the state against its manifest.
 
     Raises:
-        InputError: no manifest, a missing, torn or altered file.
+        InputError: a file is missing, truncated or altered.
         UnreadableError: the volume fails in another way.
     """
 
@@ -117,9 +117,9 @@ def verify(path: Path) -> Checkpoint:
         manifest, state = read_manifest(path), path / STATE
         about = state.stat()
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{STATE} is no file")
+            raise ValueError(f"{STATE} is not a file")
         if about.st_size != manifest.fields["files"][STATE]["size"]:
-            raise InputError(f"{state} is torn: use an older checkpoint")
+            raise InputError(f"{state} is truncated: use an older checkpoint")
         if _sha256(state) != manifest.digest:
             raise InputError(f"{state} was altered: use an older checkpoint")
         return Checkpoint(path, manifest.step, manifest.digest, manifest.fields)
@@ -128,12 +128,10 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_valid(directory: Path) -> Checkpoint | None:
-    """The newest checkpoint in a `checkpoints` folder that verifies; None if there is none.
-
-    Newest by step, not by a clock.
+    """Return the newest valid checkpoint of a `checkpoints` folder, by step; None without one.
 
     Raises:
-        UnreadableError: the volume fails before one is found.
+        UnreadableError: the volume fails before a valid one is found.
     """
     for path in steps(directory):
         with contextlib.suppress(InputError):
@@ -142,12 +140,12 @@ def newest_valid(directory: Path) -> Checkpoint | None:
 
 
 def steps(directory: Path) -> list[Path]:
-    """Step directories, newest first, verified or not; raises UnreadableError."""
+    """List step directories, newest first, valid or not; raise UnreadableError."""
     return _read(directory, lambda: step_dirs(directory))
 
 
 def _read(path: Path, what: Callable[[], T]) -> T:
-    """`what()`, tried again where the volume fails: a network file system hiccups."""
+    """Return `what()`, with retries: a network file system fails now and then."""
     for pause in (*_PAUSES_S, None):
         try:
             return what()
@@ -158,17 +156,17 @@ def _read(path: Path, what: Callable[[], T]) -> T:
         except OSError as error:
             if pause is None:
                 raise UnreadableError(
-                    f"cannot read {path}: {error.strerror}; it was left as it is: "
+                    f"cannot read {path}: {error.strerror}; it was not changed: "
                     "repair the volume and start again to resume"
                 ) from None
             time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
-    """The model of a step directory: float32 on the CPU, in eval mode, averaged weights if kept.
+    """Load a model: float32 on the CPU, in eval mode, with averaged weights if saved.
 
-    Its input is normalised (`model.normalise`), its output are logits.
+    Its input is normalised (`model.normalise`); its output is logits.
 
     Raises:
         InputError: the checkpoint does not verify.
@@ -191,9 +189,9 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
 
 
 class Writer:
-    """Saves in the background: the caller waits for a copy into buffers that are kept, at most.
+    """Saves in the background: the caller waits at most for a copy into reused buffers.
 
-    An error of a save is raised by the next `save` or `wait`, as a KfpDdpError.
+    The next `save` or `wait` raises the error of a save, as a KfpDdpError.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -203,7 +201,7 @@ class Writer:
         self._from_gpu = False
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()
-        """Whether all of the state that is being saved is copied, and may change."""
+        """Set when the state that is being saved is copied completely, and may change."""
         self.copied.set()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -216,15 +214,15 @@ class Writer:
         spared: Collection[int] = (),
         volatile: Collection[Tensor] | None = None,
     ) -> None:
-        """Begin to save `state` as `step-<step>`; `manifest` gets its step and files added.
+        """Start to save `state` as `step-<step>`; step and files are added to `manifest`.
 
-        Of older checkpoints the newest stay, and those of the steps `spared`. Where `volatile` is
-        given, what else is on the CPU is copied in the background, and must not change before
+        Older checkpoints are deleted, except the newest and the steps in `spared`. With `volatile`,
+        all other tensors on the CPU are copied in the background, and must not change before
         `copied` is set.
 
         Raises:
-            StorageError: the save before this one failed.
-            JobError: it held weights that are no numbers.
+            StorageError: the previous save failed.
+            JobError: the previous save had weights that are not finite.
         """
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
@@ -232,14 +230,14 @@ class Writer:
         if self._from_gpu:
             torch.cuda.synchronize()  # the copies were only queued
         self.copied.clear()
-        # Not a daemon: the interpreter does not end before a begun save is durable.
+        # Not a daemon: the interpreter does not exit before a save is durable.
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, dict(manifest), spared), name="checkpoint"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the save that was begun last is durable; raises its error."""
+        """Wait until the last save is durable; raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -249,16 +247,16 @@ class Writer:
                 raise error
             try:
                 last = newest_valid(self.directory)
-                kept = f"step {last.step} is kept" if last else "none was saved before"
+                remaining = f"step {last.step} is the newest" if last else "none was saved before"
             except UnreadableError:
-                kept = "those saved before cannot be read now"
+                remaining = "those saved before cannot be read now"
             raise StorageError(
-                f"cannot save a checkpoint in {self.directory}: {_reason(error)}; {kept}; "
+                f"cannot save a checkpoint in {self.directory}: {_reason(error)}; {remaining}; "
                 "make room or repair the volume and start again to resume"
             ) from error
 
     def _snapshot(self, value: Any, name: str, soon: Collection[int] | None) -> Any:
-        """A copy in buffers that are kept; on the CPU those not at `soon` are filled later."""
+        """Copy into reused buffers; CPU tensors that are not in `soon` are copied later."""
         if isinstance(value, Tensor):
             self._from_gpu |= value.is_cuda
             buffer = self._buffers.get(name)
@@ -302,19 +300,19 @@ class Writer:
 
 
 def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:
-    """Raise JobError for weights or averages that no run could go on from."""
+    """Raise JobError if weights or averages are not finite: no run could resume from them."""
     for part in ("model", "ema"):
         for name, value in (state.get(part) or {}).items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise JobError(
-                    f"after step {step} {name} is NaN or infinite, so no checkpoint was kept: "
+                    f"after step {step} {name} is NaN or infinite, so it was not saved: "
                     "lower learning_rate or lengthen warmup_epochs and start again to resume "
-                    "from the one before"
+                    "from the checkpoint before"
                 )
 
 
 def _reason(error: BaseException) -> str:
-    """What the disk said: torch's zip writer fails anew while it closes over an OSError."""
+    """Return the cause: torch's zip writer raises another error while it handles an OSError."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -324,9 +322,9 @@ def _reason(error: BaseException) -> str:
 
 
 def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
-    """Write one checkpoint durably and return its folder; raises OSError or RuntimeError.
+    """Write a checkpoint durably and return its folder; raise OSError or RuntimeError.
 
-    Aside first, synced to disk, then renamed: a reader never sees half of one.
+    It is written to a temporary folder, synced, then renamed: no reader sees a part of it.
     """
     final = step_dir(directory, step)
     aside = directory / f".{final.name}.tmp"
@@ -338,9 +336,9 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     try:
         _fill(aside, state, {"step": step, **manifest})
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)  # what it took of a full volume is needed
+        shutil.rmtree(aside, ignore_errors=True)  # free the space on a full volume
         raise
-    if final.exists():  # the same step again, after a fall back to an older one
+    if final.exists():  # the same step again, after a resume from an older one
         old = directory / f".{final.name}.old.tmp"
         os.replace(final, old)
         os.replace(aside, final)
@@ -362,23 +360,23 @@ def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
-    """Rename step directories that are newer than `newest`, none of which verifies, and clean up.
+    """Rename the invalid step directories that are newer than `newest`, clean up, and return them.
 
-    Otherwise they would count among the checkpoints to keep. Returns them.
+    Otherwise they would count among the checkpoints to keep.
     """
     least = newest.step if newest else -1
-    shunned = [path for path in steps(directory) if step_of(path) > least]
-    for path in shunned:
+    invalid = [path for path in steps(directory) if step_of(path) > least]
+    for path in invalid:
         target = path.with_name(f"corrupt-{path.name}")
         shutil.rmtree(target, ignore_errors=True)
         os.replace(path, target)
-    for left in directory.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-    return shunned
+    for leftover in directory.glob(".step-*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return invalid
 
 
 def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> dict[str, Any]:
-    """What a manifest says beside its step and files."""
+    """Return the fields of a manifest other than its step and files."""
     return {
         **more,
         "config": config.model_dump(),

@@ -1,4 +1,4 @@
-"""The one typed description of a run, shared by pipeline, launcher and loop; free of torch."""
+"""The settings of a training run, shared by pipeline, launcher and loop; free of torch."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS: tuple[str, ...] = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
-"""What yields to optimizer=adamw where nobody set it."""
+"""Defaults of optimizer=adamw, for fields that were not set."""
 
 
 class TrainConfig(Settings):
@@ -30,181 +30,180 @@ class TrainConfig(Settings):
     data: str
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
     val_fraction: float = Field(0.1, ge=0, lt=1)
-    """Share of the images for validation where the dataset has no val/, chosen by their names: an
-    image stays on its side while others come; 0: it must have one."""
+    """Share of the images for validation where the dataset has no val/. An image's name decides, so
+    it keeps its split when images are added; 0: the dataset must have a val/."""
     labels: str = ""
-    """Name of a CSV or JSON lines of path, label and perhaps split in the dataset; '' where folders
-    name the classes."""
+    """Name of a CSV or JSON Lines file of path, label and optionally split in the dataset; '' where
+    folders name the classes."""
     output_dir: str
     """Folder for checkpoints, metrics and logs."""
 
     model: str = "resnet50"
-    """Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20 for small
-    images, or mine.py:build for a function of a file of your own."""
+    """Network to train: a torchvision classifier by its name, cifar_resnet8, 14 or 20 for small
+    images, or mine.py:build for a function of your own file."""
     model_code: str = ""
-    """Text of that file, packed; the command line reads it from the file itself."""
+    """Text of that file, packed; the command line reads it from the file."""
     script: str = ""
-    """Text of a Python file, packed, that trains in place of the loop here, run by every rank as
-    under torchrun; a command line takes the name of the file, such as mine.py."""
+    """Text of a Python file, packed, that replaces the training loop; every rank runs it as under
+    torchrun. A command line takes the name of the file, such as mine.py."""
     script_args: str = ""
     """Arguments of that file, written as on a command line."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     init_from: str = ""
-    """Begin with the weights of a checkpoint, a bundle, the champion in a model's exports, or a
-    file .pth or .safetensors: a path, an address that the train step fetches, or
-    torchvision:DEFAULT for what torch's cache holds; '' for random weights."""
+    """Initial weights: a checkpoint, a bundle, the champion in a model's exports, or a file .pth or
+    .safetensors. Takes a path, a URI that the train step downloads, or torchvision:DEFAULT for
+    weights in torch's cache; '' for random weights."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)
     """Height and width in training; 0 for image_size."""
     start_image_size: int = Field(0, ge=0, le=2048)
-    """Height and width in the first epoch, which grow to those of training over three quarters of
+    """Height and width in the first epoch; they grow to the training size over three quarters of
     the run; 0 for one size throughout."""
 
     epochs: int = Field(90, ge=1)
     """Passes over the training images."""
     batch_size: int = Field(256, ge=1)
-    """Images in a step, on all ranks together; unless it is set, fewer where the dataset or the
-    number of ranks asks for it."""
+    """Images in a step, over all ranks; unless set, it is lowered to fit the dataset and the number
+    of ranks."""
     batch_size_per_rank: int = Field(0, ge=0)
-    """Images in a step on each rank, in place of batch_size; 0: not used."""
+    """Images in a step on each rank, instead of batch_size; 0: not used."""
     micro_batch_size: int = Field(0, ge=0)
-    """Images in one forward pass of a rank, several of which make a step; 0 for all of its images
-    at once."""
+    """Images in one forward pass of a rank; gradients of several passes accumulate in a step; 0:
+    one pass for all images of the rank."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """SGD with Nesterov momentum, or AdamW, with which a learning_rate and a weight_decay that
-    nobody set are 0.001 and 0.01."""
+    """SGD with Nesterov momentum, or AdamW, for which learning_rate and weight_decay default to
+    0.001 and 0.01."""
     learning_rate: float = Field(0.1, gt=0)
     """Highest learning rate, reached after the warm-up."""
     lr_reference_batch: int = Field(0, ge=0)
-    """Batch size that learning_rate is meant for: with another one it is scaled in proportion; 0:
-    never."""
+    """Batch size that learning_rate is meant for; with another batch size the rate is scaled in
+    proportion; 0: never scaled."""
     clip_norm: float = Field(0.0, ge=0)
-    """Largest norm of a step's gradient, which is scaled down; 0: any."""
+    """Clip the gradient of a step to this norm; 0: no clipping."""
     freeze_epochs: int = Field(0, ge=0)
-    """First epochs in which only the classifier learns, and the statistics of the BatchNorms below
-    it stay as they are; as many as epochs: throughout."""
+    """First epochs in which only the classifier is trained; weights and BatchNorm statistics below
+    it are frozen. Equal to epochs: throughout."""
     body_lr_factor: float = Field(1.0, gt=0, le=1)
-    """Learning rate of all that is below the classifier, as a share of learning_rate."""
+    """Learning rate of the layers below the classifier, as a fraction of learning_rate."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Nesterov momentum of SGD."""
     weight_decay: float = Field(5e-5, ge=0)
     """L2 penalty on the weights of convolutions and linear layers."""
     warmup_epochs: float = Field(5.0, ge=0)
-    """Epochs in which the learning rate rises linearly, before it falls as a cosine; unless it is
-    set, at most a tenth of epochs."""
+    """Epochs in which the learning rate rises linearly, before it falls as a cosine; unless set, at
+    most a tenth of epochs."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    """Share of a target that is spread over all classes."""
+    """Share of a target that is distributed over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weight of a class in the loss: the same for all, or in inverse proportion to its training
-    images (balanced)."""
+    """Weight of a class in the loss: equal for all, or inversely proportional to its number of
+    training images (balanced)."""
     mixup: float = Field(0.0, ge=0, le=10)
-    """Mix each training image and target with another of its batch, by a share drawn from
-    Beta(mixup, mixup) (Zhang et al. 2017); 0: no."""
+    """Mix each training image and target with another one of its batch, by a share drawn from
+    Beta(mixup, mixup) (Zhang et al. 2017); 0: off."""
     cutmix: float = Field(0.0, ge=0, le=10)
     """Paste a part of another image into each training image, of an area drawn from Beta(cutmix,
-    cutmix) (Yun et al. 2019); with mixup each batch gets one of the two by chance; 0: no."""
+    cutmix) (Yun et al. 2019). With mixup, each batch gets one of the two at random; 0: off."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
-    """Evaluate and export a moving average of the weights, with this decay for each step; 0 for the
-    weights themselves."""
+    """Evaluate and export an exponential moving average of the weights, with this decay per step;
+    0: the weights themselves."""
 
     augment: Literal["auto", "none", "shift", "shift-flip", "crop", "crop-flip"] = "auto"
     """Random shift or resized crop of training images, with or without a horizontal flip; auto is
     shift for cifar models and crop-flip for the others."""
     crop_min_area: float = Field(0.08, gt=0, le=1)
-    """Smallest share of an image that a resized crop takes."""
+    """Smallest area of a resized crop, as a share of the image."""
     randaugment: int = Field(0, ge=0, le=30)
-    """Magnitude of two operations of chance on each training image, such as turning it or changing
+    """Magnitude of two random operations on each training image, such as rotating it or changing
     its colours (RandAugment, Cubuk et al. 2019; often 9); 0: none."""
     test_time_flip: bool = False
-    """Average the logits of an image and its mirror image, in evaluation and in the exported model,
-    which takes twice the time."""
+    """Average the logits of an image and its mirror image, in evaluation and in the exported model;
+    inference takes twice the time."""
     images: Literal["convert", "strict"] = "convert"
-    """Images that are not RGB or not square: convert them, with a warning of the former, or refuse
-    them (strict)."""
+    """Images that are not RGB or not square: convert them, with a warning if they are not RGB, or
+    refuse them (strict)."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
     max_pixels: int = Field(MAX_PIXELS, ge=1)
-    """An image of more pixels is not decoded and cannot be read: on_bad_image says what follows."""
+    """An image of more pixels is not decoded; it counts as unreadable (on_bad_image)."""
     verify_images: int = Field(10_000, ge=0)
-    """Decode up to this many images before the first epoch, to find broken ones; 0: none."""
+    """Decode up to this many images before the first epoch to find broken ones; 0: none."""
     workers: int = Field(4, ge=0)
-    """Processes that load images for each rank; 0: the rank itself."""
+    """Loader processes of each rank; 0: the rank loads images itself."""
     cache_gb: float = Field(0.25, ge=0)
-    """Keep decoded images on disk if they take at most this many gigabytes; 0: never."""
+    """Cache decoded images on disk if they take at most this many gigabytes; 0: never."""
     cache_dir: str = ""
     """Folder for the decoded images; '' for the temporary folder."""
     shuffle_buffer_mb: float = Field(1024.0, gt=0)
-    """Shuffle images that lie in archives (pack=tar) within windows of this many megabytes, all
-    ranks together, of pieces drawn at random; a smaller dataset is shuffled as a whole."""
+    """Shuffle images of archives (pack=tar) within windows of this many megabytes, over all ranks,
+    of chunks in random order; a smaller dataset is shuffled completely."""
 
     seed: int = Field(0, ge=0)
-    """Seed of the initial weights, the order and the augmentation."""
+    """Seed of the initial weights, the shuffling and the augmentation."""
     eval_epochs: int = Field(1, ge=1)
     """Evaluate every this many epochs, and after the last one."""
     checkpoint_epochs: int = Field(1, ge=0)
-    """Save a checkpoint every this many epochs, and after the last one; 0: only then."""
+    """Save a checkpoint every this many epochs, and after the last one; 0: only after the last."""
     checkpoint_minutes: float = Field(15.0, ge=0)
-    """Save a checkpoint every this many minutes, too; 0: never."""
+    """Also save a checkpoint every this many minutes; 0: never."""
     checkpoint_steps: int = Field(0, ge=0)
-    """Save a checkpoint every this many steps, too; 0: never."""
+    """Also save a checkpoint every this many steps; 0: never."""
     keep_checkpoints: int = Field(2, ge=2)
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints to keep."""
     keep_best: bool = False
-    """Keep the checkpoint of the highest accuracy in the evaluations too; it and not the newest is
-    handed on when training has ended."""
+    """Also keep the checkpoint with the highest validation accuracy; it, not the newest, is the
+    result of the training."""
     early_stop_epochs: int = Field(0, ge=0)
-    """End the training when the accuracy in the evaluations has not risen for this many epochs; 0:
+    """Stop the training when the validation accuracy has not improved for this many epochs; 0:
     never."""
     stop_behind_epochs: int = Field(0, ge=0)
-    """End the training, from this epoch on, when its best accuracy is below the median of what
-    trainings whose folders lie beside output_dir had by the same epoch, two or more of them; 0:
-    never."""
+    """From this epoch on, stop the training when its best accuracy is below the median of at least
+    two other trainings at the same epoch, with folders next to output_dir; 0: never."""
     resume: Literal["auto", "never"] = "auto"
-    """Continue from the newest checkpoint that verifies, or begin anew."""
+    """Resume from the newest valid checkpoint, or start from scratch (never)."""
 
     run_id: str = ""
-    """Name of this run: with resume=never a later attempt of the same run still continues it; ''
-    where each start is a run of its own."""
+    """Name of this run: with resume=never a later attempt of the same run still resumes it; '' if
+    each start is a separate run."""
 
     strategy: Literal["ddp", "single", "fsdp"] = "ddp"
-    """A copy of the network on every rank, one rank alone, or a share of the weights on every
-    rank."""
+    """A copy of the network on every rank (ddp), a single rank, or a shard of the weights on every
+    rank (fsdp)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Compute on GPUs (cuda), on an Apple GPU (mps, with one rank), on CPUs, or on GPUs where there
-    are any."""
+    """Compute on GPUs (cuda), on an Apple GPU (mps, one rank only) or on CPUs; auto: on a GPU if
+    there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Number format; auto is bf16 autocast on a GPU that has it, and fp32 else; fp16 is for GPUs
-    without bf16, with a scale of the loss that follows the gradients."""
+    """Number format; auto: bf16 autocast on a GPU that supports it, otherwise fp32. fp16, with
+    dynamic loss scaling, is for GPUs without bf16."""
     compile: bool = False
     """Compile the network with torch.compile."""
     deterministic: bool = False
-    """Compute the same bits each time, and refuse what cannot."""
+    """Use deterministic algorithms only: the same bits in every run; others raise an error."""
     timeout_minutes: float = Field(10.0, gt=0)
     """Minutes that ranks wait for each other before the run fails."""
 
     log_steps: int = Field(50, ge=1)
     """Write metrics every this many steps."""
     tensorboard: bool = False
-    """Write TensorBoard events too, to tensorboard/ in the output folder."""
+    """Also write TensorBoard events, to tensorboard/ in the output folder."""
     prometheus_port: int = Field(0, ge=0, le=65535)
-    """Serve the metrics to Prometheus on this port of rank 0; 0: no."""
+    """Serve the metrics to Prometheus on this port of rank 0; 0: off."""
     mlflow_uri: str = ""
-    """Address of an MLflow server, which gets settings and metrics too, such as
-    https://mlflow.example.com; '' for none. Its login is not in it: MLFLOW_TRACKING_TOKEN, or
-    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, of the bucket's secret."""
+    """URI of an MLflow server that also gets settings and metrics, such as
+    https://mlflow.example.com; '' for none. Do not put a login into it: use MLFLOW_TRACKING_TOKEN,
+    or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the bucket's secret."""
     mlflow_experiment: str = Field("kfp-ddp", min_length=1)
-    """Experiment of MLflow that the run is one of; made if need be."""
+    """MLflow experiment of the run; created if it does not exist."""
     wandb_project: str = ""
-    """Project of Weights & Biases that gets settings and metrics too; '' for none. The image needs
-    the package wandb, and the bucket's secret WANDB_API_KEY."""
+    """Weights & Biases project that also gets settings and metrics; '' for none. The image needs
+    the package wandb, and the bucket's secret needs WANDB_API_KEY."""
     profile_steps: int = Field(0, ge=0)
     """Profile this many steps of rank 0, to profile/ in the output folder; 0: none."""
     peak_tflops: float = Field(0.0, ge=0)
-    """Peak TFLOP/s of one device, for its utilisation (MFU); 0 for what is known of the GPU."""
+    """Peak TFLOP/s of one device, for its utilisation (MFU); 0: the known peak of the GPU."""
     stop_when_stale: str = ""
-    """Save and stop when this file no longer changes; '' for none."""
+    """Heartbeat file: save and stop when it no longer changes; '' for none."""
     stale_seconds: float = Field(120.0, gt=0)
     """Seconds without a change of that file before the run stops."""
 
@@ -216,25 +215,23 @@ class TrainConfig(Settings):
             raise ValueError("script_args is set, but no script takes them")
         if model_file.is_file(self.model):
             if self.script and not self.model_code:
-                object.__setattr__(self, "model_code", self.script)  # not sent twice
-            named = model_file.checked(self.model, self.model_code)
-            object.__setattr__(self, "model", named)
+                self._fill(model_code=self.script)  # not sent twice
+            self._fill(model=model_file.checked(self.model, self.model_code))
         elif self.model not in MODELS:
             raise ValueError(
-                f"model={self.model!r} is unknown: it is a classifier of torchvision, "
+                f"model={self.model!r} is unknown: use a torchvision classifier, "
                 f"{', '.join(SMALL_RESNETS)} or file.py:function{hint(self.model, MODELS)}"
             )
         elif self.model_code:
-            raise ValueError(f"model_code is set, but model={self.model} is no function of a file")
+            raise ValueError(
+                f"model_code is set, but model={self.model} is not a function of a file"
+            )
         _check_mlflow(self.mlflow_uri)
         _check_shown(self.init_from)
         if not self.is_set("warmup_epochs"):
-            yielding = min(self.warmup_epochs, self.epochs / 10)
-            object.__setattr__(self, "warmup_epochs", yielding)
+            self._fill(warmup_epochs=min(self.warmup_epochs, self.epochs / 10))
         if self.optimizer == "adamw":
-            for name, value in ADAMW.items():
-                if not self.is_set(name):
-                    object.__setattr__(self, name, value)
+            self._fill(**{name: value for name, value in ADAMW.items() if not self.is_set(name)})
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
             raise ValueError(
                 f"warmup_epochs={self.warmup_epochs:g} leaves nothing of epochs={self.epochs}; "
@@ -259,13 +256,17 @@ class TrainConfig(Settings):
             raise ValueError("precision=fp16 needs strategy=ddp or single: use bf16 with shards")
         return self
 
+    def _fill(self, **values: Any) -> None:
+        """Change fields of this frozen model while it is validated; they do not count as set."""
+        self.__dict__.update(values)
+
     def is_set(self, name: str) -> bool:
-        """Whether somebody set the field; a default may yield to what was set."""
+        """Return whether the field was set; a default may be replaced by a better one."""
         return name in self.model_fields_set
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The configuration that `to_json` wrote; raises InputError as `create` does."""
+        """Parse what `to_json` wrote; raise InputError as `create` does."""
         try:
             fields = json.loads(text)
         except ValueError as error:
@@ -275,11 +276,11 @@ class TrainConfig(Settings):
         return cls.create(**fields)
 
     def to_json(self) -> str:
-        """All fields as an indented JSON object."""
+        """Return all fields as an indented JSON object."""
         return self.model_dump_json(indent=2)
 
     def to_argv(self) -> list[str]:
-        """The command line flags of what was set, which `parse` turns into the same again."""
+        """Return the command line flags of the fields that were set; `parse` reverses it."""
         argv = []
         for name, value in self.model_dump(exclude_unset=True).items():
             flag = name.replace("_", "-")
@@ -293,7 +294,7 @@ class TrainConfig(Settings):
 
 
 def _check_mlflow(uri: str) -> None:
-    """Refuse an address that has a login in it, without telling it, or that is none."""
+    """Raise ValueError for an invalid URI or one with a login, which the error does not show."""
     scheme, _, rest = uri.partition("://")
     if "@" in rest.partition("/")[0]:
         raise ValueError(
@@ -301,24 +302,24 @@ def _check_mlflow(uri: str) -> None:
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into the bucket's secret"
         )
     if uri and scheme not in ("http", "https", "file", "databricks"):
-        raise ValueError(f"mlflow_uri={uri!r} is no address such as https://mlflow.example.com")
+        raise ValueError(f"mlflow_uri={uri!r} is not a URI such as https://mlflow.example.com")
 
 
 def _check_shown(init_from: str) -> None:
-    """Refuse a web address with what only its user may know, without telling it."""
+    """Raise ValueError for a web address that contains a secret, which the error does not show."""
     scheme, _, rest = init_from.partition("://")
     if scheme in ("http", "https") and ("@" in rest.partition("/")[0] or set("?#") & set(rest)):
         raise ValueError(
             "init_from has a login or a query in it, which a run's settings would show: put the "
-            "file into a bucket or on a claim, and give that"
+            "file into a bucket or on a claim, and use that"
         )
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
-    """The configuration of command line flags, those of this process unless `argv` is given.
+    """Parse command line flags, by default those of this process.
 
     Raises:
-        InputError: a value that a field does not take, in one line.
+        InputError: a field does not take its value.
         SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
     """
     return TrainConfig.create(**model_file.with_code(flags_given(argv, prog)))
@@ -329,10 +330,10 @@ def flags_given(
     prog: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What command line flags set, by field, unchecked; a flag that is not there sets nothing.
+    """Return the fields that command line flags set, not validated yet.
 
-    The help shows `defaults` over the fields' own; the rest is as in `parse`. tyro reads a plain
-    dataclass here, as its message for a model that refuses a value is no line.
+    The help shows `defaults` instead of the fields' own; the rest is as in `parse`. tyro gets a
+    plain dataclass: for a pydantic model that rejects a value its message is a traceback.
     """
     import tyro
 
@@ -348,9 +349,9 @@ def flags_given(
     flags.__doc__ = "Train a ResNet on image folders with DistributedDataParallel."
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed: object = tyro.cli(flags, args=arguments, prog=prog)
-    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    flags_set = {word.partition("=")[0].replace("_", "-") for word in arguments}
     return {
         name: value
         for name, value in vars(parsed).items()
-        if given & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
+        if flags_set & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
     }

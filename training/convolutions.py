@@ -1,6 +1,6 @@
-"""Convolutions as matrix products, where those are the faster on a processor.
+"""Convolutions as matrix products, where these are faster on a CPU.
 
-oneDNN walks a convolution row by row of its output, and is slow where rows are short: ResNet-18 at
+oneDNN computes a convolution row by row of its output, which is slow for short rows: ResNet-18 at
 64 pixels spends most of a step in the weight gradients of its last blocks, 2 x 2 large.
 """
 
@@ -11,19 +11,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 SHORT = 8
-"""Pixels in a row of the output up to which a product is faster than a convolution's own kernel.
+"""Pixels in a row of the output up to which a product is faster than a convolution kernel.
 
 Measured over the layers of ResNets at 64 and 224 px, float32 and bf16, with AVX2, AVX-512 and AMX.
 """
 SHORTER = 4
-"""As SHORT, for the gradient of the images: its sums over the kernel are no product."""
+"""As SHORT, for the gradient of the images: its sums over the kernel are not a product."""
 Pair = tuple[int, int]
 
 
 def use_products(network: nn.Module) -> None:
-    """Let the plain convolutions of a network on the CPU compute as products where it pays.
+    """Let the plain convolutions of a network on the CPU compute as products where this is faster.
 
-    Its weights, their names and the meaning stay; only the order of sums differs.
+    Weights and their names do not change; only the order of sums differs.
     """
     for module in network.modules():
         if type(module) is nn.Conv2d and _is_plain(module):
@@ -40,7 +40,7 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution that is a product of matrices where its kernel is 1 x 1 or its map is small."""
+    """A convolution that is a matrix product for 1 x 1 kernels and small outputs."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         images, size, stride, padding = input, self.kernel_size, self.stride, self.padding
@@ -86,7 +86,7 @@ class _Product(torch.autograd.Function):
 
 
 def _patches(images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    """What each pixel of the output is made of: [N, H, W, kernel height x width x channels]."""
+    """Return the input of each output pixel: [N, H, W, kernel height x width x channels]."""
     (high, wide), (down, across) = weight.shape[2:], stride
     pixels = images.permute(0, 2, 3, 1)
     if high == wide == 1 and padding == (0, 0):
@@ -98,7 +98,7 @@ def _patches(images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Ten
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """[outputs, kernel height x width x channels], a view where channels come last in memory."""
+    """Return [outputs, kernel height x width x channels], a view for channels-last weights."""
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
@@ -117,7 +117,7 @@ def _grad_of_images(
     (count, _, height, width), (rows, columns) = images.shape, grad.shape[2:]
     pointwise = (high, wide, *stride, *padding) == (1, 1, 1, 1, 0, 0)
     if not pointwise and columns > SHORTER and (high, wide) != (1, 1):
-        found: Tensor = torch.ops.aten.convolution_backward(
+        result: Tensor = torch.ops.aten.convolution_backward(
             grad,
             images,
             weight,
@@ -130,18 +130,18 @@ def _grad_of_images(
             1,
             (True, False, False),
         )[0]
-        return found
-    each = grad.permute(0, 2, 3, 1) @ _rows(weight)
+        return result
+    products = grad.permute(0, 2, 3, 1) @ _rows(weight)
     if pointwise:
-        return each.permute(0, 3, 1, 2)
-    each = each.view(count, rows, columns, high, wide, -1)
-    # Summed in float32 at least, as a convolution's own kernel does.
+        return products.permute(0, 3, 1, 2)
+    products = products.view(count, rows, columns, high, wide, -1)
+    # Summed in float32 at least, as a convolution kernel does.
     kind = torch.promote_types(grad.dtype, torch.float32)
     shape = (count, height + 2 * top, width + 2 * left, images.shape[1])
     total = torch.zeros(shape, dtype=kind, device=grad.device)
     for y in range(high):
         for x in range(wide):
-            there = total[:, y : y + down * rows : down, x : x + across * columns : across]
-            there += each[:, :, :, y, x]
+            window = total[:, y : y + down * rows : down, x : x + across * columns : across]
+            window += products[:, :, :, y, x]
     inside = total[:, top : top + height, left : left + width]
     return inside.to(images.dtype).permute(0, 3, 1, 2)

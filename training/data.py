@@ -21,7 +21,7 @@ from kfp_ddp.training.splits import Index
 
 
 class Batch(NamedTuple):
-    """One micro-batch, as the loader hands it over: one tensor, as each costs it a descriptor."""
+    """A micro-batch from the loader; one tensor, as each one costs a file descriptor."""
 
     images: Tensor
     """uint8 [N, 3, size, size], channels last in memory."""
@@ -29,13 +29,13 @@ class Batch(NamedTuple):
     indices: list[int]
     """Positions in the index."""
     skipped: int
-    """Images that could not be read: replaced by a neighbour, or in evaluation left out."""
+    """Unreadable images: replaced by a neighbour in training, left out in evaluation."""
     error: str
-    """Why the batch cannot be used; empty if it can."""
+    """Why the batch is invalid; empty if it is valid."""
 
 
 class Images(Dataset[Batch]):
-    """Decoded and transformed images, fetched a micro-batch at a time by (epoch, position)."""
+    """Decoded and transformed images, by micro-batches of (epoch, position)."""
 
     def __init__(
         self, index: Index, config: TrainConfig, for_training: bool, cache: Cache | None = None
@@ -50,7 +50,7 @@ class Images(Dataset[Batch]):
         return len(self.index)
 
     def __getitems__(self, keys: list[Key]) -> Batch:
-        """The micro-batch of these keys, all of one epoch's size."""
+        """Load the micro-batch of these keys, all of one epoch's size."""
         config = self.config
         if self.ahead is not None and isinstance(keys, Keys):
             self.ahead.begin(keys.ahead)
@@ -59,29 +59,29 @@ class Images(Dataset[Batch]):
             size = transforms.size_of_epoch(config, keys[0][0])
         images = channels_last(len(keys), size)
         indices = [position for _, position in keys]
-        kept: list[int] = []
+        readable: list[int] = []
         for row, (epoch, position) in enumerate(keys):
             try:
-                found, at = self._usable(epoch, position)
+                decoded, at = self._usable(epoch, position)
             except InputError as error:
                 if self.for_training or config.on_bad_image == "fail":
                     return Batch(images, indices, indices, 0, str(error))
                 continue
             if at == position:
-                kept.append(row)
+                readable.append(row)
             indices[row] = at
             prepared = self.cache is not None
             images[row] = transforms.finish(
-                found.image, config, self.for_training, epoch, at, prepared, found[1:]
+                decoded.image, config, self.for_training, epoch, at, prepared, decoded[1:]
             )
-        skipped = len(keys) - len(kept)
+        skipped = len(keys) - len(readable)
         if skipped and not self.for_training:
-            images, indices = images[kept], [indices[row] for row in kept]
+            images, indices = images[readable], [indices[row] for row in readable]
         targets = [self.index.targets[at] for at in indices]
         return Batch(images, targets, indices, skipped, "")
 
     def _usable(self, epoch: int, position: int) -> tuple[Decoded, int]:
-        """The image at `position`; training under on_bad_image=skip, else the next readable one."""
+        """Load the image at `position`, or with on_bad_image=skip the next readable one."""
         try:
             return self._read(epoch, position), position
         except InputError:
@@ -108,12 +108,12 @@ class Images(Dataset[Batch]):
 
 
 def channels_last(count: int, size: int) -> Tensor:
-    """Room for uint8 images [count, 3, size, size] whose channels lie together in memory."""
+    """Allocate uint8 images [count, 3, size, size], channels last in memory."""
     return torch.empty(count, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
 def loader(dataset: Images, batches: Any, workers: int, pin: bool) -> "DataLoader[Batch]":
-    """A loader whose processes ignore Ctrl-C, which is for their parent."""
+    """Create a loader; its processes ignore Ctrl-C, which their parent handles."""
     return DataLoader(
         dataset,
         batch_sampler=batches,
@@ -126,7 +126,7 @@ def loader(dataset: Images, batches: Any, workers: int, pin: bool) -> "DataLoade
 
 
 def _as_is(batch: Any) -> Any:
-    """The dataset makes whole batches itself."""
+    """Return the batch; the dataset makes complete batches."""
     return batch
 
 
@@ -139,10 +139,9 @@ def _start_worker(number: int) -> None:
 
 
 def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
-    """A rank's share of all images, at most `size` at a time.
+    """Yield a rank's share of all images, at most `size` at a time.
 
-    Of plain files it is every `world`-th; of archives every `world`-th batch of what is stored
-    together.
+    Of plain files, every `world`-th image; of archives, every `world`-th batch in storage order.
     """
     for positions in _shares(index, size, rank, world):
         yield _keys(index, positions)
@@ -165,10 +164,10 @@ def _shares(index: Index, size: int, rank: int, world: int) -> Iterator[Sequence
         yield stored[start : start + size]
 
 
-def whole_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
-    """A rank's share of all images in batches that are the same whatever the number of ranks.
+def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
+    """Yield every `world`-th of batches that do not depend on the number of ranks.
 
-    Of them it has every `world`-th; those of archives hold what is stored together.
+    Batches of archives are in storage order.
     """
     stored = in_store_order(index.slices) if index.slices else range(len(index))
     for start in range(rank * size, len(stored), world * size):
@@ -184,10 +183,10 @@ def evaluation_batches(
     on_bad_image: str = "fail",
     max_pixels: int = MAX_PIXELS,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Every image once over the ranks, at most `batch_size` at a time; the rest is as in `decoded`.
+    """Yield every image once over the ranks, at most `batch_size` at a time, as `decoded` does.
 
     Raises:
-        InputError: an image that cannot be decoded where `on_bad_image` is fail.
+        InputError: an image cannot be decoded and `on_bad_image` is fail.
     """
     keys = evaluation_keys(index, batch_size, rank, world)
     yield from decoded(index, image_size, keys, on_bad_image, max_pixels)
@@ -200,18 +199,17 @@ def decoded(
     on_bad_image: str = "fail",
     max_pixels: int = MAX_PIXELS,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
+    """Yield the images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
 
-    `on_bad_image` and `max_pixels` are as in the run's `TrainConfig`; the position of an image that
-    is skipped does not come.
+    `on_bad_image` and `max_pixels` are as in the run's `TrainConfig`; a skipped image is left out.
 
     Raises:
-        InputError: an image that cannot be decoded where `on_bad_image` is fail.
+        InputError: an image cannot be decoded and `on_bad_image` is fail.
     """
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
         images = channels_last(len(keys), image_size)
-        kept: list[int] = []
+        positions: list[int] = []
         if ahead:
             ahead.begin(keys.ahead)
         for _, position in keys:
@@ -221,15 +219,15 @@ def decoded(
                 if on_bad_image == "fail":
                     raise
                 continue
-            images[len(kept)] = transforms.evaluate(image, image_size)
-            kept.append(position)
-        if kept:
-            targets = torch.tensor([index.targets[position] for position in kept])
-            yield images[: len(kept)], targets, torch.tensor(kept)
+            images[len(positions)] = transforms.evaluate(image, image_size)
+            positions.append(position)
+        if positions:
+            targets = torch.tensor([index.targets[position] for position in positions])
+            yield images[: len(positions)], targets, torch.tensor(positions)
 
 
 class DeviceBatch(NamedTuple):
-    """A micro-batch as the network takes it."""
+    """A micro-batch on the device."""
 
     images: Tensor
     """float32 [N, 3, S, S], normalised, channels last in memory."""
@@ -241,17 +239,17 @@ class DeviceBatch(NamedTuple):
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all: the allocator keeps memory apart for each stream that took it."""
+    """Return the one side stream: the allocator has a separate pool for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Move and normalise batches; on a GPU on a side stream, while the step before computes.
+    """Move and normalise batches; on a GPU in a side stream, while the previous step computes.
 
-    Bytes travel as uint8, a quarter of float32, from pinned memory.
+    Images are copied as uint8, a quarter of float32, from pinned memory.
 
     Raises:
-        InputError: a batch has one, such as an image that cannot be read.
+        InputError: a batch has an error, such as an unreadable image.
     """
     if device.type != "cuda":
         for ready in _on_cpu(batches):
@@ -275,19 +273,19 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
 
 
 def _on_cpu(batches: Iterator[Batch]) -> Iterator[DeviceBatch]:
-    """Normalise image by image into one buffer: both stay in the processor's cache and mapped.
+    """Normalise image by image into one buffer: both remain in the CPU's cache.
 
-    A batch is valid until the next one is asked for.
+    A batch is valid until the next one is requested.
     """
     scale, shift = affine()
-    room = torch.empty(0)
+    buffer = torch.empty(0)
     for batch in batches:
         if batch.error:
             raise InputError(batch.error)
         count, channels, height, width = batch.images.shape
-        if room.numel() < batch.images.numel():
-            room = torch.empty(batch.images.numel())
-        values = room[: batch.images.numel()].view(count, height, width * channels)
+        if buffer.numel() < batch.images.numel():
+            buffer = torch.empty(batch.images.numel())
+        values = buffer[: batch.images.numel()].view(count, height, width * channels)
         pixels = batch.images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
         across, up = scale.repeat(width), shift.repeat(width)
         for source, target in zip(pixels, values, strict=True):
@@ -309,9 +307,9 @@ def _move(batch: Batch, device: torch.device, scale: Tensor, shift: Tensor) -> D
 
 @dataclass(frozen=True)
 class Split:
-    """One half of the data, with its decoded images where they are cached."""
+    """A split, with the cache of its decoded images if there is one."""
 
     index: Index
     cache: Cache | None
     digest: str = ""
-    """Of the paths and sizes of the images."""
+    """Digest of the paths and sizes of the images."""

@@ -31,15 +31,15 @@ class World:
     local_size: int
     device: torch.device
     control: dist.ProcessGroup | None = None
-    """A gloo group for what is decided on the CPU; None when there is one rank alone."""
+    """A gloo group for decisions on the CPU; None with a single rank."""
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, the one that writes."""
+        """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
     def from_first(self, produce: Callable[[], T]) -> T:
-        """What `produce` returned on rank 0, on every rank; see `raise_on_all` for its error."""
+        """Return on every rank what `produce` returns on rank 0; errors as in `raise_on_all`."""
         box: list[tuple[T | None, KfpDdpError | None]] = [(None, None)]
         if self.first:
             try:
@@ -54,13 +54,13 @@ class World:
         return value  # type: ignore[return-value]
 
     def raise_on_all(self, error: KfpDdpError, rank: int) -> NoReturn:
-        """Raise `rank`'s error there; elsewhere a PeerLostError with its line, caused by it."""
+        """Raise the error on `rank`, and on other ranks a PeerLostError with its message."""
         if rank == self.rank:
             raise error
         raise PeerLostError(str(error)) from error
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, in the order of ranks."""
+        """Return the values of all ranks, in the order of ranks."""
         if self.control is None:
             return [value]
         values: list[T | None] = [None] * self.size
@@ -68,7 +68,7 @@ class World:
         return values  # type: ignore[return-value]
 
     def to_first(self, value: T) -> list[T] | None:
-        """The value of every rank, in the order of ranks, on rank 0; None on the others."""
+        """Return the values of all ranks on rank 0, in the order of ranks; None on other ranks."""
         if self.control is None:
             return [value]
         values: list[T | None] | None = [None] * self.size if self.first else None
@@ -76,20 +76,20 @@ class World:
         return values  # type: ignore[return-value]
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks in float64."""
+        """Return sums over the ranks in float64."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.control is not None:
             dist.all_reduce(total, group=self.control)
         return [float(value) for value in total]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until all ranks have called this."""
         if self.control is not None:
             dist.barrier(group=self.control)
 
 
 class Joining(Protocol):
-    """What of its settings a program's ranks meet by; TrainConfig has them."""
+    """Settings for joining the process group; TrainConfig has them."""
 
     @property
     def device(self) -> str:
@@ -97,18 +97,18 @@ class Joining(Protocol):
 
     @property
     def timeout_minutes(self) -> float:
-        """Of a collective."""
+        """Timeout of a collective."""
 
     @property
     def output_dir(self) -> str:
-        """Where the ranks leave what explains a failure."""
+        """Folder for logs of a failure."""
 
 
 def start(config: Joining) -> World:
-    """Join the process group that torchrun's environment describes; without one, train alone.
+    """Join the process group of torchrun's environment; without it, be a single rank.
 
     Raises:
-        InputError: a GPU was asked for and there are too few.
+        InputError: there are too few GPUs for device=cuda.
     """
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -133,57 +133,57 @@ def start(config: Joining) -> World:
 
 
 def _flight_recorder(config: Joining) -> None:
-    """Let NCCL keep its last collectives and dump them when one times out (read: torchfrtrace)."""
+    """Let NCCL record its last collectives and dump them on a timeout, for torchfrtrace."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     logs = RunFolder(config.output_dir).logs
-    with contextlib.suppress(OSError):  # said better where the output folder is tried
+    with contextlib.suppress(OSError):  # reported when the output folder is checked
         logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(logs / "nccl_trace_rank_"))
 
 
 def alone(device: torch.device) -> World:
-    """A process that works without others."""
+    """Return the world of a single process."""
     return World(0, 1, 0, 1, device)
 
 
 def leave(world: World, in_order: bool) -> None:
     """Leave the process group.
 
-    Not NCCL's after an error: its end waits for peers that wait for this rank, and nobody would
-    learn why. The end of the process tells them.
+    Not with NCCL after an error: it would wait for peers that wait for this rank. They notice the
+    end of this process.
     """
     if dist.is_initialized() and (in_order or world.device.type != "cuda"):
         dist.destroy_process_group()
 
 
 def _device(config: Joining, local_rank: int, local_size: int, size: int) -> torch.device:
-    """The device of this rank.
+    """Choose the device of this rank.
 
     Raises:
-        InputError: there are too few of the kind that was asked for.
+        InputError: there are too few devices of the requested kind.
     """
-    wanted = config.device
-    there = torch.cuda.device_count() if wanted in ("auto", "cuda") else 0
-    apple = wanted in ("auto", "mps") and not there and torch.backends.mps.is_available()
+    requested = config.device
+    gpus = torch.cuda.device_count() if requested in ("auto", "cuda") else 0
+    apple = requested in ("auto", "mps") and not gpus and torch.backends.mps.is_available()
     if apple and size == 1:
         return torch.device("mps")
-    if wanted == "mps":
+    if requested == "mps":
         raise InputError(
             f"an Apple GPU trains with one rank, not {size}: start one, or set device=cpu"
             if apple
-            else "device=mps was asked for but this machine has no Apple GPU: set device=cpu"
+            else "device=mps was requested but this machine has no Apple GPU: set device=cpu"
         )
-    if wanted == "cpu" or (wanted == "auto" and there == 0):
+    if requested == "cpu" or (requested == "auto" and gpus == 0):
         return torch.device("cpu")
-    if there == 0:
+    if gpus == 0:
         raise InputError(
-            "device=cuda was asked for but this machine has no GPU: "
+            "device=cuda was requested but this machine has no GPU: "
             "request one for the job, or set device=cpu"
         )
-    if local_size > there:
+    if local_size > gpus:
         raise InputError(
-            f"{local_size} ranks on this machine but only {there} GPUs: "
+            f"{local_size} ranks on this machine but only {gpus} GPUs: "
             "lower the ranks per node, or set device=cpu"
         )
     return torch.device("cuda", local_rank)
@@ -191,10 +191,10 @@ def _device(config: Joining, local_rank: int, local_size: int, size: int) -> tor
 
 @dataclass
 class Stop:
-    """Whether the ranks stop, or save, at the next step boundary; one rank's wish is all ranks'.
+    """Agreement of the ranks to stop or save at a step boundary, if any rank requests it.
 
-    The flags travel in an asynchronous all-reduce on the CPU, posted before a step and read
-    after it, so that agreeing costs a step no wait and the GPU no synchronisation.
+    The flags are combined by an asynchronous all-reduce on the CPU, started before a step and read
+    after it, so a step does not wait and the GPU does not synchronise.
     """
 
     world: World
@@ -204,18 +204,18 @@ class Stop:
     _work: dist.Work | None = None
 
     def on_signals(self) -> None:
-        """Ask for a stop on SIGTERM and SIGINT; does nothing outside the main thread."""
+        """Request a stop on SIGTERM and SIGINT; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
 
     def ask(self, reason: str) -> None:
-        """Ask all ranks to stop at the next step boundary."""
+        """Request a stop of all ranks at the next step boundary."""
         self.reason = self.reason or reason
         self._flag.set()
 
     def post(self, save: bool) -> None:
-        """Tell the others, without waiting, whether this rank asks for a stop or a save."""
+        """Send this rank's requests for a stop or a save, without waiting."""
         self._tensor[0] = self._flag.is_set()
         self._tensor[1] = save
         if self.world.control is not None:
@@ -224,7 +224,7 @@ class Stop:
             )
 
     def agreed(self) -> tuple[bool, bool]:
-        """Whether any rank asked for a stop, or a save, in `post`; the same on all ranks."""
+        """Return whether any rank requested a stop, or a save; the same on all ranks."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -239,11 +239,11 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
 
 
 def keep_freed() -> None:
-    """Let glibc keep freed memory for the next step, which takes the same again.
+    """Let glibc keep freed memory for the next step, which allocates the same again.
 
-    It would map each large activation anew, and the kernel clear its pages: ResNet-50 on batches of
-    32 photographs asks for 450,000 pages a step, a tenth of its time. The process stays as large as
-    its largest step was. Does nothing with another C library.
+    Otherwise each large activation is mapped again, and the kernel clears its pages: 450,000 pages
+    a step and a tenth of the time for ResNet-50 on batches of 32 photographs. The process remains
+    as large as its largest step. Does nothing with another C library.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -253,7 +253,7 @@ def keep_freed() -> None:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Leave it to the caller when to collect: a full collection takes 0.2 s at any moment."""
+    """Let the caller decide when to collect: a full collection takes 0.2 s at any moment."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What an image file holds, from its headers, before a pixel is decoded."""
+"""Size and orientation of an image file, from its headers, before pixels are decoded."""
 
 import struct
 from typing import NamedTuple
@@ -14,10 +14,10 @@ _JPEG_END = frozenset({0xD9, 0xDA})
 
 
 def pixels_of(data: bytes) -> int:
-    """Pixels of all frames of a JPEG, PNG, WebP or GIF, as its decoder makes room for them.
+    """Return the pixels of all frames of a JPEG, PNG, WebP or GIF that its decoder allocates.
 
     Raises:
-        ValueError: another format, or headers that do not tell.
+        ValueError: another format, or invalid headers.
     """
     try:
         if data[:3] == _JPEG:
@@ -30,26 +30,26 @@ def pixels_of(data: bytes) -> int:
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return _webp(data)
     except (IndexError, struct.error):
-        raise ValueError("its header is cut off") from None
-    raise ValueError("no JPEG or PNG or WebP or GIF")
+        raise ValueError("its header is truncated") from None
+    raise ValueError("not a JPEG, PNG, WebP or GIF")
 
 
 class Frame(NamedTuple):
-    """What a JPEG's frame header says, and how its EXIF data turn it."""
+    """Frame header and EXIF orientation of a JPEG."""
 
     height: int
     width: int
     components: int
     orientation: int
-    """1 to 8 as in EXIF (JEITA CP-3451C, 4.6.4.A); others turn nothing."""
+    """1 to 8 as in EXIF (JEITA CP-3451C, 4.6.4.A); other values do not rotate."""
     baseline: bool
-    """Whether it is of one pass from top to bottom, by Huffman's code."""
+    """Whether it is sequential with Huffman coding."""
     at: int
-    """Where its height stands, in two bytes."""
+    """Offset of its height, two bytes."""
 
 
 def frame_of(data: bytes) -> Frame | None:
-    """The frame header of a JPEG; None if this is another format, or its headers are damaged."""
+    """Return the frame header of a JPEG; None for another format or damaged headers."""
     try:
         return _frame(data) if data[:3] == _JPEG else None
     except (IndexError, struct.error, ValueError):
@@ -62,7 +62,7 @@ def _jpeg(data: bytes) -> int:
 
 
 def _frame(data: bytes) -> Frame:
-    """Markers are looked for as libjpeg does, which passes over what is none."""
+    """Search markers as libjpeg does, which skips other bytes."""
     at = 2
     orientation: int | None = None
     while True:
@@ -85,7 +85,7 @@ def _frame(data: bytes) -> Frame:
 
 
 def _orientation(tiff: bytes) -> int:
-    """The orientation in EXIF data, found as torchcodec finds it; 1 if there is none."""
+    """Return the orientation in EXIF data, as torchcodec reads it; 1 without one."""
     order = "<" if tiff[:2] == b"II" else ">"
     try:
         mark, at = struct.unpack_from(f"{order}HI", tiff, 2)
@@ -99,7 +99,7 @@ def _orientation(tiff: bytes) -> int:
 
 
 def _gif(data: bytes) -> int:
-    """Each frame takes the screen's room, or its own where that is larger."""
+    """Count for each frame the pixels of the screen, or its own if larger."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     screen, total, at = width * height, 0, 13 + _gif_colours(flags)
     while at < len(data) and data[at] in b"!,":
@@ -120,7 +120,7 @@ def _gif_colours(flags: int) -> int:
 
 
 def _webp(data: bytes) -> int:
-    """The canvas, or the image where that is larger, for each frame."""
+    """Count for each frame the pixels of the canvas, or of the image if larger."""
     largest, at = 0, 12
     while at + 8 <= len(data):
         kind, length = struct.unpack_from("<4sI", data, at)
@@ -137,6 +137,6 @@ def _webp(data: bytes) -> int:
         largest = max(largest, width * height)
         at += length + length % 2
     if not largest:
-        raise ValueError("its header is cut off")
-    # The decoder finds frames where their lengths are wrong, too: all that look like one count.
+        raise ValueError("its header is truncated")
+    # The decoder also finds frames after a wrong length: count everything that looks like one.
     return largest * max(1, data.count(b"ANMF"))

@@ -14,22 +14,22 @@ from kfp_ddp.training.shards import Where, content
 
 
 class Need(NamedTuple):
-    """How much of an image is needed."""
+    """The part of an image that training needs."""
 
     divisor: int
-    """By how much its sides may be divided; 1, 2, 4 or 8."""
+    """Largest divisor of its sides: 1, 2, 4 or 8."""
     rows: int
-    """Rows from its top, of all of the image."""
+    """Rows from the top, at full size."""
     drawn: Any = None
-    """What chance made of it, handed on with the image."""
+    """Random values of the transform, passed on with the image."""
 
 
 Needed = Callable[[int, int], Need]
-"""What is needed of an image of a height and a width."""
+"""Returns the need for an image of a height and a width."""
 
 _END = b"\xff\xd9"
 _BELOW = 2
-"""Rows below the last that its colours are made of, where they are stored at half the height."""
+"""Rows below the last one that its colours depend on, if stored at half the height."""
 _TURNS: dict[int, tuple[bool, list[int]]] = {
     2: (False, [-1]),
     3: (False, [-2, -1]),
@@ -39,14 +39,14 @@ _TURNS: dict[int, tuple[bool, list[int]]] = {
     7: (True, [-2, -1]),
     8: (True, [-2]),
 }
-"""Of an EXIF orientation: whether rows become columns, and which sides are mirrored then."""
+"""By EXIF orientation: whether rows become columns, and the axes that are then mirrored."""
 
 
 class Decoded(NamedTuple):
-    """An image, or as much of it as is needed, and the sides that all of it has."""
+    """An image or the needed part of it, and the full height and width."""
 
     image: Tensor
-    """uint8 [C, H, W], turned as its EXIF data say."""
+    """uint8 [C, H, W], rotated by its EXIF orientation."""
     height: int
     width: int
     divisor: int = 1
@@ -55,10 +55,11 @@ class Decoded(NamedTuple):
 
 
 def decode_part(data: bytes, needed: Needed) -> Decoded | None:
-    """The RGB image with its sides divided, rounded up, or without rows that are not needed.
+    """Decode the needed part of an RGB JPEG: its sides divided, rounded up, or fewer rows.
 
-    None where it cannot be had: another format or number of channels, or damage, of which the
-    decoder of all of it tells.
+    At a fraction of its size libjpeg skips the high frequencies of each 8x8 block, and rows below a
+    crop need not be decoded; torchcodec offers neither. Returns None for another format or number
+    of channels, or damage, which the full decoder reports.
     """
     frame = frame_of(data)
     if frame is None or frame.components != 3:
@@ -68,7 +69,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
     if swapped:
         height, width = width, height
     by, rows, drawn = needed(height, width)
-    while mirrored and (height % by or width % by):  # the pixel at the end, not whole, comes first
+    while mirrored and (height % by or width % by):  # the last pixel would be incomplete
         by //= 2
     image = None
     if by == 1 and not swapped and not mirrored:
@@ -83,10 +84,10 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
-    """So many rows from the top; None where there are no more, or they cannot be had alone.
+    """Decode rows from the top; None if all are needed, or they cannot be decoded alone.
 
-    The decoder is told a smaller height. One that is cut off has to be named, so it is decoded
-    whole; of what follows the last row the decoder would complain.
+    The header gets a smaller height, and `strict=False` ignores the data after the last row. A
+    truncated file is decoded completely instead, so that it is reported.
     """
     if rows >= frame.height or not frame.baseline or not data.endswith(_END):
         return None
@@ -100,7 +101,7 @@ def _divided(data: bytes, frame: Frame, by: int) -> Tensor | None:
 
 
 def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | None:
-    """The RGB image uint8 [3, H, W] in the least of its sizes that is no smaller, if that fits."""
+    """Decode to uint8 [3, H, W] in the smallest size of libjpeg that is large enough, if exact."""
     import simplejpeg
 
     try:
@@ -124,14 +125,14 @@ Mode = Literal["RGB", "UNCHANGED"]
 
 _MOST_BYTES_A_PIXEL = 8
 _MOST_EXTRA = 2**26
-"""Bytes of a file that are no pixels: profiles, thumbnails."""
+"""Bytes of a file that are not pixels: profiles, thumbnails."""
 
 
 def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """Decode one image to RGB uint8 [3, H, W], turned as its EXIF data say.
+    """Decode one image to RGB uint8 [3, H, W], rotated by its EXIF orientation.
 
     Raises:
-        InputError: the file cannot be read or decoded, or holds more than `max_pixels`; or, if
+        InputError: the file cannot be read or decoded, or has more than `max_pixels`; or, with
             `strict`, is not RGB and square.
     """
     image = _read(path, "UNCHANGED" if strict else "RGB", max_pixels).image
@@ -141,10 +142,10 @@ def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) 
 
 
 def read_part(path: str | Where, max_pixels: int, needed: Needed) -> Decoded:
-    """As `read`, but of a JPEG of three channels no more than is `needed`.
+    """Decode like `read`, but of a JPEG of three channels only the needed part.
 
     Raises:
-        InputError: as `read`.
+        InputError: as in `read`.
     """
     return _read(path, "RGB", max_pixels, needed)
 
@@ -159,7 +160,7 @@ def _read(path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None 
             "on_bad_image=skip"
         ) from None
     if decoded.image.ndim != 3:
-        raise InputError(f"{path} is an animation: replace it by one image")
+        raise InputError(f"{path} is an animation: replace it by a single image")
     return decoded
 
 
@@ -176,7 +177,7 @@ def _decode(
     part = decode_part(data, needed) if needed else None
     if part:
         return part
-    # A tensor of its own: torchcodec's way from bytes changes the filters of warnings each time.
+    # A separate tensor: from bytes, torchcodec changes the warning filters each time.
     image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=mode)
     return Decoded(image, *image.shape[-2:])
 
@@ -192,7 +193,7 @@ def _refuse_unusual(path: str | Where, image: Tensor) -> None:
 
 
 class Findings(NamedTuple):
-    """What `examine` saw in the images it decoded."""
+    """Result of `examine`."""
 
     checked: int
     broken: int
@@ -206,13 +207,13 @@ def examine(
     config: TrainConfig,
     keep: Keep | None = None,
 ) -> Findings:
-    """Decode the images at `positions` in full and hand each, in RGB, to `keep`.
+    """Decode the images at `positions` completely, and pass each, in RGB, to `keep`.
 
-    `where` tells where an image is; `keep` gets None for one that cannot be read.
+    `where` returns the location of an image; `keep` gets None for an unreadable image.
 
     Raises:
-        InputError: a broken image where `on_bad_image` is fail, or an unusual one where `images`
-            is strict.
+        InputError: an image is broken and `on_bad_image` is fail, or unusual and `images` is
+            strict.
     """
     broken = not_rgb = 0
     first = ""
@@ -238,7 +239,7 @@ def examine(
 
 
 def _unchanged(path: str | Where, max_pixels: int) -> Tensor:
-    """The image as stored; what only RGB decoding can read counts as one channel."""
+    """Decode the image as stored; if only RGB decoding works, return one channel."""
     try:
         return _decode(path, "UNCHANGED", max_pixels).image
     except (RuntimeError, ValueError, OSError):

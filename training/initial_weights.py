@@ -21,7 +21,7 @@ from kfp_ddp.training.model import head_of
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
-# Where others keep the weights beside the optimizer and the like; averaged ones are preferred.
+# Keys of the weights in files of other projects; averaged weights are preferred.
 _WRAPPERS = (
     *("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"),
     *("model", "network", "net"),
@@ -30,7 +30,7 @@ _WRAPPERS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by name; what is not told is empty."""
+    """Tensors by name; fields that the file does not state are empty."""
 
     tensors: dict[str, Tensor]
     model: str = ""
@@ -39,12 +39,12 @@ class Weights:
 
 
 def read(path: Path) -> Weights:
-    """The weights of a checkpoint, a bundle, or a file `.safetensors` or of torch.save.
+    """Read the weights of a checkpoint, a bundle, or a file of safetensors or torch.save.
 
     No code in a file is run.
 
     Raises:
-        InputError: it is none of these, or damaged; one line.
+        InputError: it is none of these, or damaged.
         StorageError: the volume fails.
     """
     try:
@@ -57,7 +57,7 @@ def read(path: Path) -> Weights:
             return _safetensors(path) if path.suffix == ".safetensors" else _saved_by_torch(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct init_from") from None
-    what = "no checkpoint and no bundle" if path.is_dir() else "not there"
+    what = "neither a checkpoint nor a bundle" if path.is_dir() else "missing"
     raise InputError(
         f"{path} is {what}: give init_from a folder step-<number> of another run, a bundle, or a "
         "file .pth or .safetensors"
@@ -65,10 +65,10 @@ def read(path: Path) -> Weights:
 
 
 def read_torchvision(name: str, model: str) -> Weights:
-    """The weights that torchvision calls `name`, from torch's cache on this machine.
+    """Read torchvision's weights `name` from torch's cache on this machine.
 
     Raises:
-        InputError: there are none of that name, or they are not at hand or damaged.
+        InputError: the name is unknown, or the file is missing or damaged.
     """
     from torchvision.models import get_model_weights
 
@@ -76,8 +76,8 @@ def read_torchvision(name: str, model: str) -> Weights:
         known = get_model_weights(model)
     except ValueError:
         raise InputError(
-            f"torchvision has no weights for {model}: give init_from a file, or take one of its "
-            "networks"
+            f"torchvision has no weights for {model}: set init_from to a file, or model to one of "
+            "its networks"
         ) from None
     if name not in known.__members__:
         names = ", ".join(known.__members__) or "none"
@@ -86,38 +86,40 @@ def read_torchvision(name: str, model: str) -> Weights:
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     if not path.is_file():
         raise InputError(
-            f"the weights {name} of {model} are not at hand, and training downloads nothing: put "
-            f"{url} at {path}, or give it to init_from where the train step may fetch it"
+            f"the weights {name} of {model} are not cached, and ranks download nothing: put "
+            f"{url} at {path}, or set init_from to that URI in a pipeline"
         )
-    told = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    if told and not _sha256(path).startswith(told[1]):
-        raise InputError(f"{path} is not what its name tells: remove it and fetch {url} again")
-    found = _saved_by_torch(path).tensors
-    # As torchvision itself renames what it published under earlier names.
+    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    if digest and not _sha256(path).startswith(digest[1]):
+        raise InputError(
+            f"{path} does not match the digest in its name: remove it and download {url} again"
+        )
+    tensors = _saved_by_torch(path).tensors
+    # torchvision renames these as well: it published them under earlier names.
     early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
-    return Weights({early.sub(r"\1\2", key): value for key, value in found.items()})
+    return Weights({early.sub(r"\1\2", key): value for key, value in tensors.items()})
 
 
 def _checkpoint(path: Path) -> Weights:
-    found = checkpoint.verify(path)
-    state, told = found.state(), found.manifest
+    valid = checkpoint.verify(path)
+    state, manifest = valid.state(), valid.manifest
     return Weights(
         state["ema"] or state["model"],
-        told["model"],
-        bool(told["config"].get("blur_pool")),
-        tuple(told["classes"]),
+        manifest["model"],
+        bool(manifest["config"].get("blur_pool")),
+        tuple(manifest["classes"]),
     )
 
 
 def _check_bundle(folder: Path) -> None:
-    """Refuse weights that are not what the bundle's manifest lists, where there is one."""
+    """Raise InputError if the weights do not match the bundle's manifest, if it has one."""
     try:
         lines = (folder / _LISTED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return
     if f"{_sha256(folder / BUNDLED)}  {BUNDLED}" not in lines:
         raise InputError(
-            f"the bundle {folder} is damaged: {BUNDLED} is not what {_LISTED} lists; copy it again"
+            f"the bundle {folder} is damaged: {BUNDLED} does not match {_LISTED}; copy it again"
         )
 
 
@@ -126,13 +128,13 @@ def _safetensors(path: Path) -> Weights:
 
     try:
         with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Weights(
             tensors,
-            told.get("model", ""),
-            json.loads(told.get("blur_pool", "false")) is True,
-            tuple(map(str, json.loads(told.get("classes", "[]")))),
+            metadata.get("model", ""),
+            json.loads(metadata.get("blur_pool", "false")) is True,
+            tuple(map(str, json.loads(metadata.get("classes", "[]")))),
         )
     except (SafetensorError, ValueError, TypeError) as error:
         raise _no_weights(path, error) from None
@@ -141,14 +143,14 @@ def _safetensors(path: Path) -> Weights:
 def _saved_by_torch(path: Path) -> Weights:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of a format that it may fail to read
+            warnings.simplefilter("ignore", UserWarning)  # about formats that it may fail to read
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
-        what = f" ({found[1]})" if found else ""
+        name = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
+        what = f" ({name[1]})" if name else ""
         raise InputError(
-            f"{path} holds more than weights{what}, and no code in it is run: save its state_dict "
-            "alone, with torch.save or as .safetensors"
+            f"{path} contains more than weights{what}, and code in it is not run: save only its "
+            "state_dict, with torch.save or as .safetensors"
         ) from None
     except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
         raise _no_weights(path, error) from None
@@ -157,13 +159,13 @@ def _saved_by_torch(path: Path) -> Weights:
         if tensors:
             return Weights(tensors)
         content = next((content[name] for name in _WRAPPERS if content.get(name)), None)
-    raise _no_weights(path, "it names no tensors")
+    raise _no_weights(path, "it contains no tensors")
 
 
 def _no_weights(path: Path, error: object) -> InputError:
     reason = one_line(error)
     return InputError(
-        f"{path} holds no weights that can be read ({reason}): give a state_dict saved by "
+        f"{path} contains no readable weights ({reason}): use a state_dict saved by "
         "torch.save or as .safetensors"
     )
 
@@ -174,53 +176,53 @@ def _sha256(path: Path) -> str:
 
 
 TORCHVISION = "torchvision:"
-# What others put before each name: DistributedDataParallel, torch.compile, and modules around it.
+# Prefixes of names: DistributedDataParallel, torch.compile, and modules around the network.
 _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
-# A second classifier, which GoogLeNet and Inception have in training only; averages count models.
+# Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
 
 
 def initialise(
-    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], say: bool
+    network: nn.Module, config: TrainConfig, classes: tuple[str, ...], log: bool
 ) -> None:
-    """Take over the weights of `config.init_from`; the classifier too if its classes are the same.
+    """Load the weights of `config.init_from`; those of the classifier only for the same classes.
 
-    Where a file does not name its classes, their number decides.
+    If a file does not name its classes, their number decides.
 
     Raises:
-        InputError: they cannot be read, or are of another network; one line.
+        InputError: they cannot be read, or belong to another network.
     """
-    given = config.init_from
-    if given.startswith(TORCHVISION):
-        found = read_torchvision(given.removeprefix(TORCHVISION), config.model)
-    elif "://" in given:
+    source = config.init_from
+    if source.startswith(TORCHVISION):
+        weights = read_torchvision(source.removeprefix(TORCHVISION), config.model)
+    elif "://" in source:
         raise InputError(
-            f"init_from={given} is an address, which the train step fetches: bring it to a file"
+            f"init_from={source} is a URI, which only the train step downloads: use a file"
         )
     else:
-        found = read(Path(given))
-    by_name = found.model and not config.model_code and ".py:" not in found.model
-    if by_name and (found.model, found.blur_pool) != (config.model, config.blur_pool):
+        weights = read(Path(source))
+    by_name = weights.model and not config.model_code and ".py:" not in weights.model
+    if by_name and (weights.model, weights.blur_pool) != (config.model, config.blur_pool):
         raise InputError(
-            f"init_from={given} holds a {found.model}, not a {config.model} of the same "
-            "form: set model and blur_pool as that run had them"
+            f"init_from={source} is a {weights.model}, not a {config.model} with the "
+            "same blur_pool: set model and blur_pool as that run did"
         )
     own, head = network.state_dict(), head_of(network)
-    tensors = _named_alike(found.tensors, set(own), config)
-    if _other_classes(found, tensors, head, classes):
+    tensors = _named_alike(weights.tensors, set(own), config)
+    if _other_classes(weights, tensors, head, classes):
         tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
-        if say:
+        if log:
             print(f"init_from: a new classifier for {len(classes)} classes", flush=True)
     problem = _misfit(tensors, own, f"{head}.")
     if problem:
         raise InputError(
-            f"init_from={given} does not fit {config.model}: {problem}; set model to the network "
-            "that these weights are of, or give others"
+            f"init_from={source} does not fit {config.model}: {problem}; set model to the network "
+            "of these weights, or use other weights"
         )
     broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
     if broken:
         raise InputError(
-            f"init_from={given} holds {broken[0]} that is NaN or infinite: give weights of a run "
+            f"init_from={source} has NaN or infinite values in {broken[0]}: use weights of a run "
             "that did not diverge"
         )
     network.load_state_dict(tensors, strict=False)
@@ -229,7 +231,7 @@ def initialise(
 def _named_alike(
     tensors: dict[str, Tensor], own: set[str], config: TrainConfig
 ) -> dict[str, Tensor]:
-    """The tensors without what stands before all of the network's own names."""
+    """Strip prefixes that wrappers put before the network's own names."""
     for _ in range(len(_PREFIXES)):
         if own & tensors.keys():
             break
@@ -242,12 +244,12 @@ def _named_alike(
             if inner:
                 tensors = inner
                 break
-    kept = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}
-    return _resized_positions(kept, config) if config.model.startswith("vit_") else kept
+    known = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}
+    return _resized_positions(known, config) if config.model.startswith("vit_") else known
 
 
 def _resized_positions(tensors: dict[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
-    """Where a vision transformer has seen images of another size: its positions interpolated."""
+    """Interpolate the positional embeddings of a vision transformer to this image size."""
     from torchvision.models.vision_transformer import interpolate_embeddings
 
     try:
@@ -255,21 +257,21 @@ def _resized_positions(tensors: dict[str, Tensor], config: TrainConfig) -> dict[
         state = {"encoder.pos_embedding": tensors["encoder.pos_embedding"]}
         return {**tensors, **interpolate_embeddings(config.image_size, patch, state)}
     except (LookupError, ValueError):
-        return tensors  # told as what does not fit
+        return tensors  # reported as a misfit later
 
 
 def _other_classes(
-    found: Weights, tensors: dict[str, Tensor], head: str, classes: tuple[str, ...]
+    weights: Weights, tensors: dict[str, Tensor], head: str, classes: tuple[str, ...]
 ) -> bool:
-    """Whether the classifier tells other classes than the run has."""
-    if found.classes:
-        return found.classes != classes
+    """Return whether the classifier has other classes than the run."""
+    if weights.classes:
+        return weights.classes != classes
     weight = tensors.get(f"{head}.weight")
     return weight is None or len(weight) != len(classes)
 
 
 def _misfit(tensors: dict[str, Tensor], own: dict[str, Tensor], head: str) -> str:
-    """The first tensor that is not as the network has it, and why; '' if all are."""
+    """Describe the first tensor that does not fit the network; '' if all fit."""
     for name, value in own.items():
         theirs = tensors.get(name)
         if theirs is None:
@@ -277,4 +279,4 @@ def _misfit(tensors: dict[str, Tensor], own: dict[str, Tensor], head: str) -> st
                 return f"{name} is missing"
         elif theirs.shape != value.shape:
             return f"{name} has the shape {list(theirs.shape)}, not {list(value.shape)}"
-    return next((f"{name} has no place in it" for name in tensors if name not in own), "")
+    return next((f"{name} is unknown to it" for name in tensors if name not in own), "")

@@ -1,4 +1,4 @@
-"""A table of path, label and perhaps split, as CSV, JSON lines, or two columns of text."""
+"""A table of path, label and optionally split: CSV, JSON Lines, or text of two columns."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kfp_ddp.core.errors import InputError
 
 LARGEST = 256 << 20
-"""Bytes of a table that is read: one of a million images has some 80 MB."""
+"""Largest table in bytes: one of a million images has about 80 MB."""
 _PATH = ("path", "file_name", "filename", "file", "image", "image_id", "imageid", "name")
 _BOXES = "predictionstring"
 """A column of ImageNet's LOC_val_solution.csv: the label, and boxes after it."""
@@ -19,7 +19,7 @@ _SPLIT = ("split", "set", "subset")
 
 
 class Row(NamedTuple):
-    """One image: its path as the table has it, its class, and its split, '' where it says none."""
+    """One image: its path in the table, its class, and its split or ''."""
 
     path: str
     label: str
@@ -28,37 +28,37 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Labels:
-    """A table that was read; `name` is that of its file below the dataset."""
+    """A parsed table; `name` is that of its file in the dataset."""
 
     name: str
     rows: tuple[Row, ...]
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> "Labels":
-        """The table in `data`; the suffix of `name` says how it is written.
+        """Parse a table; the suffix of `name` selects the format.
 
         Raises:
-            InputError: it is no such table, or a row lacks a path or a label.
+            InputError: the table is invalid, or a row lacks a path or a label.
         """
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise InputError(f"labels {name} is no UTF-8 text: save it as such") from None
+            raise InputError(f"labels {name} is not UTF-8 text: save it as UTF-8") from None
         kind = name.lower().rpartition(".")[2]
         try:
-            found = _objects(text) if kind in ("jsonl", "json") else _columns(text, kind)
-            rows = tuple(_checked(name, found))
+            numbered = _objects(text) if kind in ("jsonl", "json") else _columns(text, kind)
+            rows = tuple(_checked(name, numbered))
         except InputError:
             raise
         except (csv.Error, ValueError, RecursionError) as error:
             raise InputError(f"labels {name} cannot be read ({error}): correct it") from None
         if not rows:
-            raise InputError(f"labels {name} is empty: give a row of path and label an image")
+            raise InputError(f"labels {name} is empty: add a row of path and label for each image")
         return cls(name, rows)
 
 
 def _columns(text: str, kind: str) -> Iterator[tuple[int, Row]]:
-    """Rows of a CSV with or without a header, or of text in two columns, with their lines."""
+    """Yield line number and row of a CSV with or without header, or of text in two columns."""
     if kind == "txt":
         lines: Iterator[list[str]] = (line.split(None, 1) for line in text.splitlines())
     else:
@@ -71,13 +71,13 @@ def _columns(text: str, kind: str) -> Iterator[tuple[int, Row]]:
             path, label, split = (_first(heads, known) for known in (_PATH, _LABEL, _SPLIT))
             boxes = heads[label] == _BOXES
         elif cells:
-            said = _cell(cells, label)
-            said = said.partition(" ")[0] if boxes else said
-            yield number, Row(_cell(cells, path), said, _cell(cells, split))
+            value = _cell(cells, label)
+            value = value.partition(" ")[0] if boxes else value
+            yield number, Row(_cell(cells, path), value, _cell(cells, split))
 
 
 def _first(heads: Sequence[str], known: Sequence[str]) -> int:
-    """Where the first column stands that is called as one of `known`; -1 for nowhere."""
+    """Return the index of the first column with a known name; -1 if there is none."""
     return next((heads.index(name) for name in known if name in heads), -1)
 
 
@@ -86,14 +86,14 @@ def _cell(cells: Sequence[str], at: int) -> str:
 
 
 def _objects(text: str) -> Iterator[tuple[int, Row]]:
-    """Rows of JSON lines, with their lines."""
+    """Yield line number and row of JSON Lines."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            raise ValueError(f"line {number} is no JSON object")
-        fields = {str(key).lower(): value for key, value in found.items()}
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError(f"line {number} is not a JSON object")
+        fields = {str(key).lower(): value for key, value in record.items()}
         yield number, Row(*(_value(fields, known) for known in (_PATH, _LABEL, _SPLIT)))
 
 
@@ -106,7 +106,7 @@ def _checked(name: str, rows: Iterator[tuple[int, Row]]) -> Iterator[Row]:
     for number, row in rows:
         if not row.path or not row.label:
             raise InputError(
-                f"line {number} of labels {name} has no path or no label: give both, as "
+                f"line {number} of labels {name} has no path or no label: write both, as "
                 "path,label or under such a header"
             )
         yield row._replace(path=row.path.removeprefix("./"))

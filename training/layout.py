@@ -1,6 +1,6 @@
-"""Which images a dataset has, of which class and on which side, from the names of its files alone.
+"""Images, classes and splits of a dataset, from the names of its files alone.
 
-The same judges the listing of a bucket before a byte moves and a folder on disk.
+The same rules apply to the listing of a bucket, before a transfer, and to a folder on disk.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from kfp_ddp.training.sides import (
     TEST,
     TRAIN,
     VAL,
-    Found,
+    Assignment,
     Side,
     by_folders,
     by_labels,
@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 class Rule(NamedTuple):
-    """What a person chose of it; see `TrainConfig`."""
+    """Settings of the layout; see `TrainConfig`."""
 
     val_fraction: float = 0.1
     labels: str = ""
@@ -39,10 +39,10 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """The images of a side, by class and name: names below the dataset, and class numbers."""
+    """Images of a split, ordered by class and name: names in the dataset, and class numbers."""
 
     folder: str = ""
-    """What all of them lie in, below the dataset; '' for the dataset itself."""
+    """Common folder of the images in the dataset; '' for the dataset itself."""
     names: tuple[str, ...] = ()
     targets: tuple[int, ...] = ()
 
@@ -53,9 +53,9 @@ class Part:
         return zip(self.names, self.targets, strict=True)
 
     def counts(self, classes: int) -> list[int]:
-        """How many images each of so many classes has."""
-        found = Counter(self.targets)
-        return [found[target] for target in range(classes)]
+        """Count the images of each class."""
+        by_class = Counter(self.targets)
+        return [by_class[target] for target in range(classes)]
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Layout:
     by_name: bool
     """Whether the validation images were chosen by their names."""
     form: str
-    """Where sides and classes are from, in words."""
+    """Source of splits and classes, as text."""
     notes: tuple[str, ...]
-    """What is odd and nevertheless can train."""
+    """Warnings about unusual content."""
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The sides by name."""
+        """Splits by name."""
         return {TRAIN: self.train, VAL: self.val, TEST: self.test}
 
 
@@ -86,61 +86,61 @@ def lay_out(
     labels: Labels | None = None,
     classes: Sequence[str] | None = None,
 ) -> Layout:
-    """The images of a dataset.
+    """Assign the images of a dataset to classes and splits.
 
     Args:
-        names: Of its files, relative to it; one with a slash at its end is a folder.
-        val_fraction: Share of the images for validation, where nothing says which; 0 to refuse
-            that.
-        labels: The table that says classes, and perhaps sides.
-        classes: Those of a model, for which nothing is asked of the training images.
+        names: Names of its files, relative to it; a name that ends with a slash is a folder.
+        val_fraction: Share of the images for validation if the dataset has no validation split;
+            0 to raise an error then.
+        labels: Table of classes, and optionally splits.
+        classes: Classes of a model; then the training images are not checked.
 
     Raises:
-        InputError: what cannot train, in one line.
+        InputError: the dataset cannot be used for training.
     """
     tops = by_top(names)
-    found = by_labels(tops, labels) if labels else by_folders(tops)
+    assignment = by_labels(tops, labels) if labels else by_folders(tops)
     if classes is None:
-        _check_classes(found.sides[TRAIN], tops)
-    known = tuple(sorted(found.sides[TRAIN].classes) if classes is None else classes)
-    by_name = VAL not in found.sides and (val_fraction > 0 or classes is None)
+        _check_classes(assignment.sides[TRAIN], tops)
+    known = tuple(sorted(assignment.sides[TRAIN].classes) if classes is None else classes)
+    by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
     if by_name:
-        found.form += f", validation by name (val_fraction={val_fraction:g})"
-        found.sides[VAL] = _by_name(found.sides[TRAIN], val_fraction, classes is None)
-    _check_known(found, known)
-    train, val, test = (_numbered(found.sides.get(side, Side()), known) for side in SIDES)
-    return Layout(known, train, val, test, by_name, found.form, tuple(found.notes))
+        assignment.form += f", validation by name (val_fraction={val_fraction:g})"
+        assignment.sides[VAL] = _by_name(assignment.sides[TRAIN], val_fraction, classes is None)
+    _check_known(assignment, known)
+    train, val, test = (_numbered(assignment.sides.get(side, Side()), known) for side in SIDES)
+    return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
 
 
 def is_for_validation(name: str, val_fraction: float) -> bool:
-    """The side of an image, a function of its name alone: it stays there while others come."""
+    """Return the split of an image, a function of its name alone: other images do not change it."""
     return _position(name) < val_fraction
 
 
 def _position(name: str) -> float:
-    """From 0 to 1, evenly over names."""
+    """Map a name to 0..1, uniformly."""
     digest = hashlib.sha256(f"split:{name}".encode("utf-8", "surrogateescape"))
     return int(digest.hexdigest()[:8], 16) / 2**32
 
 
 def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
-    """Refuse what no classifier can be trained on."""
+    """Raise InputError for training images that cannot train a classifier."""
     folder = f"{train.folder}/" if train.folder else ""
     if not train:
         if train.loose:
             raise InputError(
-                f"{len(train.loose):,} images lie in no class folder: put them in "
+                f"{len(train.loose):,} images are in no class folder: put them in "
                 f"{folder}<class>/, or {use_a_table(tops)}"
             )
         raise InputError(
-            f"there is {_listed(tops)} but no train/ with images: put what to train on in "
+            f"{_listed(tops)} found, but no train/ with images: put the training images in "
             "train/<class>/"
         )
     empty = sorted(name for name, members in train.classes.items() if not members)
     if empty:
         raise InputError(
             f"class folder {folder}{empty[0]} has no images ({', '.join(SUFFIXES)}): fill it, "
-            "remove it, or leave it out by the sync's exclude"
+            "remove it, or exclude it from the sync"
         )
     if len(train.classes) == 1:
         (only,) = train.classes
@@ -148,7 +148,7 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
         hint = ""
         if len(inner) > 1:
             shown = ", ".join(inner[:_SHOWN])
-            hint = f"; if {shown} are the classes, give {folder}{only}/ as the source"
+            hint = f"; if {shown} are the classes, use {folder}{only}/ as the source"
         raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
 
 
@@ -157,10 +157,10 @@ def _listed(tops: dict[str, list[str]]) -> str:
 
 
 def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
-    """Take the validation images out of those for training, by their names.
+    """Move validation images out of the training split, by their names.
 
     Raises:
-        InputError: all fall on one side, and `must` not; or none may be taken.
+        InputError: all images fall into one split although `must`; or `val_fraction` is 0.
     """
     if not val_fraction:
         raise InputError(
@@ -174,19 +174,19 @@ def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
             sides[is_for_validation(member, val_fraction)].append(member)
         train.classes[name], val.classes[name] = sides
     if must and not (train and val):
-        positions = sorted(_position(each) for members in everything.values() for each in members)
+        positions = sorted(_position(name) for names in everything.values() for name in names)
         enough = min(0.99, math.ceil(positions[len(positions) // 10] * 100 + 0.5) / 100)
         raise InputError(
-            f"{'all' if val else 'none'} of the {len(positions):,} images fall on the validation "
-            f"side at val_fraction={val_fraction:g}: set val_fraction={enough:g} or add images"
+            f"{'all' if val else 'none'} of the {len(positions):,} images fall into the validation "
+            f"split at val_fraction={val_fraction:g}: set val_fraction={enough:g} or add images"
         )
     return val
 
 
-def _check_known(found: Found, known: Sequence[str]) -> None:
-    """Refuse validation images of other classes; leave out such test images."""
+def _check_known(assignment: Assignment, known: Sequence[str]) -> None:
+    """Raise InputError for validation images of unknown classes; leave out such test images."""
     for role in (VAL, TEST):
-        side = found.sides.get(role, Side())
+        side = assignment.sides.get(role, Side())
         unknown = sorted(set(side.classes) - set(known))
         if unknown and role == VAL:
             where = f"{side.folder}/" if side.folder else "the validation images"
@@ -196,7 +196,8 @@ def _check_known(found: Found, known: Sequence[str]) -> None:
             )
         for name in unknown:
             images = side.classes.pop(name)
-            found.left_out(images, f"images of {name!r}, a class of {side.folder}/ alone: {{:,}}")
+            what = f"images of {name!r}, a class of {side.folder}/ alone: {{:,}}"
+            assignment.leave_out(images, what)
 
 
 def _numbered(side: Side, classes: Sequence[str]) -> Part:

@@ -1,4 +1,4 @@
-"""The network on this rank, how it is spread over all, and what changes its weights."""
+"""The network on this rank, its distribution strategy and its optimizer."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from kfp_ddp.training.strategies import spread
 
 
 class Learner:
-    """What a run trains; `accumulates` says whether a rank's step has several micro-batches."""
+    """The trained state; `accumulates`: a rank has several micro-batches in a step."""
 
     def __init__(
         self, config: TrainConfig, world: World, classes: tuple[str, ...], accumulates: bool
@@ -24,13 +24,13 @@ class Learner:
         self.config, self.world = config, world
         torch.manual_seed(config.seed)
         sharded = config.strategy == "fsdp" and world.size > 1
-        network = model.of(config, len(classes))
+        network = model.build_for(config, len(classes))
         if config.init_from:
-            initialise(network, config, classes, say=world.first)
+            initialise(network, config, classes, log=world.first)
         if world.device.type == "cpu" and not config.compile:
             use_products(network)
-        # The strategy moves shards, which must be contiguous, to the device block by block: the
-        # whole may not fit there.
+        # The strategy moves shards, which must be contiguous, to the device block by block: all
+        # of the network may not fit there.
         self.network = (
             network if sharded else network.to(world.device).to(memory_format=torch.channels_last)
         )
@@ -46,38 +46,38 @@ class Learner:
         self._norms = [(norm, norm.momentum) for norm in norms]
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the steps that follow."""
+        """Set the learning rate of the following steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let the body rest in the first `freeze_epochs`, and learn in those after them."""
+        """Freeze the body in the first `freeze_epochs`, and train it in later epochs."""
         frozen = epoch < self.config.freeze_epochs
         if self.body and self.body.frozen != frozen:
             self.body.freeze(frozen)
-            self.strategy.exchange_anew()
+            self.strategy.rewrap()
 
     def train(self) -> None:
-        """Put the network into training mode, but for what rests."""
+        """Set the network to training mode, except frozen layers."""
         self.network.train()
         if self.body:
-            self.body.rest()
+            self.body.keep_frozen()
 
-    def keep_statistics_of(self, number: int, count: int) -> None:
-        """Let BatchNorm's running statistics follow the first of `count` micro-batches only.
+    def limit_statistics(self, number: int, count: int) -> None:
+        """Let only the first of `count` micro-batches update BatchNorm's running statistics.
 
-        Rank 0's are the ones that are saved, and its first is the global batch's first whatever
-        the world size, so they do not depend on it.
+        Rank 0's statistics are saved, and its first micro-batch is the first of the global batch
+        for any world size, so they do not depend on it.
         """
         if count > 1 and number < 2:
             for norm, momentum in self._norms:
                 norm.momentum = momentum if number == 0 else 0.0
 
-    def draw_anew(self, step: int, micro_batch: int) -> None:
-        """Let what a network draws, as in dropout, depend on the run's seed and the place alone.
+    def seed_step(self, step: int, micro_batch: int) -> None:
+        """Seed random numbers in the network, such as dropout, by the run's seed and the position.
 
-        `micro_batch` counts those of the step `step` over all ranks, so that neither a resume nor
-        the number of ranks changes it.
+        `micro_batch` is the number within step `step` over all ranks, so neither a resume nor the
+        number of ranks changes the random numbers.
         """
         seed = ((self.config.seed * 1_000_003 + step) * 1_000_003 + micro_batch) % 2**63
         torch.default_generator.manual_seed(seed)
@@ -85,13 +85,13 @@ class Learner:
             torch.get_device_module(self.world.device).manual_seed(seed)
 
     def backward(self, loss: Tensor) -> None:
-        """Add to the gradients."""
+        """Accumulate the gradients of a loss."""
         torch.autograd.backward(self.scaler.scale(loss))
 
     def update(self, step: int) -> None:
-        """Change the weights by the gradients of step `step` (from 0), which are gone after it.
+        """Update the weights with the gradients of step `step` (from 0), and clear the gradients.
 
-        With fp16 gradients that overflow change nothing but their scale; nobody waits to know.
+        With fp16, gradients that overflow only change the loss scale, without a synchronisation.
         """
         if self.config.clip_norm:
             self.scaler.unscale_(self.optimizer)
@@ -103,7 +103,7 @@ class Learner:
             self.ema.update(step)
 
     def to_evaluate(self) -> nn.Module:
-        """The network to evaluate, with rank 0's BatchNorm statistics on every rank."""
+        """Return the network to evaluate, with rank 0's BatchNorm statistics on every rank."""
         if self.world.size > 1:
             for buffer in self.network.buffers():
                 torch.distributed.broadcast(buffer, src=0)
@@ -113,7 +113,7 @@ class Learner:
         return self.ema.model
 
     def state(self) -> dict[str, Any]:
-        """The whole state, on rank 0 at least: references, to be copied before the next step."""
+        """Return the complete state, at least on rank 0; copy it before the next step."""
         state = self.strategy.state(self.optimizer)
         if self.ema:
             self.ema.copy_buffers(self.network)
@@ -123,9 +123,9 @@ class Learner:
         return state
 
     def volatile(self) -> list[Tensor] | None:
-        """What of the state may change before the next `update`; None if any of it may.
+        """Return the state that may change before the next `update`; None if all of it may.
 
-        A forward pass changes buffers alone; nobody knows what a network of one's own does.
+        A forward pass changes only buffers; a user's own network may change anything.
         """
         if self.config.model_code:
             return None
@@ -133,7 +133,7 @@ class Learner:
         return [*self.network.buffers(), *averaged]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, with the optimizer's settings of the configuration."""
+        """Restore what `state` returned, with the optimizer settings of the configuration."""
         settings = optim.settings(self.optimizer)
         self.strategy.restore(self.optimizer, state)
         for group, own in zip(self.optimizer.param_groups, settings, strict=True):

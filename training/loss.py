@@ -15,29 +15,26 @@ from kfp_ddp.training.splits import Index
 
 
 class Loss:
-    """The loss that `config` asks for on the training images of `index`.
-
-    The function `loss` of a model's own file takes the place of cross-entropy.
-    """
+    """Cross-entropy, or the function `loss` of a user's model file."""
 
     def __init__(self, config: TrainConfig, index: Index, device: torch.device) -> None:
         self.smoothing = config.label_smoothing
         self.class_weights = balanced(index) if config.class_weights == "balanced" else []
-        """Of each class, in their order; none where all weigh the same."""
+        """Weight of each class; empty if all weights are equal."""
         weights = torch.tensor(self.class_weights, device=device)
         self._weights = weights if self.class_weights else None
-        own = own_model.of(config)
+        own = own_model.load_for(config)
         self._own = own.loss if own else None
         if isinstance(self._own, nn.Module):
-            self._own = self._own.to(device)  # with weights of its own
+            self._own = self._own.to(device)  # it may have weights
 
     def __call__(self, logits: Tensor, targets: Tensor, own: float = 1.0) -> Tensor:
-        """The mean over a micro-batch.
+        """Return the mean over a micro-batch.
 
         Args:
             logits: [N, classes].
             targets: Class numbers [N].
-            own: Share of each image that is its own; the rest is of the one before it.
+            own: Share of each image itself; the rest comes from the previous image (mixup, CutMix).
         """
         loss = self._entropy(logits, targets)
         if own == 1:
@@ -51,17 +48,17 @@ class Loss:
 
 
 def balanced(index: Index) -> list[float]:
-    """A weight for each class in inverse proportion to its images: 1 where all have as many."""
+    """Return class weights inversely proportional to the images of each class, 1 on average."""
     counts = torch.bincount(torch.tensor(index.targets), minlength=len(index.classes))
-    each = len(index) / (len(index.classes) * counts.clamp(min=1).double())
-    return [float(weight) for weight in each]
+    weights = len(index) / (len(index.classes) * counts.clamp(min=1).double())
+    return [float(weight) for weight in weights]
 
 
 NEVER = 2**62
 
 
 class Divergence:
-    """Remembers the first step whose loss was NaN or infinite; no step waits for it."""
+    """Records the first step with a NaN or infinite loss, on the device: no step waits for it."""
 
     def __init__(self, config: TrainConfig, world: World, index: Index) -> None:
         self.config, self.world, self.index = config, world, index
@@ -69,18 +66,18 @@ class Divergence:
         self._recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
 
     def note(self, step: int, loss: Tensor, indices: list[list[int]]) -> None:
-        """Look at the loss of step `step` (from 0) over the images at `indices`."""
+        """Check the loss of step `step` (from 0) over the images at `indices`."""
         here = self.first_bad_step.clamp(max=step)
         self.first_bad_step = torch.where(torch.isfinite(loss), self.first_bad_step, here)
         self._recent.append((step, indices))
 
     @property
-    def found(self) -> bool:
-        """Whether there was one on this rank; waits for the device."""
+    def detected(self) -> bool:
+        """Whether this rank had such a loss; waits for the device."""
         return int(self.first_bad_step) < NEVER
 
-    def refuse(self, steps_per_epoch: int) -> None:
-        """Raise a JobError if the loss of a rank was no number, and end the others with it."""
+    def check(self, steps_per_epoch: int) -> None:
+        """Raise a JobError on all ranks if the loss of any rank was not finite."""
         mine, files = int(self.first_bad_step), ""
         if mine < NEVER:
             positions = [i for micro in dict(self._recent).get(mine, []) for i in micro]

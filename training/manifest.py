@@ -1,4 +1,4 @@
-"""A checkpoint's name and manifest, read without torch."""
+"""Name and manifest of a checkpoint; free of torch."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What it says: `digest` is the sha256 of state.pt, `fields` is all of it."""
+    """A parsed manifest: `digest` is the sha256 of state.pt, `fields` is the complete content."""
 
     step: int
     digest: str
@@ -23,49 +23,47 @@ class Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """The manifest of a step directory, whose files are not looked at.
+    """Read the manifest of a step directory; the other files are not checked.
 
     Raises:
-        OSError: it is not there, or the volume fails.
+        OSError: it is missing, or the volume fails.
         ValueError: it is damaged.
     """
     try:
         fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        told = fields.pop(DIGEST, None)
-        if told is not None and told != digest_of(fields):
+        digest = fields.pop(DIGEST, None)
+        if digest is not None and digest != digest_of(fields):
             raise ValueError(f"{checkpoint / MANIFEST} was altered")
         if list(fields["files"]) != [STATE]:
-            raise ValueError(f"{checkpoint / MANIFEST} tells of other files")
+            raise ValueError(f"{checkpoint / MANIFEST} lists other files")
         return Manifest(int(fields["step"]), str(fields["files"][STATE]["sha256"]), fields)
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None
 
 
 def digest_of(fields: dict[str, Any]) -> str:
-    """The sha256 of a manifest's fields but itself; earlier versions wrote none."""
+    """Return the sha256 of a manifest's fields without the digest; early versions wrote none."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def step_dir(directory: Path, step: int) -> Path:
-    """The folder of a step's checkpoint in a `checkpoints` folder."""
+    """Return the folder of a step's checkpoint in a `checkpoints` folder."""
     return directory / f"step-{step:08d}"
 
 
 def step_of(path: Path | str) -> int:
-    """The step that a step directory's name tells."""
+    """Return the step in the name of a step directory."""
     return int(Path(path).name.removeprefix("step-"))
 
 
 def step_dirs(directory: Path) -> list[Path]:
-    """Step directories, newest first, whole or not; none where there is no such folder.
-
-    Newest by step, not by a clock.
+    """List step directories by step, newest first, complete or not; [] without such a folder.
 
     Raises:
         OSError: the volume fails.
     """
     try:
-        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+        paths = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(found, key=step_of, reverse=True)
+    return sorted(paths, key=step_of, reverse=True)

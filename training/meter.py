@@ -13,14 +13,14 @@ from torch import Tensor
 from kfp_ddp.training import model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.time_spent import PHASES, TOLD, Phase
+from kfp_ddp.training.time_spent import PHASES, REPORTED, Phase
 
 
 class Timeline:
-    """Seconds in each phase by the processor's clock; a step costs it a microsecond or two."""
+    """Seconds in each phase by the CPU's clock; it costs a step one or two microseconds."""
 
     def __init__(self, began: float | None = None) -> None:
-        """Begin with the phase `start`, which has lasted since `perf_counter` told `began`."""
+        """Start in the phase `start`, which began at `began` on the clock of `perf_counter`."""
         now = perf_counter()
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._seconds["start"] = now - (now if began is None else began)
@@ -28,22 +28,22 @@ class Timeline:
         self._since: Any = now
 
     def enter(self, phase: Phase) -> None:
-        """Begin with a phase, which ends the one before."""
+        """Enter a phase; this ends the previous phase."""
         now = perf_counter()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
     def read(self) -> dict[Phase, float]:
-        """Seconds in each phase so far."""
+        """Return the seconds in each phase so far."""
         self.enter(self._phase)
         return dict(self._seconds)
 
 
 class GpuTimeline(Timeline):
-    """The same as a GPU gets to it: what the processor does meanwhile costs nothing there.
+    """Seconds in each phase by the GPU's clock, whatever the CPU does meanwhile.
 
-    Each phase begins with an event in the GPU's own queue. Nobody waits for them: they are read
-    when they are past, at the latest where a report waits for the GPU anyway.
+    Each phase begins with an event in the GPU's queue. Events are read after they have completed,
+    at the latest when a report waits for the GPU.
     """
 
     def __init__(self, began: float | None = None) -> None:
@@ -53,7 +53,7 @@ class GpuTimeline(Timeline):
         self.enter("start")
 
     def enter(self, phase: Phase) -> None:
-        """Begin with a phase where the GPU will have done all that was asked of it so far."""
+        """Enter a phase at the point where the GPU has completed all work queued so far."""
         self._phase = phase
         event = self._free.pop() if self._free else _event()
         event.record()
@@ -62,7 +62,7 @@ class GpuTimeline(Timeline):
             self._take()
 
     def read(self) -> dict[Phase, float]:
-        """Seconds in each phase so far; waits for the GPU."""
+        """Return the seconds in each phase so far; waits for the GPU."""
         self.enter(self._phase)
         self._marks[-1][1].synchronize()
         while len(self._marks) > 1:
@@ -76,15 +76,15 @@ class GpuTimeline(Timeline):
 
 
 def timeline_on(device: torch.device, began: float | None = None) -> Timeline:
-    """The timeline of a rank that computes on `device`."""
+    """Create the timeline of a rank that computes on `device`."""
     return GpuTimeline(began) if device.type == "cuda" else Timeline(began)
 
 
-def when_own_gradients_are_there(loss: Tensor, then: Callable[[], None]) -> None:
+def on_own_gradients(loss: Tensor, then: Callable[[], None]) -> None:
     """Call `then` in the next backward pass of `loss`, before it waits for other ranks' gradients.
 
-    The engine runs callbacks in the order in which they were queued when all gradients are
-    computed; that in which DDP and FSDP wait for the exchange is queued later than this one.
+    The engine runs its callbacks in queue order when all gradients are computed; the callback in
+    which DDP and FSDP wait for the exchange is queued after this one.
     """
     engine = torch.autograd.Variable._execution_engine
     loss.register_hook(lambda _: engine.queue_callback(then))  # type: ignore[no-untyped-call]
@@ -111,39 +111,36 @@ PEAK_TFLOPS = {
 
 
 class Meter:
-    """Measures from one report to the next; pauses (evaluation, saving) are left out."""
+    """Measures from one report to the next, without pauses for evaluation and saving."""
 
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
         self.config, self.world = config, world
         name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
         self.device = name or "CPU"
-        """What the first rank computes on."""
+        """Name of the first rank's device."""
         self.peak = config.peak_tflops or peak_of(name)
         self.flops = training_flops(config, num_classes) if self.peak else 0.0
         self.timeline = timeline_on(world.device)
         self.restart(0)
 
     def begin(self, step: int, began: float) -> None:
-        """Begin with the run, after `step` steps; its start has lasted since `began`.
-
-        That is a time on `perf_counter`'s clock.
-        """
+        """Start with the run, after `step` steps; `began` is its start by `perf_counter`."""
         self.timeline = timeline_on(self.world.device, began)
         self.timeline.enter("other")
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        """Begin to measure at `step`."""
+        """Start to measure at `step`."""
         self._began, self._step = time.monotonic(), step
         self._before = self.timeline.read()
 
     def report(self, step: int) -> dict[str, float]:
-        """Figures since the last report, by name; starts the next one."""
+        """Return the figures since the last report, by name; start the next one."""
         seconds, steps = time.monotonic() - self._began, max(1, step - self._step)
         rate = (step - self._step) * self.config.batch_size / seconds
         before = self._before
         self.restart(step)
-        spent = {phase: self._before[phase] - before[phase] for phase in TOLD}
+        spent = {phase: self._before[phase] - before[phase] for phase in REPORTED}
         figures = {
             "images_per_s": rate,
             "images_per_s_per_device": rate / self.world.size,
@@ -158,28 +155,28 @@ class Meter:
         return figures
 
     def mfu(self, rate: float) -> float:
-        """The share of its devices' peak that a run of `rate` images a second needs."""
+        """Return the utilisation of the devices' peak by a run of `rate` images a second."""
         return self.flops * rate / self.world.size / (self.peak * 1e12)
 
 
 def peak_of(name: str) -> float:
-    """`PEAK_TFLOPS` of the GPU that torch calls so; 0 if it is not known."""
+    """Return `PEAK_TFLOPS` of the GPU with this name; 0 if unknown."""
     return next((p for known, p in PEAK_TFLOPS.items() if re.search(rf"\b{known}\b", name)), 0.0)
 
 
 def training_flops(config: TrainConfig, num_classes: int) -> float:
-    """FLOPs of one training image: forward and backward at the final size, counted by torch.
+    """Return the FLOPs of one training image, forward and backward at the final size.
 
-    0 where it cannot be counted.
+    0 if torch cannot count them.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
     size = config.train_image_size or config.image_size
-    network = model.of(config, num_classes).to("meta")
+    network = model.build_for(config, num_classes).to("meta")
     image = torch.empty(2, 3, size, size, device="meta")
     try:
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(network(image).sum())
-    except (RuntimeError, NotImplementedError):  # it looks at values, which are not there
+    except (RuntimeError, NotImplementedError):  # it needs values, which meta tensors do not have
         return 0.0
     return float(counter.get_total_flops()) / 2

@@ -1,20 +1,22 @@
-"""What a run reports while it goes on: one JSON object a line, flushed at once, and more sinks."""
+"""The file metrics.jsonl: one JSON object a line, flushed at once; its writer and its reader."""
 
 import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import StorageError, full
-from kfp_ddp.training.sinks import Sink
+
+Sink = Callable[[str, dict[str, Any]], None]
+"""Gets the name and the fields of each event."""
 
 
 class Metrics:
-    """Appends events to `metrics.jsonl` and hands them to sinks; without a path it does nothing."""
+    """Appends events to `metrics.jsonl` and passes them to sinks; does nothing without path."""
 
     def __init__(self, path: Path | None, sinks: Sequence[Sink] = ()) -> None:
         self._file = None
@@ -23,18 +25,18 @@ class Metrics:
             return
         try:
             self._file = path.open("ab", buffering=0)
-            whole = path.read_bytes().rfind(b"\n") + 1
-            self._file.truncate(whole)  # the last line of a process that was killed
+            end = path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(end)  # without an incomplete line of a killed process
         except OSError as error:
             raise StorageError(
-                f"cannot write {path}: {error.strerror}; give the run an output folder it may write"
+                f"cannot write {path}: {error.strerror}; use a writable output folder"
             ) from None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event with the time; numbers that JSON lacks become null.
+        """Append an event with its time; NaN and infinity become null.
 
         Raises:
-            StorageError: the file can no longer be written.
+            StorageError: the file cannot be written.
         """
         if self._file is None:
             return
@@ -47,7 +49,7 @@ class Metrics:
             sink(event, fields)
 
     def _append(self, line: bytes) -> None:
-        """Write the whole line or, on a volume without room for it, nothing."""
+        """Write the complete line or, on a full volume, nothing."""
         assert self._file is not None
         before = os.fstat(self._file.fileno()).st_size
         try:
@@ -66,3 +68,19 @@ class Metrics:
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a `metrics.jsonl`, without lines that are incomplete or invalid.
+
+    A missing or unreadable file has no events.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event

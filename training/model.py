@@ -1,4 +1,4 @@
-"""The networks, and the arithmetic between stored bytes and their input."""
+"""Networks, and the normalisation of their input."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-"""Channel statistics of ImageNet, as torchvision's models use them."""
+"""Channel statistics of ImageNet, as in torchvision's models."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and compile put before the names of weights."""
+"""Prefixes that DDP and torch.compile put before the names of weights."""
 
 
 class CifarBlock(nn.Module):
@@ -38,7 +38,7 @@ class CifarBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs, H, W] to [N, outputs, H / stride, W / stride]."""
+        """Map [N, inputs, H, W] to [N, outputs, H / stride, W / stride]."""
         out = torch.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return torch.relu(out + self.shortcut(x))
@@ -66,7 +66,7 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [N, classes] of images [N, 3, H, W]."""
+        """Return logits [N, classes] of images [N, 3, H, W]."""
         out: Tensor = self.fc(self.features(x).mean(dim=(2, 3)))
         return out
 
@@ -74,7 +74,7 @@ class CifarResNet(nn.Module):
 class BlurPool(nn.Module):
     """A fixed 3x3 binomial filter with stride 2 (Zhang 2019, "Making CNNs shift-invariant again").
 
-    Put before a strided convolution it keeps what the stride would alias.
+    Before a strided convolution it prevents aliasing.
     """
 
     def __init__(self, channels: int) -> None:
@@ -85,15 +85,15 @@ class BlurPool(nn.Module):
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to [N, C, ceil(H / 2), ceil(W / 2)]."""
+        """Map [N, C, H, W] to [N, C, ceil(H / 2), ceil(W / 2)]."""
         kernel = self.get_buffer("kernel").to(x.dtype)
         return F.conv2d(x, kernel, stride=2, padding=1, groups=self.channels)
 
 
 def _blur(network: nn.Module) -> None:
-    """Turn each 3x3 or larger convolution of stride 2 with 16 inputs or more into blur and it.
+    """Put a blur before each convolution of stride 2, 3x3 or larger, with 16 inputs or more.
 
-    The blur takes over the stride, the convolution keeps its weights and loses it (FFCV's form).
+    The stride moves from the convolution to the blur, as in FFCV; the weights are the same.
     """
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
@@ -104,20 +104,20 @@ def _blur(network: nn.Module) -> None:
                 setattr(parent, name, nn.Sequential(BlurPool(child.in_channels), child))
 
 
-def of(config: TrainConfig, num_classes: int) -> nn.Module:
-    """The untrained network of a run; raises InputError as `build` does."""
+def build_for(config: TrainConfig, num_classes: int) -> nn.Module:
+    """Build the untrained network of a run; raise InputError as `build` does."""
     return build(config.model, num_classes, config.blur_pool, config.image_size, config.model_code)
 
 
 def build(
     name: str, num_classes: int, blur_pool: bool = False, image_size: int = 224, code: str = ""
 ) -> nn.Module:
-    """An untrained network: one of `config.MODELS`, or of the file whose text is `code`.
+    """Build an untrained network: one of `config.MODELS`, or that of the packed file `code`.
 
-    `image_size` is that of evaluation, which some networks are made for.
+    Some networks depend on `image_size`, that of evaluation.
 
     Raises:
-        InputError: unknown name, a file that raises or returns no module, a size that does not fit.
+        InputError: the name is unknown, the file fails, or the image size does not fit.
     """
     network: nn.Module
     if code:
@@ -125,7 +125,7 @@ def build(
     elif name in SMALL_RESNETS:
         network = CifarResNet(int(name.removeprefix("cifar_resnet")), num_classes)
     elif name in MODELS:
-        network = _of_torchvision(name, num_classes, image_size)
+        network = _build_torchvision(name, num_classes, image_size)
     else:
         raise InputError(f"model={name!r} is unknown{hint(name, MODELS)}")
     if blur_pool:
@@ -133,101 +133,102 @@ def build(
     return network
 
 
-def _of_torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """One of torchvision's, with logits alone as output.
+def _build_torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
+    """Build a network of torchvision that returns only logits.
 
-    ResNets begin with zero scales in the last BatchNorm of each block, so that it is the identity
-    (Goyal et al. 2017, section 5.1). The inputs of GoogLeNet and Inception are transformed as their
-    published weights expect it.
+    The last BatchNorm of each block of a ResNet starts with zero scales, so that the block is the
+    identity (Goyal et al. 2017, section 5.1). GoogLeNet and Inception transform their inputs as
+    their published weights require.
     """
     from torchvision.models import get_model  # 1.5 s to import: only where it is needed
 
-    more: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if name.startswith(("resnet", "resnext", "wide_resnet")):
-        more = {"zero_init_residual": True}
+        options = {"zero_init_residual": True}
     elif name in ("googlenet", "inception_v3"):
-        more = {"aux_logits": False, "transform_input": True, "init_weights": True}
+        options = {"aux_logits": False, "transform_input": True, "init_weights": True}
     elif name.startswith("vit_"):
-        more = {"image_size": image_size}
+        options = {"image_size": image_size}
     elif name.startswith("maxvit_"):
-        more = {"input_size": (image_size, image_size)}
+        options = {"input_size": (image_size, image_size)}
     try:
-        network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **more)
+        network: nn.Module = get_model(name, weights=None, num_classes=num_classes, **options)
     except (ValueError, AssertionError, RuntimeError) as error:
-        raise cannot_take(name, image_size, error) from error
+        raise size_error(name, image_size, error) from error
     if name.startswith("mnasnet"):
-        # Its own loading asks for a version that only torch.save of the whole dictionary keeps.
+        # Its own loading needs a version, which only torch.save of the complete dictionary keeps.
         load = functools.partial(nn.Module._load_from_state_dict, network)
         network._load_from_state_dict = load  # type: ignore[method-assign]
     return network
 
 
-def cannot_take(name: str, size: int, error: Exception) -> InputError:
-    """The line for a network and images of a size that it cannot compute."""
+def size_error(name: str, size: int, error: Exception) -> InputError:
+    """Create the error of a network that fails on images of a size."""
+    reason = one_line(error)
     return InputError(
-        f"model={name} cannot take images of {size} px ({one_line(error)}): set another "
-        "image_size, 224 is what most networks are made for"
+        f"model={name} cannot take images of {size} px ({reason}): set another image_size; most "
+        "networks expect 224"
     )
 
 
 def head_of(network: nn.Module) -> str:
-    """The name of the classifier's module: the last linear layer or convolution.
+    """Return the name of the classifier's module: the last linear layer or convolution.
 
     Raises:
-        InputError: there is none.
+        InputError: the network has neither.
     """
     layers: list[str] = [
         name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
     ]
     if not layers:
         raise InputError(
-            "the network has no linear layer or convolution that could tell classes: end it with "
+            "the network has no linear layer or convolution as classifier: end it with "
             "nn.Linear(features, num_classes)"
         )
     return layers[-1]
 
 
 def logits(network: nn.Module, images: Tensor, test_time_flip: bool) -> Tensor:
-    """What an evaluated network says of normalised images, with their mirror images if asked."""
+    """Return the logits of normalised images, averaged with their mirror images if requested."""
     output: Tensor = network(images)
     return (output + network(images.flip(-1))) / 2 if test_time_flip else output
 
 
 def normalise(images: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
-    """Images uint8 [N, 3, H, W] as float32 with mean 0 and deviation 1 a channel."""
+    """Convert images uint8 [N, 3, H, W] to float32 with mean 0 and deviation 1 per channel."""
     scale, shift = (value.to(images.device).view(1, -1, 1, 1) for value in affine(mean, std))
     return torch.addcmul(shift, images, scale)
 
 
 def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Tensor, Tensor]:
-    """Scale and shift a channel, float32 [3], that turn a byte into its normalised value."""
+    """Return scale and shift per channel, float32 [3], that normalise a byte."""
     scale = torch.tensor([1 / (255 * s) for s in std])
     return scale, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
 
 
-def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under their own names, without what wrappers put before them."""
-    found = dict(state)
+def strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Strip the prefixes of wrappers from the names of weights."""
+    weights = dict(state)
     for _ in range(len(WRAPPERS)):
         for prefix in WRAPPERS:
-            consume_prefix_in_state_dict_if_present(found, prefix)
-    return found
+            consume_prefix_in_state_dict_if_present(weights, prefix)
+    return weights
 
 
 def fill(network: nn.Module, state: Mapping[str, Tensor], where: str, name: str) -> None:
-    """Load the weights that lie at `where` into the network that `name` builds.
+    """Load weights from `where` into the network `name`.
 
     Raises:
-        InputError: they are another network's, or no numbers.
+        InputError: they belong to another network, or are not finite.
     """
-    state = unwrapped(state)
+    state = strip_wrappers(state)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
-        said = one_line(str(error).partition("\n")[2])
+        reason = one_line(str(error).partition("\n")[2])
         raise InputError(
-            f"{where} holds other weights than a {name} has ({said}): give the checkpoint as its "
-            "training left it"
+            f"the weights in {where} do not fit a {name} ({reason}): use the checkpoint as its "
+            "training saved it"
         ) from None
     for key, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):

@@ -1,7 +1,7 @@
 """`python -m kfp_ddp.training.node [torchrun flags] -- [training flags]`: the ranks of a node.
 
-The torch elastic API with what the torchrun script lacks: exit codes that tell preemption (143)
-from bad input (2) and failure, and one JSON line that names the first failing rank and its error.
+The torch elastic API with what the torchrun script lacks: exit codes that distinguish preemption
+(143), invalid input (2) and failure, and one JSON line with the first failing rank and its error.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DEAF_SECONDS = 5.0
-"""How long a signal may go unheard before this process ends without an orderly stop."""
+UNRESPONSIVE_SECONDS = 5.0
+"""Seconds without a response to a signal, after which this process exits at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch, wait, and return 0 (done), 143 (preempted) or the exit code of the first failure."""
     end_with_parent()
-    torchrun, flags = taken_apart(sys.argv[1:] if argv is None else argv)
+    torchrun, flags = split_flags(sys.argv[1:] if argv is None else argv)
     try:
         config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
     except KfpDdpError as error:
@@ -50,36 +50,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         ["kfp_ddp.training", *config.to_argv()],
         Path(config.output_dir),
         check=lambda args: _check_ranks(args, config),
-        kept=lambda: _kept(metrics, earlier),
+        summary=lambda: _last_checkpoint(metrics, earlier),
     )
 
 
 def end_with_parent() -> None:
-    """Stop the ranks of this process, as by SIGTERM, when whoever started it is gone."""
+    """Stop the ranks of this process, as on SIGTERM, when its parent process is gone."""
     Parent().on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
 
 
-def taken_apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags of torchrun before `--`, and those of the ranks after it."""
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the flags of torchrun before `--` from those of the ranks after it."""
     arguments = list(argv) if "--" in argv else ["--", *argv]
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
 
 
 def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
-    """Refuse more ranks than there is work for, where their number is known before they start."""
+    """Raise InputError for too many ranks, if their number is known before they start."""
     if config.script:
         return
     least, most = _nodes(args.nnodes)
     if least < most or not str(args.nproc_per_node).isdecimal():
-        return  # elastic, or one for each GPU: the ranks find out
+        return  # elastic, or one for each GPU: the ranks check it
     ranks = most * int(args.nproc_per_node)
     if config.is_set("batch_size") and not config.batch_size_per_rank:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
     from kfp_ddp.training import splits
 
     data, plenty = Path(config.data), 100 * ranks
-    if splits.holds(data, most=plenty) < plenty:
+    if splits.count_images(data, most=plenty) < plenty:
         train = splits.splits_of(data, config.val_fraction, config.labels).train
         batches.check_one_each(len(train), ranks)
 
@@ -90,26 +90,26 @@ def launch(
     output_dir: Path,
     *,
     check: Callable[[argparse.Namespace], None],
-    kept: Callable[[], str],
+    summary: Callable[[], str],
 ) -> int:
     """Start the ranks of this node, and wait for them.
 
     Args:
         torchrun_flags: Flags of torchrun.
         program: Module that each rank runs, and its arguments.
-        output_dir: Folder for their logs, which has a `logs` of its own, as a `RunFolder` has.
-        check: Refuses what cannot run, by torchrun's arguments, before a rank starts.
-        kept: What to say of ranks that were stopped: what is left of their work.
+        output_dir: Folder of the run; their logs go to its `logs`, as in a `RunFolder`.
+        check: Raises a KfpDdpError for invalid arguments of torchrun, before a rank starts.
+        summary: Describes what remains of the work of ranks that were stopped.
 
     Returns:
-        0, 143 where they were stopped, or the exit code of the first failure.
+        0, 143 if they were stopped, or the exit code of the first failure.
     """
     from torch.distributed import run
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
     args = run.get_args_parser().parse_args([*torchrun_flags, "-m", *program])
     least, most = _nodes(args.nnodes)
-    # On a shared volume each of several nodes has a file of its own.
+    # On a shared volume each of several nodes has its own file.
     name = "failure.json" if most == 1 else f"failure-{socket.gethostname()}.json"
     log_dir = _log_dir(args.log_dir, output_dir, "failure*.json" if least == most else name)
     args.log_dir, file = str(log_dir), log_dir / name
@@ -118,13 +118,13 @@ def launch(
     except KfpDdpError as error:
         return report_known(error, file)
     _complete(args, least, most)
-    return _supervise(args, kept, file)
+    return _supervise(args, summary, file)
 
 
 def _complete(args: argparse.Namespace, least: int, most: int) -> None:
-    """Fill in what torchrun would, or leaves to chance, and tell it to the ranks."""
-    nowhere = not args.rdzv_endpoint and args.master_port is None
-    alone = args.rdzv_backend == "static" and nowhere and most == 1
+    """Set what torchrun would set or leaves open, and pass it to the ranks."""
+    no_address = not args.rdzv_endpoint and args.master_port is None
+    alone = args.rdzv_backend == "static" and no_address and most == 1
     if args.standalone or alone:
         args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
         args.rdzv_id = str(uuid.uuid4())
@@ -132,16 +132,16 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
     args.role = "rank"
     if least < most:
         os.environ[ELASTIC] = "1"
-        args.max_restarts = args.max_restarts or 10  # each lost or joining node takes one
+        args.max_restarts = args.max_restarts or 10  # each lost or joining node uses one
     os.environ.update({PARENT: str(os.getpid()), LAUNCH: uuid.uuid4().hex})
     if args.max_restarts:
         os.environ[RESTARTS] = str(args.max_restarts)
-        # torch keeps one store for all starts, where the next ranks find the addresses of the last.
+        # torch reuses one store for all starts: ranks would find addresses of the previous start.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
-def _supervise(args: argparse.Namespace, kept: Callable[[], str], file: Path) -> int:
-    """Start the ranks and wait; the exit code, with what ended them in `file`."""
+def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path) -> int:
+    """Start the ranks, wait, and return the exit code; the cause of a failure is in `file`."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -149,19 +149,19 @@ def _supervise(args: argparse.Namespace, kept: Callable[[], str], file: Path) ->
 
     settings, command, command_args = run.config_from_args(args)
     settings.logs_specs = logs = _logs(args.log_dir)
-    settings.signals_to_handle = "SIGQUIT"  # the others are ours, below
+    settings.signals_to_handle = "SIGQUIT"  # the others are handled below
     settings.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     _stop_on_signals(file)
     try:
         elastic_launch(settings, command)(*command_args)
     except SignalException as error:
-        left = kept()
-        line = f"stopped by {signal.Signals(error.sigval).name}; {left}"
+        remaining = summary()
+        line = f"stopped by {signal.Signals(error.sigval).name}; {remaining}"
         stopped = Failure(128 + error.sigval, -1, line, True)
-        return report(told(logs.errors, left) or stopped, file)
+        return report(told(logs.errors, remaining) or stopped, file)
     except ChildFailedError as error:
-        return report(root_cause(error, kept()), file)
-    except Exception as error:  # noqa: BLE001  whatever it is, its line is told
+        return report(root_cause(error, summary()), file)
+    except Exception as error:  # noqa: BLE001  any error is reported in one line
         if isinstance(error, OSError) and error.errno in FULL:
             return report_known(StorageError(full(error, args.log_dir)), file)
         return _report_own(error, file)
@@ -172,35 +172,35 @@ def _stop_on_signals(file: Path) -> None:
     """Let the first signal raise torch's SignalException, which stops the ranks in order."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    heard = threading.Event()
+    handled = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        heard.set()
-        for each in (*STOPS, FINAL):
-            signal.signal(each, signal.SIG_IGN)  # a second one must not end the orderly stop
-        told_by = signal.SIGTERM if number == FINAL else signal.Signals(number)
-        raise SignalException(f"got {signal.Signals(number).name}", told_by)
+        handled.set()
+        for other in (*STOPS, FINAL):
+            signal.signal(other, signal.SIG_IGN)  # a second one must not interrupt the stop
+        cause = signal.SIGTERM if number == FINAL else signal.Signals(number)
+        raise SignalException(f"got {signal.Signals(number).name}", cause)
 
     for number in (*STOPS, FINAL):
         signal.signal(number, stop)
-    _end_when_deaf(heard, file)
+    _exit_when_unresponsive(handled, file)
 
 
 def report_known(error: KfpDdpError, file: Path | None) -> int:
-    """Tell of an error from before the ranks began; its exit code."""
+    """Report an error from before the start of the ranks; return its exit code."""
     return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
 
 
 def _report_own(error: Exception, file: Path) -> int:
-    """A failure of the launcher itself, as where the nodes did not meet: worth another try."""
+    """Report a retryable failure of the launcher itself, such as a failed rendezvous."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return report(Failure(1, -1, line, retryable=True), file)
 
 
-def _kept(metrics: Path, earlier: int) -> str:
-    """What the run, by the end of its metrics after byte `earlier`, says of the last checkpoint."""
+def _last_checkpoint(metrics: Path, earlier: int) -> str:
+    """Describe the last checkpoint by the end of the metrics after byte `earlier`."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(earlier, file.seek(0, os.SEEK_END) - 4096))
@@ -213,10 +213,10 @@ def _kept(metrics: Path, earlier: int) -> str:
 
 
 def _logs(folder: str) -> Any:
-    """Ranks write to files in `folder`, and so to our output, but tell their errors elsewhere.
+    """Let ranks log to files in `folder` and to our output, but write their errors elsewhere.
 
-    A volume that is full would otherwise hide why they ended. `errors` are the files of the ranks
-    that were started last.
+    Otherwise a full volume would hide why they ended. `errors` are the files of the ranks that were
+    started last.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
@@ -235,12 +235,12 @@ def _logs(folder: str) -> Any:
     return Logs(log_dir=folder, redirects=Std.ALL, tee=Std.ALL)
 
 
-def _end_when_deaf(heard: threading.Event, file: Path) -> None:
-    """End this process when it is told to and cannot hear it.
+def _exit_when_unresponsive(handled: threading.Event, file: Path) -> None:
+    """Exit when a signal asks for a stop and its Python handler does not run.
 
-    A rendezvous with a node that is not there waits in C++ for minutes, and Python runs no
-    handler meanwhile. No rank has started then, so there is nothing to stop in order; ranks that
-    do run see that their parent is gone.
+    A rendezvous with a missing node waits in C++ for minutes, in which Python runs no handlers. No
+    rank has started by then, so there is nothing to stop; ranks that do run notice that their
+    parent is gone.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -249,25 +249,25 @@ def _end_when_deaf(heard: threading.Event, file: Path) -> None:
     def watch() -> None:
         while number := os.read(read, 1):
             ends = number[0] in STOPS
-            if ends and not heard.wait(DEAF_SECONDS):
-                line = f"stopped by {signal.Signals(number[0]).name} before all nodes had met"
+            if ends and not handled.wait(UNRESPONSIVE_SECONDS):
+                line = f"stopped by {signal.Signals(number[0]).name} before all nodes had joined"
                 os._exit(report(Failure(128 + number[0], -1, line, True), file))
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _nodes(nnodes: str) -> tuple[int, int]:
-    """The ends of "2" or "1:4"."""
+    """Return minimum and maximum of "2" or "1:4"."""
     least, _, most = str(nnodes).rpartition(":")
     return int(least or most), int(most)
 
 
-def _log_dir(given: str | None, output_dir: Path, outdated: str) -> Path:
-    """A folder for the ranks' logs, less the files `outdated` of an earlier attempt.
+def _log_dir(chosen: str | None, output_dir: Path, outdated: str) -> Path:
+    """Return a folder for the ranks' logs, without the files `outdated` of earlier attempts.
 
-    Where the output folder cannot be written it is a temporary one.
+    It is a temporary folder if the output folder is not writable.
     """
-    path = Path(given) if given else RunFolder(output_dir).logs
+    path = Path(chosen) if chosen else RunFolder(output_dir).logs
     try:
         path.mkdir(parents=True, exist_ok=True)
         for earlier in path.glob(outdated):

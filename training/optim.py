@@ -13,13 +13,13 @@ from kfp_ddp.training.config import TrainConfig
 
 
 def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run, fused where it can be: SGD with Nesterov momentum, or AdamW.
+    """Create the optimizer of a run, fused if possible: SGD with Nesterov momentum, or AdamW.
 
-    The function `optimizer` of a model's own file comes first; its rates keep their proportions.
+    A function `optimizer` in the user's model file has priority; its rates keep their ratios.
     """
-    own = own_model.of(config)
+    own = own_model.load_for(config)
     if own and own.optimizer:
-        return own.scheduled(network, config, peak(config))
+        return own.create_optimizer(network, config, peak(config))
     groups = _groups(network, config)
     fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":
@@ -34,15 +34,15 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 def _groups(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """No weight decay on BatchNorm and biases, and the body apart from the classifier if it must.
+    """Group parameters: no weight decay on BatchNorm and biases; body and classifier if separate.
 
-    Leaving them out is worth a few tenths of a point on ImageNet (Jia et al. 2018, section 3.2).
+    No decay there improves ImageNet by a few tenths of a point (Jia et al. 2018, section 3.2).
     """
-    if not body_is_apart(config.freeze_epochs, config.body_lr_factor):
+    if not has_separate_body(config.freeze_epochs, config.body_lr_factor):
         return _by_decay(list(network.parameters()), config.weight_decay)
-    below = {id(weight) for weight in body_of(network)}
+    below = {id(weight) for weight in body_weights(network)}
     head = [p for p in network.parameters() if id(p) not in below]
-    body = _by_decay(body_of(network), config.weight_decay)
+    body = _by_decay(body_weights(network), config.weight_decay)
     scaled = [{**group, "lr_scale": config.body_lr_factor} for group in body]
     return [*_by_decay(head, config.weight_decay), *scaled]
 
@@ -54,32 +54,32 @@ def _by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]
     ]
 
 
-def body_is_apart(freeze_epochs: int, body_lr_factor: float) -> bool:
-    """Whether the weights below the classifier are groups of their own."""
+def has_separate_body(freeze_epochs: int, body_lr_factor: float) -> bool:
+    """Return whether the weights below the classifier are separate parameter groups."""
     return freeze_epochs > 0 or body_lr_factor != 1
 
 
-def body_of(network: nn.Module) -> list[nn.Parameter]:
-    """The weights below the classifier."""
+def body_weights(network: nn.Module) -> list[nn.Parameter]:
+    """Return the weights below the classifier."""
     head = f"{model.head_of(network)}."
     return [p for name, p in network.named_parameters() if not name.startswith(head)]
 
 
 def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What the optimizer was made with, for each group of parameters."""
+    """Return the options of the optimizer, for each parameter group."""
     groups = optimizer.param_groups
     return [{name: group[name] for name in group if name != "params"} for group in groups]
 
 
 def peak(config: TrainConfig) -> float:
-    """The peak learning rate, scaled linearly with the batch (Goyal et al. 2017) where asked."""
+    """Return the peak learning rate, scaled linearly with the batch if set (Goyal et al. 2017)."""
     if config.lr_reference_batch:
         return config.learning_rate * config.batch_size / config.lr_reference_batch
     return config.learning_rate
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
-    """The rate of step `step` (from 0): linear warm-up, then a cosine to 0 at the last step."""
+    """Return the rate of step `step` (from 0): linear warm-up, then a cosine to 0."""
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
         return peak(config) * (step + 1) / warmup
@@ -98,7 +98,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move towards the weights after step `step` (from 0), faster while they change a lot.
+        """Move towards the weights after step `step` (from 0), faster in the first steps.
 
         min(decay, (1 + t) / (10 + t)) is the warm-up of tf.train.ExponentialMovingAverage.
         """
@@ -107,21 +107,21 @@ class Ema:
 
     @torch.no_grad()
     def copy_buffers(self, network: nn.Module) -> None:
-        """Take over the network's BatchNorm statistics."""
+        """Copy the network's BatchNorm statistics."""
         for mine, theirs in zip(self.model.buffers(), network.buffers(), strict=True):
             mine.copy_(theirs)
 
 
 class Body:
-    """The weights below the classifier of `network`, which begins to learn with all of them."""
+    """The layers below the classifier of `network`, which can be frozen."""
 
     def __init__(self, network: nn.Module) -> None:
         self.frozen = False
-        self._weights = [weight for weight in body_of(network) if weight.requires_grad]
+        self._weights = [weight for weight in body_weights(network) if weight.requires_grad]
         self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
 
     def freeze(self, frozen: bool) -> None:
-        """Let the weights learn or not; gradients that are there are gone."""
+        """Freeze or unfreeze the weights and BatchNorm statistics; clears gradients."""
         self.frozen = frozen
         for weight in self._weights:
             weight.requires_grad_(not frozen)
@@ -129,7 +129,7 @@ class Body:
         for norm in self._norms:
             norm.train(not frozen)
 
-    def rest(self) -> None:
-        """Keep the statistics of BatchNorms in a network that was put into training mode."""
+    def keep_frozen(self) -> None:
+        """Freeze BatchNorm statistics again after the network was set to training mode."""
         if self.frozen:
             self.freeze(True)

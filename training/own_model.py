@@ -1,7 +1,7 @@
-"""A network of one's own: a file with `build(num_classes)` and what may stand beside it.
+"""A user's own network: a file with `build(num_classes)` and optional functions beside it.
 
-The file is code that runs wherever the network is built: in training, and where a checkpoint or a
-bundle that holds it is loaded.
+The code of the file runs wherever the network is built: in training, and when a checkpoint or a
+bundle that contains it is loaded.
 """
 
 import functools
@@ -27,14 +27,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Transforms = Callable[[Tensor, int, random.Random], Tensor]
 """`transforms(image, size, draw)`: a training image uint8 [3, H, W] as uint8 [3, size, size].
 
-It takes the place of `augment`. All randomness is drawn from `draw`, so that a resumed run sees
-the same images.
+It replaces `augment`. All random numbers come from `draw`, so that a resumed run sees the same
+images.
 """
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """What a file defines; None for what it leaves to the configuration."""
+    """The functions of a file; None for those that it does not define."""
 
     file: str
     build: Callable[[int], nn.Module]
@@ -42,65 +42,65 @@ class OwnModel:
     loss: Loss | None
     transforms: Transforms | None
 
-    def scheduled(
+    def create_optimizer(
         self, network: nn.Module, config: TrainConfig, peak: float
     ) -> torch.optim.Optimizer:
-        """The file's optimizer; its groups follow the schedule as their rates are to `peak`.
+        """Create the file's optimizer; its groups follow the schedule in proportion to `peak`.
 
         Raises:
-            InputError: the function raises, or returns none; one line.
+            InputError: the function raises, or does not return an optimizer.
         """
         assert self.optimizer is not None
-        made: object = self._called("optimizer", self.optimizer, network, config)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise self._returns("optimizer", made, "a torch.optim.Optimizer")
-        for group in made.param_groups:
+        optimizer: object = self._call("optimizer", self.optimizer, network, config)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise self._type_error("optimizer", optimizer, "a torch.optim.Optimizer")
+        for group in optimizer.param_groups:
             group.setdefault("lr_scale", float(group["lr"]) / peak)
-        return made
+        return optimizer
 
-    def transformed(self, image: Tensor, size: int, draw: random.Random) -> Tensor:
-        """A training image as the file's function has it.
+    def apply_transforms(self, image: Tensor, size: int, draw: random.Random) -> Tensor:
+        """Transform a training image by the file's function.
 
         Raises:
-            InputError: the function raises, or returns no image of that size; one line.
+            InputError: the function raises, or does not return an image of that size.
         """
-        made: object = self._called("transforms", self.transforms, image, size, draw)
-        if not isinstance(made, Tensor) or (made.dtype, made.shape) != (
+        transformed: object = self._call("transforms", self.transforms, image, size, draw)
+        if not isinstance(transformed, Tensor) or (transformed.dtype, transformed.shape) != (
             torch.uint8,
             (3, size, size),
         ):
-            raise self._returns("transforms", made, f"an image uint8 [3, {size}, {size}]")
-        return made
+            raise self._type_error("transforms", transformed, f"an image uint8 [3, {size}, {size}]")
+        return transformed
 
-    def lost(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a micro-batch as the file's function has it.
+    def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss of a micro-batch by the file's function.
 
         Raises:
-            InputError: the function raises, or returns no number to learn from; one line.
+            InputError: the function raises, or does not return a differentiable number.
         """
-        made: object = self._called("loss", self.loss, logits, targets)
-        if not isinstance(made, Tensor) or made.shape != () or not made.requires_grad:
-            raise self._returns("loss", made, "one number that depends on the logits")
-        return made
+        loss: object = self._call("loss", self.loss, logits, targets)
+        if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
+            raise self._type_error("loss", loss, "one number that depends on the logits")
+        return loss
 
-    def _called(self, name: str, function: Any, *arguments: object) -> object:
+    def _call(self, name: str, function: Any, *arguments: object) -> object:
         try:
             return function(*arguments)
         except Exception as error:
-            raise InputError(f"{name} in {self.file} {raised(self.file, error)}") from error
+            raise InputError(f"{name} in {self.file} {describe_error(self.file, error)}") from error
 
-    def _returns(self, name: str, made: object, wanted: str) -> InputError:
-        what = type(made).__name__
-        if isinstance(made, Tensor):
-            what = f"{made.dtype} {list(made.shape)}"
-        return InputError(f"{name} in {self.file} returns {what}, not {wanted}: correct the file")
+    def _type_error(self, name: str, result: object, expected: str) -> InputError:
+        what = type(result).__name__
+        if isinstance(result, Tensor):
+            what = f"{result.dtype} {list(result.shape)}"
+        return InputError(f"{name} in {self.file} returns {what}, not {expected}: correct the file")
 
 
-def of(config: TrainConfig) -> OwnModel | None:
-    """The file of the run's model; None for a network that is known by name.
+def load_for(config: TrainConfig) -> OwnModel | None:
+    """Load the file of the run's model; None for a network that is known by name.
 
     Raises:
-        InputError: the file raises, or what it defines is no function; one line.
+        InputError: the file raises, or a name is not a function.
     """
     return load(config.model, config.model_code) if config.model_code else None
 
@@ -110,11 +110,11 @@ def load(model: str, code: str) -> OwnModel:
     """Run the file `code` of `model`, as a TrainConfig has them, once in a process.
 
     Raises:
-        InputError: it raises, or what it defines is no function; one line.
+        InputError: it raises, or a name is not a function.
     """
     file, function = model_file.split(model)
     text = model_file.unpack(code)
-    # A name of its own: others find the module and its source there, as torch.compile does.
+    # A unique name under which others, such as torch.compile, find the module and its source.
     module = types.ModuleType(f"kfp_ddp_own_{model_file.digest(code)[:12]}")
     module.__file__ = f"<{file} of {module.__name__}>"
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(True), module.__file__)
@@ -122,30 +122,30 @@ def load(model: str, code: str) -> OwnModel:
     try:
         exec(compile(text, module.__file__, "exec"), vars(module))  # noqa: S102  a user's own code
     except (Exception, SystemExit) as error:
-        raise InputError(f"the model's file {raised(file, error)}") from error
-    found: dict[str, Any] = {}
+        raise InputError(f"the model's file {describe_error(file, error)}") from error
+    functions: dict[str, Any] = {}
     for name in (function, "optimizer", "loss", "transforms"):
         value = getattr(module, name, None)
         if isinstance(value, types.ModuleType):  # as after `from torchvision import transforms`
             value = None
         if not (callable(value) or (value is None and name != function)):
-            raise InputError(f"{name} in the model's file {file} is no function: rename or mend it")
-        found[name] = value
-    rest = (found[name] for name in ("optimizer", "loss", "transforms"))
-    return OwnModel(file, found[function], *rest)
+            raise InputError(f"{name} in the model's file {file} is not a function: rename it")
+        functions[name] = value
+    rest = (functions[name] for name in ("optimizer", "loss", "transforms"))
+    return OwnModel(file, functions[function], *rest)
 
 
 def network(model: str, code: str, num_classes: int) -> nn.Module:
-    """The untrained network of a file.
+    """Build the untrained network of a file.
 
     Raises:
-        InputError: the file or its function raises, or returns no module; one line.
+        InputError: the file or its function raises, or does not return a module.
     """
     build = load(model, code).build
     try:
         built = build(num_classes)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{model}({num_classes}) {raised(model, error)}") from error
+        raise InputError(f"{model}({num_classes}) {describe_error(model, error)}") from error
     if not isinstance(built, nn.Module):
         raise InputError(
             f"{model}({num_classes}) returns {type(built).__name__}, not a torch.nn.Module: "
@@ -154,8 +154,8 @@ def network(model: str, code: str, num_classes: int) -> nn.Module:
     return built
 
 
-def raised(file: str, error: BaseException) -> str:
-    """What went wrong and in which line of the file, as the end of a line of error."""
+def describe_error(file: str, error: BaseException) -> str:
+    """Describe an error and its line in the file, for the end of an error message."""
     where, trace = "", error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename.startswith(f"<{file.partition(':')[0]} "):

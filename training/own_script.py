@@ -1,17 +1,17 @@
-"""A training script of one's own in place of the loop: what it is told, and what it leaves.
+"""A user's own training script in place of the loop: its inputs and its results.
 
 Every rank runs it as torchrun would, with torchrun's variables and these:
 
     KFP_DDP_IMAGES   a CSV file of the dataset's images: path, class, target (its number), and
-                     split, which is train or val; the evaluation is on those of val
+                     split, which is train or val; the evaluation uses val
     KFP_DDP_CONFIG   a JSON file of the run's settings, such as epochs and learning_rate, and of
-                     classes, and mean and std, by which images are normalised for the network
-    KFP_DDP_OUTPUT   a folder that a retried run finds again as it was left
+                     classes, mean and std, which normalise images for the network
+    KFP_DDP_OUTPUT   the output folder; a retry of the run finds its files again
 
-Rank 0 leaves the weights there, the network's state_dict as model.safetensors or model.pt, and may
-leave a result.json with numbers `step`, `accuracy` and `loss`. They are loaded into the network
-that the run's `model` names, one of torchvision or `build(num_classes)` of a file, which may be the
-script itself; its main part then stands below `if __name__ == "__main__":`.
+Rank 0 saves the weights there, the network's state_dict as model.safetensors or model.pt, and
+optionally a result.json with numbers `step`, `accuracy` and `loss`. The weights are loaded into the
+network that the run's `model` names: one of torchvision, or `build(num_classes)` of a file. That
+may be the script itself if its main part is below `if __name__ == "__main__":`.
 """
 
 import csv
@@ -42,41 +42,41 @@ WEIGHTS = ("model.safetensors", "model.pt")
 RESULT = "result.json"
 IMAGES, CONFIG, OUTPUT = "KFP_DDP_IMAGES", "KFP_DDP_CONFIG", "KFP_DDP_OUTPUT"
 STOPPED = (PREEMPTED, 130)
-"""Exit codes of a script that stopped as asked: by SIGTERM, or by an interrupt."""
+"""Exit codes of a script that stopped on request: by SIGTERM or an interrupt."""
 
 
 def run(config: TrainConfig) -> bool:
-    """Run the script on this rank, and make a checkpoint of what it left; False when preempted.
+    """Run the script on this rank, and save its weights as a checkpoint; False when preempted.
 
     Raises:
         KfpDdpError: settings, data or the output folder cannot be used, or the script failed.
     """
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
-    found = splits_of(Path(config.data), config.val_fraction, config.labels)
-    config = config.model_copy(update={"val_fraction": config.val_fraction * found.by_name})
-    if found.train.slices is not None:
-        raise InputError("a script reads image files, and these are packed: set no pack=tar")
+    splits = splits_of(Path(config.data), config.val_fraction, config.labels)
+    config = config.model_copy(update={"val_fraction": config.val_fraction * splits.by_name})
+    if splits.train.slices is not None:
+        raise InputError("a script reads image files, but these are packed: do not set pack=tar")
     if first and (done := checkpoint.newest_valid(folder.checkpoints)):
         print(f"nothing to train: {done.path} is saved", flush=True)
         return True
     if first:
-        _begin(config, folder, found)
-    with tempfile.TemporaryDirectory(prefix="kfp-ddp-script-") as told:
-        _tell(Path(told), config, found)
-        if not _call(Path(told), config):
+        _begin(config, folder, splits)
+    with tempfile.TemporaryDirectory(prefix="kfp-ddp-script-") as inputs:
+        _write_inputs(Path(inputs), config, splits)
+        if not _call(Path(inputs), config):
             return False
     if first:
-        _finish(config, folder, found)
+        _finish(config, folder, splits)
     return True
 
 
-def _begin(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
-    """Try all that can be known before the script runs."""
+def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
+    """Check everything that can be checked before the script runs."""
     try:
         try_to_write(folder.path)
     except OSError as error:
         raise StorageError(f"cannot write to {folder.path}: {error.strerror}") from None
-    try_out(config, found.train.classes)
+    try_out(config, splits.train.classes)
     folder.config.write_text(config.to_json() + "\n")
     if config.stop_when_stale:
         Heartbeat(Path(config.stop_when_stale), config.stale_seconds, _stale)
@@ -91,30 +91,30 @@ def _stale() -> None:
     os._exit(PREEMPTED)
 
 
-def _tell(told: Path, config: TrainConfig, found: Splits) -> None:
-    """Write the files that the script reads, and name them in the environment."""
-    classes = found.train.classes
-    with (told / "images.csv").open("w", newline="") as file:
+def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
+    """Write the input files of the script, and name them in the environment."""
+    classes = splits.train.classes
+    with (inputs / "images.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("path", "class", "target", "split"))
-        for split, index in (("train", found.train), ("val", found.val)):
+        for split, index in (("train", splits.train), ("val", splits.val)):
             for path, target in zip(index.paths, index.targets, strict=True):
                 rows.writerow((path, classes[target], target, split))
     settings = {**config.model_dump(), "classes": classes, "mean": model.MEAN, "std": model.STD}
-    (told / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
-    (told / "script.py").write_text(model_file.unpack(config.script))
+    (inputs / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    (inputs / "script.py").write_text(model_file.unpack(config.script))
     os.environ.update(
-        {IMAGES: f"{told}/images.csv", CONFIG: f"{told}/config.json", OUTPUT: config.output_dir}
+        {IMAGES: f"{inputs}/images.csv", CONFIG: f"{inputs}/config.json", OUTPUT: config.output_dir}
     )
 
 
-def _call(told: Path, config: TrainConfig) -> bool:
-    """Run the file with its arguments as the main program; False when it stopped as asked.
+def _call(inputs: Path, config: TrainConfig) -> bool:
+    """Run the file with its arguments as the main program; False when it stopped on request.
 
     Raises:
-        JobError: it ended with a code of its own; what it raises is raised here.
+        JobError: it ended with another exit code; its exceptions are raised here.
     """
-    argv, sys.argv = sys.argv, [f"{told}/script.py", *shlex.split(config.script_args)]
+    argv, sys.argv = sys.argv, [f"{inputs}/script.py", *shlex.split(config.script_args)]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
@@ -127,20 +127,20 @@ def _call(told: Path, config: TrainConfig) -> bool:
     return True
 
 
-def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
-    """A checkpoint of the weights that the script left.
+def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
+    """Save the weights of the script as a checkpoint.
 
     Raises:
-        KfpDdpError: there are none, or they are not of the run's network.
+        KfpDdpError: there are none, or they do not fit the run's network.
     """
     weights = next((folder.path / n for n in WEIGHTS if (folder.path / n).is_file()), None)
     if weights is None:
         raise InputError(
-            f"the script left no weights: let rank 0 save the network's state_dict as "
+            f"the script saved no weights: let rank 0 save the network's state_dict as "
             f"{' or '.join(WEIGHTS)} in ${OUTPUT}"
         )
-    classes = found.train.classes
-    network = model.of(config, len(classes))
+    classes = splits.train.classes
+    network = model.build_for(config, len(classes))
     _load(network, weights, config.model)
     result = _result(folder.path / RESULT)
     step, figures = int(result.get("step", config.epochs)), dict(result)
@@ -150,7 +150,7 @@ def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
         classes,
         epoch=float(config.epochs),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        samples=len(found.train),
+        samples=len(splits.train),
         metrics=figures,
         best=None,
     )
@@ -166,29 +166,31 @@ def _finish(config: TrainConfig, folder: RunFolder, found: Splits) -> None:
 
 
 def _load(network: nn.Module, weights: Path, name: str) -> None:
-    tensors = model.unwrapped(initial_weights.read(weights).tensors)
+    tensors = model.strip_wrappers(initial_weights.read(weights).tensors)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        said = one_line(str(error).partition("\n")[2])
+        reason = one_line(str(error).partition("\n")[2])
         raise InputError(
-            f"{weights.name} does not fit model={name}: {said}; set model to the network that the "
-            "script trains"
+            f"{weights.name} does not fit model={name}: {reason}; set model to the network "
+            "that the script trains"
         ) from None
 
 
 def _result(file: Path) -> dict[str, Any]:
-    """The numbers that the script told of itself; none if it did not.
+    """Read the numbers in the script's result file; empty without one.
 
     Raises:
-        InputError: they are no numbers.
+        InputError: they are not numbers.
     """
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text())
-        return {name: float(found[name]) for name in ("step", "accuracy", "loss") if name in found}
+        result = json.loads(file.read_text())
+        return {
+            name: float(result[name]) for name in ("step", "accuracy", "loss") if name in result
+        }
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{file.name} holds no numbers step, accuracy and loss: {error}; correct the script"
+            f"step, accuracy and loss in {file.name} must be numbers: {error}; correct the script"
         ) from None

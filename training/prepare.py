@@ -28,10 +28,10 @@ _TOGETHER = 1000
 
 
 def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
-    """The configuration with its automatic values, and the training and validation splits.
+    """Return the configuration with its automatic values, and the training and validation splits.
 
     Raises:
-        KfpDdpError: data, settings or the output folder cannot be used; on every rank.
+        KfpDdpError: data, settings or the output folder are invalid; on every rank.
     """
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
@@ -44,10 +44,10 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
-    """Both splits, after a try to write to the output folder.
+    """List both splits, after a check that the output folder is writable.
 
-    The configuration keeps a share for validation only if it was used: whoever evaluates finds the
-    same split by it.
+    The configuration retains `val_fraction` only if it was used: the evaluation uses it to find the
+    same split.
     """
     try:
         try_to_write(Path(config.output_dir))
@@ -56,15 +56,15 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
             f"cannot write to output_dir={config.output_dir}: {error.strerror}; "
             "give the run a folder that its user may write"
         ) from None
-    found = splits_of(Path(config.data), config.val_fraction, config.labels)
-    share = config.val_fraction if found.by_name else 0.0
-    return config.model_copy(update={"val_fraction": share}), found.train, found.val
+    splits = splits_of(Path(config.data), config.val_fraction, config.labels)
+    share = config.val_fraction if splits.by_name else 0.0
+    return config.model_copy(update={"val_fraction": share}), splits.train, splits.val
 
 
 def digest_of(index: Index, world: World) -> str:
-    """A digest of the images' paths below their split and their sizes, the same on any ranks.
+    """Return a digest of the images' paths and sizes; it does not depend on the number of ranks.
 
-    Each rank asks for a share of the sizes, many at a time: a network file system answers slowly.
+    Each rank reads a part of the sizes, many in parallel: a network file system is slow.
     """
     starts = range(0, len(index), _TOGETHER)
     mine = starts[world.rank :: world.size]
@@ -72,10 +72,10 @@ def digest_of(index: Index, world: World) -> str:
         parts = dict(zip(mine, pool.map(lambda start: _about(index, start), mine), strict=True))
     for others in world.gather(parts):
         parts |= others
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for start in starts:
-        whole.update(parts[start])
-    return whole.hexdigest()
+        digest.update(parts[start])
+    return digest.hexdigest()
 
 
 def _about(index: Index, start: int) -> bytes:
@@ -84,7 +84,7 @@ def _about(index: Index, start: int) -> bytes:
         path, where = index.paths[position], index.where(position)
         try:
             size = os.stat(path).st_size if index.slices is None else where.size
-        except OSError:  # said better where it is read
+        except OSError:  # reported when the image is read
             size = -1
         digest.update(f"{path.removeprefix(str(index.root))}\0{size}\0".encode())
         if index.slices is not None:  # the order depends on it
@@ -95,7 +95,7 @@ def _about(index: Index, start: int) -> bytes:
 def resolve(
     config: TrainConfig, world: World, images: int, launches: Sequence[str] = ()
 ) -> TrainConfig:
-    """The configuration for so many training images, with its automatic values filled in.
+    """Return the configuration with automatic values filled in for this number of training images.
 
     Raises:
         InputError: the batch cannot be divided among the ranks, or there are too few images for it.
@@ -103,22 +103,22 @@ def resolve(
     ranks = world.size
     if config.strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
-    if resume.goes_on(config, launches):
+    if resume.continues(config, launches):
         config = config.model_copy(update={"resume": "auto"})
     before = resume.earlier_config(config)
-    # With unequal numbers sharded ranks would gather unequally often, and hang.
+    # With unequal numbers, sharded ranks would gather unequally often and hang.
     uneven = ELASTIC in os.environ and config.strategy != "fsdp"
     batch, micro = batches.divide(config, images, ranks, uneven, before)
     if batch != config.batch_size and not config.batch_size_per_rank and not before:
         print(
-            f"batch_size is {batch}, not {config.batch_size}: it was not set, and that is what "
+            f"batch_size is {batch}, not {config.batch_size}: it was not set, and this is what "
             f"{images} training images allow on {ranks} ranks",
             flush=True,
         )
-    kept = {}
+    saved = {}
     if before:
         unset = [name for name in ("weight_decay", "momentum") if not config.is_set(name)]
-        kept = {name: before[name] for name in unset}
+        saved = {name: before[name] for name in unset}
     warmup = config.warmup_epochs
     if before and not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
         warmup = before["warmup_epochs"]
@@ -133,7 +133,7 @@ def resolve(
             "micro_batch_size": micro,
             "warmup_epochs": warmup,
             "precision": precision,
-            **kept,
+            **saved,
         }
     )
 
@@ -146,8 +146,8 @@ def _begin(config: TrainConfig, launches: Sequence[str]) -> None:
 def _built_or_examined(
     config: TrainConfig, world: World, train: Index, val: Index
 ) -> list[Cache | None]:
-    """A cache of each split where both fit; otherwise images are only tried, and it is None."""
-    found: list[Findings] = []
+    """Build a cache of each split if both fit; otherwise only check images, and return None."""
+    findings: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None
     folder = None
@@ -159,30 +159,30 @@ def _built_or_examined(
                 stride = max(1, -(-len(split) // max(1, config.verify_images)))
                 chosen = range(0, len(split) if config.verify_images else 0, stride)
                 mine = chosen[world.rank :: world.size]
-                found.append(examine(split.where, mine, config))
+                findings.append(examine(split.where, mine, config))
             else:
                 cache = Cache(folder, name, len(split), world.local_size)
                 caches.append(cache)
                 built = cache.build(split.where, config, name == "train", world.local_rank)
-                found.append(built)
+                findings.append(built)
     except KfpDdpError as error:
         problem = error
-    for rank, its in enumerate(world.gather(problem)):
-        if its is not None:
-            world.raise_on_all(its, rank)
+    for rank, raised in enumerate(world.gather(problem)):
+        if raised is not None:
+            world.raise_on_all(raised, rank)
     part = world.rank if folder is None else world.local_rank
-    _warn(world.gather((part, found)), world.first)
+    _warn(world.gather((part, findings)), world.first)
     return caches
 
 
-def _warn(found: list[tuple[int, list[Findings]]], first: bool) -> None:
-    """One line if images had to be converted or could not be read.
+def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
+    """Print a warning if images were converted or could not be read.
 
-    `found` holds each rank's part and what it saw of it in each split. Every node looks at all
-    parts for its cache, unless another had filled it: a part counts once.
+    `reports` has each rank's part, and its findings in each split. Each node examines all parts for
+    its cache unless the cache is filled already, so a part is counted once.
     """
     seen: dict[tuple[int, int], Findings] = {}
-    for part, splits in found:
+    for part, splits in reports:
         for number, item in enumerate(splits):
             seen[part, number] = max(item, seen.get((part, number), item))
     findings = list(seen.values())
@@ -202,59 +202,60 @@ def _warn(found: list[tuple[int, list[Findings]]], first: bool) -> None:
 
 
 def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
-    """Build the network, begin with its weights, and compute at each size that the run has.
+    """Build the network, load its initial weights, and compute at each image size of the run.
 
     Raises:
-        InputError: what fails, or gives no logits of as many classes; one line.
+        InputError: a step fails, or the output does not have the shape of logits.
     """
-    network = model.of(config, len(classes))
+    network = model.build_for(config, len(classes))
     if config.init_from:
-        initialise(network, config, classes, say=False)
+        initialise(network, config, classes, log=False)
     training = {size_of_epoch(config, 0), size_of_epoch(config, config.epochs)}
     network.eval()
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
             _logits(network, config, len(classes), size)
-    own = None if config.script else own_model.of(config)
+    own = None if config.script else own_model.load_for(config)
     if own:
         network.train()
         logits = _logits(network, config, len(classes), max(training))
-        loss = own.lost(logits, torch.zeros(2, dtype=torch.int64)) if own.loss else logits.sum()
+        targets = torch.zeros(2, dtype=torch.int64)
+        loss = own.compute_loss(logits, targets) if own.loss else logits.sum()
         _refuse_unused(network, loss)
         if own.optimizer:
-            own.scheduled(network, config, config.learning_rate)
+            own.create_optimizer(network, config, config.learning_rate)
         if own.transforms:
             image = torch.zeros(3, max(training), 2 * max(training), dtype=torch.uint8)
-            own.transformed(image, max(training), random.Random(0))
+            own.apply_transforms(image, max(training), random.Random(0))
 
 
 def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) -> Tensor:
-    """What the network says of two blank images."""
+    """Compute the logits of two blank images."""
     name = config.model
     try:
-        found: Tensor = network(torch.zeros(2, 3, size, size))
+        output: Tensor = network(torch.zeros(2, 3, size, size))
     except Exception as error:
         if config.model_code:
-            what = own_model.raised(name, error)
+            what = own_model.describe_error(name, error)
             raise InputError(f"model={name} on images of {size} px {what}") from error
-        raise model.cannot_take(name, size, error) from error
-    shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if shape != [2, classes] or not found.is_floating_point():
+        raise model.size_error(name, size, error) from error
+    shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != [2, classes] or not output.is_floating_point():
         raise InputError(
             f"model={name} gives {shape} for two images of {size} px, not logits [2, {classes}]: "
-            f"let it return one number for each of the {classes} classes"
+            f"return one number for each of the {classes} classes"
         )
-    return found
+    return output
 
 
 def _refuse_unused(network: nn.Module, loss: Tensor) -> None:
-    """A weight without a gradient would let the ranks wait for each other."""
+    """Raise InputError for a weight without a gradient: with DDP the ranks would hang."""
     torch.autograd.backward(loss)
     named = network.named_parameters()
     unused = [name for name, p in named if p.requires_grad and p.grad is None]
     if unused:
         raise InputError(
-            f"{unused[0]} has no part in the logits of the model{_more(len(unused))}: remove it "
+            f"{unused[0]} is not used for the logits of the model{_more(len(unused))}: remove it "
             "from the network, or set its requires_grad to False"
         )
 

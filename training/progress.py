@@ -1,4 +1,4 @@
-"""How far each rank is, in a file that it replaces while it lives: one that is stopped shows."""
+"""Progress of each rank, in a file that it rewrites periodically: a rank that hangs is visible."""
 
 import contextlib
 import json
@@ -13,28 +13,28 @@ from typing import ClassVar, Literal
 from kfp_ddp.core.files import atomic_write
 
 NODE = "KFP_DDP_NODE"
-"""Names the node of the cluster that the pod runs on."""
+"""Variable with the name of the pod's node."""
 
 Phase = Literal["start", "data", "step", "evaluate", "save"]
 
 
 class Progress:
-    """Writes `<folder>/<rank>.json` from a thread, while the context lasts; failing costs nothing.
+    """Writes `<folder>/<rank>.json` from a thread during the context; errors are ignored.
 
-    `step` counts the steps that are done, `phase` tells what the rank does now; the loop sets both.
+    The loop sets `step`, the number of completed steps, and `phase`.
     """
 
     EVERY_S: ClassVar[float] = 10.0
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.look: Callable[[], None] = lambda: None
-        """Called each time, from the thread."""
+        """Called periodically, from the thread."""
         self.began = time.perf_counter()
         self.step = 0
         self.phase: Phase = "start"
         self._path, self._rank = folder / f"{rank}.json", rank
-        self._told, self._step_seconds = (time.monotonic(), 0), 0.0
-        self._over = threading.Event()
+        self._last, self._step_seconds = (time.monotonic(), 0), 0.0
+        self._done = threading.Event()
         self._thread = threading.Thread(target=self._write, name="progress", daemon=True)
 
     def __enter__(self) -> "Progress":
@@ -42,28 +42,28 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._done.set()
         self._thread.join()
 
     def _write(self) -> None:
-        """At once, each `EVERY_S`, and at the end."""
+        """Write at the start, each `EVERY_S`, and at the end."""
         while True:
-            over = self._over.is_set()
-            with contextlib.suppress(OSError):  # said better where a checkpoint is saved
+            done = self._done.is_set()
+            with contextlib.suppress(OSError):  # reported when a checkpoint is saved
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(self._path, self._path.with_name(f".{self._rank}.tmp")) as file:
                     file.write(json.dumps(self._now()).encode())
-            if over:
+            if done:
                 return
             with contextlib.suppress(OSError):
                 self.look()
-            self._over.wait(self.EVERY_S)
+            self._done.wait(self.EVERY_S)
 
     def _now(self) -> dict[str, object]:
-        (since, before), step, now = self._told, self.step, time.monotonic()
+        (since, before), step, now = self._last, self.step, time.monotonic()
         if step > before:
             self._step_seconds = (now - since) / (step - before)
-            self._told = now, step
+            self._last = now, step
         return {
             "rank": self._rank,
             "pod": socket.gethostname(),
@@ -75,8 +75,8 @@ class Progress:
         }
 
 
-def forget_others(folder: Path, ranks: int) -> None:
-    """Remove what ranks wrote that an earlier start had and this one, of `ranks`, has not."""
+def remove_stale(folder: Path, ranks: int) -> None:
+    """Remove files of ranks of an earlier start with more than `ranks` ranks."""
     with contextlib.suppress(OSError):
         for path in folder.glob("*.json"):
             if not path.stem.isdecimal() or int(path.stem) >= ranks:

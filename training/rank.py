@@ -1,4 +1,4 @@
-"""One rank: read the flags, join the others, train, and say how it ended."""
+"""One rank: read the flags, join the others, train, and report how it ended."""
 
 import contextlib
 import os
@@ -29,18 +29,18 @@ STALE = "the heartbeat is stale"
 
 
 class Config(Protocol):
-    """What the program of a rank is told, as far as all of them are."""
+    """Settings that every program of ranks has."""
 
     @property
     def output_dir(self) -> str:
-        """Folder that it writes to."""
+        """Folder for the output."""
 
 
 C = TypeVar("C", bound=Config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; its exit code is 0, 143 when preempted, or that of its error; others raise."""
+    """Run one rank; return 0, 143 when preempted, or the exit code of a KfpDdpError."""
     parent = Parent()
 
     def work(config: TrainConfig) -> bool:
@@ -50,18 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return own_script.run(config)
         return run(config, parent)
 
-    return told(lambda: parse(argv, prog="python -m kfp_ddp.training"), work)
+    return run_and_report(lambda: parse(argv, prog="python -m kfp_ddp.training"), work)
 
 
-def told(read: Callable[[], C], work: Callable[[C], bool]) -> int:
-    """Run the work of a rank, and leave for its launcher why it ended.
+def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
+    """Run the work of a rank, and record for its launcher why it failed.
 
     Args:
-        read: Gives what the rank is told.
-        work: Does it; False when preempted.
+        read: Reads the settings.
+        work: Runs with the settings; returns False when preempted.
 
     Returns:
-        The exit code, as of `main`.
+        The exit code, as in `main`.
     """
     try:
         config = read()
@@ -71,15 +71,15 @@ def told(read: Callable[[], C], work: Callable[[C], bool]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return _end(StorageError(full(error, config.output_dir)))
-        write_record(_failure(_unforeseen(error)), final=False)
+        write_record(_failure(_unexpected(error)), final=False)
         raise
 
 
 def run(config: TrainConfig, parent: Parent | None = None) -> bool:
-    """Train as `config` says; False when preempted.
+    """Train; return False when preempted.
 
     Raises:
-        KfpDdpError: settings, data or the output folder cannot be used, or the training failed.
+        KfpDdpError: settings, data or the output folder are invalid, or the training failed.
     """
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
@@ -87,7 +87,7 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
 
     from kfp_ddp.training import distributed
     from kfp_ddp.training.prepare import prepare
-    from kfp_ddp.training.progress import Progress, forget_others
+    from kfp_ddp.training.progress import Progress, remove_stale
     from kfp_ddp.training.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)
@@ -100,9 +100,9 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         with Progress(RunFolder(config.output_dir).ranks, world.rank) as progress:
             config, train, val = prepare(config, world)
             if world.first:
-                forget_others(RunFolder(config.output_dir).ranks, world.size)
+                remove_stale(RunFolder(config.output_dir).ranks, world.size)
             loop = Trainer(config, world, train, val, progress)
-            _stop_when_told(loop.stop, config, world.first, parent)
+            _connect_stops(loop.stop, config, world.first, parent)
             done = loop.fit()
         if not done and loop.stop.reason == STALE:
             write_record(Failure(PREEMPTED, world.rank, STALE, retryable=True), final=True)
@@ -116,8 +116,8 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
     return done
 
 
-def _stop_when_told(stop: "Stop", config: TrainConfig, first: bool, parent: Parent | None) -> None:
-    """By a signal, by the loss of the launcher, or by a heartbeat that rests."""
+def _connect_stops(stop: "Stop", config: TrainConfig, first: bool, parent: Parent | None) -> None:
+    """Stop on a signal, when the launcher is gone, or on a stale heartbeat."""
     stop.on_signals()
     if parent is not None:
         parent.on_gone = lambda: stop.ask("the launcher is gone")
@@ -126,10 +126,10 @@ def _stop_when_told(stop: "Stop", config: TrainConfig, first: bool, parent: Pare
 
 
 def _end(error: KfpDdpError) -> int:
-    """Say why this rank ends, and keep it from being started again in vain; its exit code."""
+    """Report the error, prevent restarts if they cannot help, and return the exit code."""
     failure = _failure(error)
     write_record(failure, final=True)
-    with contextlib.suppress(OSError):  # the log may lie on the volume that is full
+    with contextlib.suppress(OSError):  # the log may be on the full volume
         print(f"error: {error}", file=sys.stderr, flush=True)
     if not failure.retryable:
         end_for_good()
@@ -137,15 +137,15 @@ def _end(error: KfpDdpError) -> int:
 
 
 def _failure(error: KfpDdpError) -> Failure:
-    """The record of an error; where it is known to be another rank's, it ends as that one does."""
+    """Create the record of an error; a consequence of another rank's error has its exit code."""
     lost = isinstance(error, PeerLostError)
     cause = error.__cause__ if isinstance(error.__cause__, KfpDdpError) and lost else error
     rank = int(os.environ.get("RANK", "0"))
     return Failure(cause.exit_code, rank, str(error), cause.retryable, consequence=lost)
 
 
-def _unforeseen(error: Exception) -> KfpDdpError:
-    """What an error of nobody's making means: a peer is gone, or the training failed."""
+def _unexpected(error: Exception) -> KfpDdpError:
+    """Classify an unexpected exception: a peer is gone, or the training failed."""
     first = str(error).strip().partition("\n")[0]
     line = f"{type(error).__name__}: {first}"
     lost = isinstance(error, RuntimeError) and lost_peer(str(error))

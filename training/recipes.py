@@ -1,7 +1,8 @@
-"""Runs worth repeating: a recipe is the fields of a `TrainConfig` beside data and output folder.
+"""Recipes: the fields of a `TrainConfig` without data and output folder.
 
 `python -m kfp_ddp.training.recipes NAME --data ... --output-dir ... [flags]` prints the flags of a
-recipe with yours put over them, for `kfp_ddp.training` or `kfp_ddp.training.node`.
+recipe, with yours instead of its own where both are set, for `kfp_ddp.training` or
+`kfp_ddp.training.node`.
 """
 
 import shlex
@@ -98,43 +99,43 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-OF_AN_OPTIMIZER = ("learning_rate", "lr_reference_batch", "momentum", "weight_decay")
-"""Settings of a recipe that another optimizer than its own takes no good of."""
+OPTIMIZER_FIELDS = ("learning_rate", "lr_reference_batch", "momentum", "weight_decay")
+"""Settings of a recipe that only suit its own optimizer."""
 
 
-def configured(name: str, given: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a recipe with what was given (data and output_dir at least) over it.
+def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
+    """Create the configuration of a recipe with `fields` (at least data and output_dir) over it.
 
-    Weights to begin with make finetune of none. A recipe's warm-up that leaves nothing of the
-    epochs given yields to them, and its rates to an optimizer that is not its own.
+    With init_from the recipe none becomes finetune. The recipe's warm-up is dropped if it is not
+    shorter than the epochs, and its rates if the optimizer differs.
 
     Raises:
-        InputError: no such recipe, a field that does not fit, or finetune without init_from.
+        InputError: the recipe is unknown, a field is invalid, or finetune has no init_from.
     """
     if name not in RECIPES:
-        raise InputError(f"there is no recipe {name!r}: it is one of {', '.join(RECIPES)}")
-    if name == "finetune" and not given.get("init_from"):
-        raise InputError("the recipe finetune needs init_from: weights to begin with")
-    if name == "none" and given.get("init_from"):
+        raise InputError(f"the recipe {name!r} does not exist: use one of {', '.join(RECIPES)}")
+    if name == "finetune" and not fields.get("init_from"):
+        raise InputError("the recipe finetune needs init_from: initial weights")
+    if name == "none" and fields.get("init_from"):
         name = "finetune"
-    recipe, epochs = dict(RECIPES[name]), given.get("epochs")
-    if given.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):
-        recipe = {key: value for key, value in recipe.items() if key not in OF_AN_OPTIMIZER}
+    recipe, epochs = dict(RECIPES[name]), fields.get("epochs")
+    if fields.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):
+        recipe = {key: value for key, value in recipe.items() if key not in OPTIMIZER_FIELDS}
     if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
         recipe.pop("warmup_epochs", None)
-    return TrainConfig.create(**{**recipe, **given})
+    return TrainConfig.create(**{**recipe, **fields})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the flags on one line; 2 with one line of error for what cannot be used."""
+    """Print the flags on one line; return 2 with one line of error for invalid input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] not in RECIPES:
         print(f"usage: recipes NAME [flags]; NAME is one of {', '.join(RECIPES)}", file=sys.stderr)
         return 2
     name, *flags = arguments
     try:
-        given = flags_given(flags, prog=f"recipes {name}", defaults=RECIPES[name])
-        print(" ".join(_words(configured(name, given).to_argv())))
+        fields = flags_given(flags, prog=f"recipes {name}", defaults=RECIPES[name])
+        print(" ".join(_words(configured(name, fields).to_argv())))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -142,11 +143,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _words(argv: list[str]) -> list[str]:
-    """`argv`, if a shell that puts in what we print takes it apart again as it is."""
+    """Return `argv` if a shell splits the printed line into the same words."""
     for word in argv:
         if shlex.quote(word) != word:  # $(...) would keep the quotes
             raise InputError(
-                f"{word!r} does not pass through a shell's $(...) as it is: "
+                f"{word!r} does not pass through a shell's $(...) unchanged: "
                 "use names without spaces and special characters"
             )
     return argv

@@ -1,4 +1,4 @@
-"""What a run says of its steps: a line on the screen, and the metrics."""
+"""Reports of a run: lines on the screen, and metrics."""
 
 import gc
 import os
@@ -20,9 +20,9 @@ from kfp_ddp.training.sinks import sinks
 from kfp_ddp.training.time_spent import (
     OWN,
     PHASES,
-    TOLD,
+    REPORTED,
+    Environment,
     Pace,
-    Setting,
     TimeSpent,
     advice,
     cpus_of_a_rank,
@@ -31,7 +31,7 @@ from kfp_ddp.training.time_spent import (
 
 
 class Report:
-    """Tells on rank 0 of each `log_steps`, and of the first and the last one."""
+    """Reports each `log_steps`, the first and the last step, on rank 0."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Report:
         self.first_step = 1
 
     def begin(self, done: int, exhausted: str, class_weights: Sequence[float]) -> None:
-        """Tell of a run that goes on after `done` steps, or why it does not."""
+        """Report the start of a run after `done` steps, or why there is nothing to train."""
         self.metrics.write(
             "start",
             world_size=self.world.size,
@@ -62,31 +62,31 @@ class Report:
         if done >= self.steps_total and self.world.first:
             print(
                 f"nothing to train: step {done} is saved and epochs={self.config.epochs} "
-                f"end at step {self.steps_total}; raise epochs to go on",
+                f"end at step {self.steps_total}; raise epochs to continue",
                 flush=True,
             )
         elif exhausted and self.world.first:
-            print(f"nothing to train: {exhausted}; raise early_stop_epochs to go on", flush=True)
+            print(f"nothing to train: {exhausted}; raise early_stop_epochs to continue", flush=True)
 
     def is_due(self, step: int) -> bool:
-        """Whether to tell of `step`: the first and the last one too, so a short run is seen."""
+        """Return whether to report `step`: also the first and the last one, for short runs."""
         ends = (self.first_step, self.steps_total)
         return step in ends or step % self.config.log_steps == 0
 
     def step(
         self, step: int, loss: Tensor, rate: float, skipped: int, scaler: torch.amp.GradScaler
     ) -> None:
-        """Tell of `step`; ranks meet and the device is waited for, as nowhere else in a step."""
+        """Report `step`; only here a step waits for the device and for all ranks."""
         figures = self.meter.report(step)
         if scaler.is_enabled():
             figures["loss_scale"] = float(scaler.get_scale())
-        phases = [f"{phase}_seconds" for phase in TOLD]
+        phases = [f"{phase}_seconds" for phase in REPORTED]
         mine = [figures[name] for name in phases]
-        rows, sums = self._of_all(mine, [float(loss), skipped])
+        rows, sums = self._gather(mine, [float(loss), skipped])
         mean = sums[0] / self.world.size
         pace = Pace([row[: len(OWN)] for row in rows], figures["step_seconds"])
         columns = zip(*rows, strict=True)
-        means = {name: fmean(of) for name, of in zip(phases, columns, strict=True)}
+        means = {name: fmean(column) for name, column in zip(phases, columns, strict=True)}
         if self.world.first:
             speed = figures["images_per_s"]
             print(
@@ -112,7 +112,7 @@ class Report:
         gc.collect(1)
 
     def evaluation(self, step: int, figures: dict[str, float], seconds: float) -> None:
-        """Tell of an evaluation at the end of an epoch, which took so long."""
+        """Report an evaluation at the end of an epoch, and its duration."""
         epoch = step // self.steps_per_epoch
         self.metrics.write("eval", epoch=epoch, step=step, **figures)
         if self.world.first:
@@ -123,50 +123,50 @@ class Report:
             )
 
     def end(self, status: str, step: int, reason: str, decoded: int) -> None:
-        """Tell how the run ended, and where the time of all ranks went; they meet for it.
+        """Report how the run ended, and how all ranks spent their time; a collective call.
 
         Args:
             status: done or preempted.
-            step: The last one.
-            reason: Why it ended before it was to.
-            decoded: Bytes of its images, decoded; 0 where they are kept so already.
+            step: The last step.
+            reason: Why it ended early.
+            decoded: Bytes of its images, decoded; 0 if they are cached already.
         """
         if status == "done" and step < self.steps_total and self.world.first:
             print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)
-        went = self._where_the_time_went(step, decoded)
-        self.metrics.write("end", status=status, step=step, reason=reason, **went)
+        times = self._report_time_spent(step, decoded)
+        self.metrics.write("end", status=status, step=step, reason=reason, **times)
         self.metrics.close()
 
-    def _where_the_time_went(self, step: int, decoded: int) -> dict[str, Any]:
-        """Fields of the last event, which rank 0 tells in words, too."""
+    def _report_time_spent(self, step: int, decoded: int) -> dict[str, Any]:
+        """Return the fields of the last event; rank 0 prints them as text."""
         seconds = self.meter.timeline.read()
-        rows, _ = self._of_all([seconds[phase] for phase in PHASES], [])
+        rows, _ = self._gather([seconds[phase] for phase in PHASES], [])
         nodes = self.world.to_first(os.environ.get(NODE) or socket.gethostname())
         if nodes is None:
             return {}
         spent, steps = TimeSpent(rows), step - self.first_step + 1
         fields: dict[str, Any] = {"seconds": spent.total}
         fields |= {f"{phase}_seconds": took for phase, took in spent.mean.items()}
-        said: list[str] = []
+        hints: list[str] = []
         line = spent.line()
         if steps > 0:
             cpus, room = cpus_of_a_rank(self.world.local_size), room_for_a_cache(self.config)
-            said = advice(spent, self.config, Setting(nodes, cpus, decoded, room))
+            hints = advice(spent, self.config, Environment(nodes, cpus, decoded, room))
             if self.meter.peak:
                 used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)
                 fields["mfu"], line = used, f"{line}; MFU {used * 100:.1f} %"
-        print("\n".join([line, *said]), flush=True)
-        by_rank = {phase: [round(each, 3) for each in spent.of(phase)] for phase in PHASES}
+        print("\n".join([line, *hints]), flush=True)
+        by_rank = {phase: [round(value, 3) for value in spent.by_rank(phase)] for phase in PHASES}
         self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)
-        return {**fields, "advice": said}
+        return {**fields, "advice": hints}
 
-    def _of_all(
+    def _gather(
         self, mine: Sequence[float], summed: Sequence[float]
     ) -> tuple[list[list[float]], list[float]]:
-        """The values of each rank, by rank, and the sums of others over them; ranks meet once."""
+        """Return values by rank, and sums over the ranks, in one collective."""
         width, size = len(mine), self.world.size
-        each = [0.0] * (width * size)
-        each[self.world.rank * width : (self.world.rank + 1) * width] = mine
-        found = self.world.sum([*summed, *each])
-        rest = found[len(summed) :]
-        return [rest[at : at + width] for at in range(0, len(rest), width)], found[: len(summed)]
+        values = [0.0] * (width * size)
+        values[self.world.rank * width : (self.world.rank + 1) * width] = mine
+        sums = self.world.sum([*summed, *values])
+        rest = sums[len(summed) :]
+        return [rest[at : at + width] for at in range(0, len(rest), width)], sums[: len(summed)]

@@ -1,4 +1,4 @@
-"""What a run goes on from: a checkpoint of its own."""
+"""Choice of the checkpoint that a run resumes from."""
 
 import itertools
 import os
@@ -10,7 +10,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.optim import body_is_apart
+from kfp_ddp.training.optim import has_separate_body
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import FORMS, form_of
 
@@ -18,26 +18,32 @@ from kfp_ddp.training.strategies import FORMS, form_of
 def choose(
     directory: Path, config: TrainConfig, training: Index, form: str, digest: str = ""
 ) -> Path | None:
-    """The checkpoint to go on from; None to begin. One that does not verify is set aside.
+    """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
 
-    Under resume=never, `begin` has moved earlier ones away. `config`, `training`, `digest`, that of
-    the training images, and `form`, the strategy's, are as they are now.
+    With resume=never, `begin` has moved earlier ones away.
+
+    Args:
+        directory: The run's `checkpoints` folder.
+        config: The current configuration.
+        training: The current training images.
+        form: Form of the state that the current strategy reads, a key of `FORMS`.
+        digest: Digest of the training images.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.
-        StorageError: there are some and none verifies, or the volume does not let them be read.
+        StorageError: none of the checkpoints is valid, or the volume fails.
     """
-    found = checkpoint.newest_valid(directory)
-    if found is None and (there := checkpoint.steps(directory)):
+    newest = checkpoint.newest_valid(directory)
+    if newest is None and (invalid := checkpoint.steps(directory)):
         raise StorageError(
-            f"none of the {len(there)} checkpoints in {directory} verifies: "
-            "copy a whole one there, or set resume=never to begin anew"
+            f"none of the {len(invalid)} checkpoints in {directory} is valid: "
+            "copy a complete one there, or set resume=never to start from scratch"
         )
-    for path in checkpoint.set_aside(directory, found):
-        print(f"warning: {path} does not verify and was set aside", flush=True)
-    if found is None:
+    for path in checkpoint.set_aside(directory, newest):
+        print(f"warning: {path} is invalid and was set aside", flush=True)
+    if newest is None:
         return None
-    before = found.manifest
+    before = newest.manifest
     for name, now, then in (
         ("model", config.model, before["model"]),
         ("the digest of the model's file", *_codes(config, before["config"])),
@@ -56,14 +62,14 @@ def choose(
     ):
         if now != then:
             raise InputError(
-                f"cannot resume from {found.path}: {name} was {then} and is now {now}; "
-                "use another output_dir, or resume=never to begin anew"
+                f"cannot resume from {newest.path}: {name} was {then} and is now {now}; "
+                "use another output_dir, or resume=never to start from scratch"
             )
-    return found.path
+    return newest.path
 
 
 def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The first class of another name: all of them would not fit in a line."""
+    """Return the first class of another name: all of them would not fit in a line."""
     pairs = enumerate(zip(now, before, strict=False))
     return [(f"class {i}", repr(new), repr(old)) for i, (new, old) in pairs if new != old][:1]
 
@@ -76,45 +82,45 @@ def _codes(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
 def _buffers(
     config: TrainConfig, training: Index, before: Mapping[str, Any]
 ) -> list[tuple[str, float, float]]:
-    """What the order of images in archives depends on."""
+    """Return the settings that the order of images in archives depends on."""
     if training.slices is None or "shuffle_buffer_mb" not in before:
         return []
     return [("shuffle_buffer_mb", config.shuffle_buffer_mb, before["shuffle_buffer_mb"])]
 
 
 def _groups(config: TrainConfig, before: Mapping[str, Any]) -> tuple[str, bool, bool]:
-    """What of the optimizer's state has which place."""
-    name = "whether the classifier learns apart (freeze_epochs, body_lr_factor)"
+    """Compare the parameter groups of the optimizer."""
+    name = "a separate classifier group (freeze_epochs, body_lr_factor)"
     then = before.get("freeze_epochs", 0), before.get("body_lr_factor", 1.0)
     now = config.freeze_epochs, config.body_lr_factor
-    return name, body_is_apart(*now), body_is_apart(*then)
+    return name, has_separate_body(*now), has_separate_body(*then)
 
 
 def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:
-    """Shortened; earlier versions told none."""
+    """Return shortened digests; checkpoints of early versions have none."""
     then = before.get("images", "")
     return (now[:12], then[:12]) if now and then else ("", "")
 
 
-def goes_on(config: TrainConfig, launches: Sequence[str]) -> bool:
-    """Whether a run with resume=never was begun before: it must not discard its own progress.
+def continues(config: TrainConfig, launches: Sequence[str]) -> bool:
+    """Return whether a run with resume=never was started before: it must not lose its progress.
 
-    A run is known by its `run_id`; without one by the launchers of its ranks, which start them
-    again when a node comes or goes; under plain torchrun by its count of restarts.
+    A run is identified by its `run_id`; without one by the launchers of its ranks, which restart
+    them when a node joins or leaves; under plain torchrun by its count of restarts.
     """
     if config.resume != "never":
         return False
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         return True
     try:
-        begun = RunFolder(config.output_dir).begun_by.read_text().splitlines()
+        starts = RunFolder(config.output_dir).begun_by.read_text().splitlines()
     except FileNotFoundError:
         return False
-    return not _names(config, launches).isdisjoint(begun)
+    return not _names(config, launches).isdisjoint(starts)
 
 
 def begin(config: TrainConfig, launches: Sequence[str]) -> None:
-    """Under resume=never, keep earlier checkpoints where no run looks for them, and note it."""
+    """With resume=never, move earlier checkpoints away, and record this start."""
     if config.resume != "never":
         return
     folder = RunFolder(config.output_dir)
@@ -129,11 +135,11 @@ def _names(config: TrainConfig, launches: Sequence[str]) -> set[str]:
 
 
 def earlier_config(config: TrainConfig) -> dict[str, Any] | None:
-    """The configuration of the checkpoint to go on from, as JSON has it; None if there is none.
+    """Return the configuration of the checkpoint to resume from, as JSON; None without one.
 
-    What nobody set stays as it was then.
+    Fields that are not set now keep their values from it.
     """
     if config.resume == "never":
         return None
-    found = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)
-    return None if found is None else found.manifest["config"]
+    newest = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)
+    return None if newest is None else newest.manifest["config"]

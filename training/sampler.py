@@ -15,15 +15,15 @@ from kfp_ddp.training.shards import PIECE, Piece, Slices, in_store_order, runs
 
 MOST_LANES = 64
 _PIECES = 8
-"""How many pieces at least are in a window of a lane."""
+"""Least number of pieces in a window of a lane."""
 _START = 16
-"""Micro-batches of a rank over which the reading of the first windows is spread."""
+"""Micro-batches of a rank over which the reading of the first windows is distributed."""
 
 
 class Lane(NamedTuple):
-    """Columns `low` to `high` of every global batch, and where its windows begin in `Epoch.drawn`.
+    """Columns `low` to `high` of every global batch, and starts of windows in `Epoch.drawn`.
 
-    The last entry of `windows` is where the last one ends.
+    The last entry of `windows` is the end of the last window.
     """
 
     low: int
@@ -32,25 +32,25 @@ class Lane(NamedTuple):
 
 
 class Windows:
-    """Deals the images of archives: pieces at random, images at random within a window of pieces.
+    """Shuffles images of archives: pieces in random order, images within windows of pieces.
 
-    The pieces of all archives, drawn at random for each epoch, are cut into lanes, and each lane
-    into windows in which images are shuffled. A lane fills the same columns of every global
-    batch: so ranks, which compute different columns, read different pieces, and the order depends
-    on seed, epoch, batch and the size of the windows alone.
+    The pieces of all archives, in a random order for each epoch, are divided into lanes, and each
+    lane into windows in which images are shuffled. A lane fills the same columns of every global
+    batch. So ranks, which compute different columns, read different pieces, and the order depends
+    only on seed, epoch, batch and window size.
 
-    Where one window holds all images, the order is that of plain files.
+    If one window contains all images, the order is that of plain files.
     """
 
     def __init__(self, slices: Slices, batch: int, buffer: int) -> None:
-        """For global batches of `batch` images and windows of, together, `buffer` bytes."""
+        """Prepare global batches of `batch` images, and windows of `buffer` bytes in total."""
         stored = in_store_order(slices)
         self.stored = torch.tensor(stored)
         self.lengths = torch.tensor([len(run) for run in runs(slices, stored)])
         self.batch, self.buffer, self.bytes = batch, max(1, buffer), sum(slices.sizes)
 
     def epoch(self, shuffle: Generator) -> "Epoch":
-        """The order of an epoch."""
+        """Return the order of an epoch."""
         samples, batch = len(self.stored), self.batch
         steps = samples // batch
         if self.bytes <= self.buffer:
@@ -71,7 +71,7 @@ class Windows:
         return Epoch(order, lanes, drawn, starts)
 
     def _columns(self) -> list[tuple[int, int]]:
-        """The columns of each lane: as many lanes as have windows of several pieces."""
+        """Return the columns of each lane; windows of a lane must have several pieces."""
         lanes = 1
         while lanes < MOST_LANES and 2 * lanes * _PIECES * PIECE <= self.buffer:
             lanes *= 2
@@ -80,7 +80,7 @@ class Windows:
         return list(itertools.pairwise(edges))
 
     def _drawn(self, shuffle: Generator) -> tuple[Tensor, list[int]]:
-        """All images in the order of their pieces, drawn at random, and where pieces begin."""
+        """Return all images in a random order of their pieces, and the starts of pieces."""
         first = self.lengths.cumsum(0) - self.lengths
         chosen = torch.randperm(len(self.lengths), generator=shuffle)
         lengths = self.lengths[chosen]
@@ -90,14 +90,14 @@ class Windows:
 
 
 def windows_of(slices: Slices | None, config: TrainConfig) -> Windows | None:
-    """The windows of a run on these images; None where they are files of their own."""
+    """Create the windows of a run; None for images that are not in archives."""
     if slices is None:
         return None
     return Windows(slices, config.batch_size, int(config.shuffle_buffer_mb * (1 << 20)))
 
 
 class Epoch(NamedTuple):
-    """An epoch: each step's images, and what they are read from."""
+    """Order of an epoch: each step's images, and the pieces that contain them."""
 
     order: Tensor
     """Positions in the index, [steps, images of a global batch]."""
@@ -105,17 +105,17 @@ class Epoch(NamedTuple):
     drawn: Tensor
     """Positions in the index in the order of the pieces."""
     starts: list[int]
-    """Where in `drawn` a piece begins."""
+    """Starts of pieces in `drawn`."""
 
     def ahead(self, first_step: int, micro: int, rank: int, world: int) -> dict[int, list[Piece]]:
-        """What a rank is to read ahead with each of its micro-batches, counted from `first_step`.
+        """Return the pieces that a rank reads ahead with each micro-batch from `first_step` on.
 
-        A window is read while the one before it is used; the first ones while training begins.
+        A window is read while the previous one is used; the first windows when training starts.
         """
         steps, batch = self.order.shape
         mine = len(range(rank, batch // micro, world))
         last = (steps - first_step) * mine - 1
-        found = defaultdict[int, list[Piece]](list)
+        pieces = defaultdict[int, list[Piece]](list)
         number = 0
         for lane in self.lanes:
             slots = range(lane.low // micro, (lane.high - 1) // micro + 1)
@@ -123,12 +123,12 @@ class Epoch(NamedTuple):
                 continue
             for step, piece in self._pieces(lane, first_step):
                 later = (step - first_step) * mine + number % mine
-                found[min(number % _START if step == first_step else later, last)].append(piece)
+                pieces[min(number % _START if step == first_step else later, last)].append(piece)
                 number += 1
-        return found
+        return pieces
 
     def _pieces(self, lane: Lane, first_step: int) -> Iterator[tuple[int, Piece]]:
-        """The pieces of a lane that are of use from `first_step` on, and when to read each."""
+        """Yield the pieces of a lane that are needed from `first_step` on, each with a step."""
         begin, width = lane.windows[0], lane.high - lane.low
         for start, end in itertools.pairwise(lane.windows):
             if (end - 1 - begin) // width < first_step:
@@ -140,31 +140,30 @@ class Epoch(NamedTuple):
 
 
 def _lane(low: int, high: int, steps: int, windows: int) -> Lane:
-    """Windows of whole steps, whose lengths differ by one step at most."""
+    """Create windows of complete steps; their lengths differ by at most one step."""
     edges = [number * steps // windows for number in range(windows + 1)]
     return Lane(low, high, [steps * low + edge * (high - low) for edge in edges])
 
 
 Key = tuple[int, int]
-"""(epoch, position in the index): all that a training image depends on, beside the seed."""
+"""(epoch, position in the index): with the seed, all that a training image depends on."""
 
 
 class Keys(list[Key]):
-    """A micro-batch of images in archives, and what is to be read for later ones."""
+    """A micro-batch of images in archives, and the pieces to read for later ones."""
 
     ahead: Sequence[Piece] = ()
 
 
 class ResumableSampler(DistributedSampler[Any]):
-    """Deals an epoch's permutation in micro-batches, round robin, from any step on.
+    """Distributes an epoch's permutation in micro-batches, round robin, from any step on.
 
-    The permutation depends on (seed, epoch) alone and is cut into global batches of whole
-    micro-batches; rank r takes micro-batches r, r + world, ... of each. So the position in the
-    data is the step alone, whatever the world size, and the last partial batch is left out.
-    `windows` make the permutation of images in archives, and say what to read ahead.
+    The permutation depends only on (seed, epoch), and is divided into global batches of
+    micro-batches; rank r takes micro-batches r, r + world, ... of each. So the step alone is the
+    position in the data, for any world size, and the last partial batch is left out. For images in
+    archives `windows` make the permutation and plan the reading ahead.
 
-    It is a DistributedSampler in what callers may rely on (rank, num_replicas, seed, set_epoch),
-    so that tools which look for one find it; how it deals is its own.
+    It is a DistributedSampler (rank, num_replicas, seed, set_epoch) for tools that look for one.
     """
 
     def __init__(
@@ -192,24 +191,24 @@ class ResumableSampler(DistributedSampler[Any]):
         self.first_step = step
 
     def __iter__(self) -> Iterator[list[Key]]:
-        """This rank's micro-batches, step after step."""
+        """Yield this rank's micro-batches, step after step."""
         shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         if self.windows is not None:
-            yield from self._windowed(self.windows.epoch(shuffle))
+            yield from self._iterate_windows(self.windows.epoch(shuffle))
             return
         order = torch.randperm(self.samples, generator=shuffle)
-        for micro in self._dealt(order):
+        for micro in self._distribute(order):
             yield [(self.epoch, position) for position in micro]
 
-    def _windowed(self, order: Epoch) -> Iterator[Keys]:
+    def _iterate_windows(self, order: Epoch) -> Iterator[Keys]:
         ahead = order.ahead(self.first_step, self.micro, self.rank, self.num_replicas)
-        for number, micro in enumerate(self._dealt(order.order)):
+        for number, micro in enumerate(self._distribute(order.order)):
             keys = Keys((self.epoch, position) for position in micro)
             keys.ahead = ahead.get(number, ())
             yield keys
 
-    def _dealt(self, order: Tensor) -> Iterator[list[int]]:
-        """This rank's micro-batches of an order."""
+    def _distribute(self, order: Tensor) -> Iterator[list[int]]:
+        """Yield this rank's micro-batches of an order."""
         used = order.view(-1)[: self.steps * self.per_step * self.micro]
         steps = used.view(self.steps, self.per_step, self.micro)[self.first_step :]
         for batch in steps[:, self.rank :: self.num_replicas]:
@@ -220,10 +219,10 @@ class ResumableSampler(DistributedSampler[Any]):
 
 
 class Epochs:
-    """The micro-batches of all epochs that remain, one after the other, as one batch sampler.
+    """The micro-batches of all remaining epochs, as one batch sampler.
 
-    One iteration for the whole run keeps the loader's processes and their prefetch alive across
-    epoch boundaries; the epoch travels with each position.
+    One iteration for the complete run keeps the loader processes and their prefetch alive across
+    epoch boundaries; each position has its epoch.
     """
 
     def __init__(self, sampler: ResumableSampler, first_step: int, epochs: int) -> None:

@@ -1,7 +1,7 @@
 """When a run saves a checkpoint, when it stops early, and how it resumes."""
 
+import contextlib
 import dataclasses
-import json
 import math
 import statistics
 import time
@@ -15,50 +15,44 @@ from kfp_ddp.training.data import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import step_dir
-from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.metrics import Metrics, read_events
 
 ENOUGH = 2
-"""Others that have to be as far before this one is compared with them."""
+"""Other trainings that must have reached the epoch for a comparison."""
 
 
 def behind(output_dir: Path, epoch: int, best: float) -> str:
-    """Why this training is not worth going on with; empty where it is.
+    """Return why this training should stop; empty if it should not.
 
-    It is not where its best accuracy is below the median of what others had by the same epoch, the
-    median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2).
+    The median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2): stop if the best
+    accuracy is below the median of other trainings at the same epoch. Their folders are next to
+    this one's, as those of trials of a sweep.
 
     Args:
-        output_dir: Of this training.
-        epoch: How many it has trained.
-        best: Its highest accuracy so far.
+        output_dir: Folder of this training.
+        epoch: Epochs that it has trained.
+        best: Its best accuracy so far.
     """
     others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
-    told = [_best_by(file, epoch) for file in others if file.parent != output_dir]
-    known = [each for each in told if each is not None]
+    results = [_best_by(file, epoch) for file in others if file.parent != output_dir]
+    known = [accuracy for accuracy in results if accuracy is not None]
     if len(known) < ENOUGH or best >= (median := statistics.median(known)):
         return ""
     return (
         f"after epoch {epoch} its best accuracy, {best:.2%}, is below {median:.2%}, the median of "
-        f"{len(known)} others by then"
+        f"{len(known)} others at that epoch"
     )
 
 
 def _best_by(metrics: Path, epoch: int) -> float | None:
-    """The highest accuracy until an epoch; None where the training is not as far."""
-    found: list[tuple[float, float]] = []
-    try:
-        lines = metrics.read_bytes().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        try:
-            event = json.loads(line)
+    """Return the highest accuracy up to an epoch; None if the training has not reached it."""
+    results: list[tuple[float, float]] = []
+    for event in read_events(metrics):
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             if event["event"] == "eval":
-                found.append((float(event["epoch"]), float(event["accuracy"])))
-        except (ValueError, LookupError, TypeError):
-            continue  # a line that is being written
-    until = [accuracy for at, accuracy in found if at <= epoch]
-    return max(until) if until and max(at for at, _ in found) >= epoch else None
+                results.append((float(event["epoch"]), float(event["accuracy"])))
+    until = [accuracy for at, accuracy in results if at <= epoch]
+    return max(until) if until and max(at for at, _ in results) >= epoch else None
 
 
 @dataclass(frozen=True)
@@ -80,14 +74,14 @@ class Saving:
         folder = RunFolder(config.output_dir).checkpoints
         self.writer = checkpoint.Writer(folder, config.keep_checkpoints)
         self.latest: dict[str, float] = {}
-        """What the last evaluation came to."""
+        """Figures of the last evaluation."""
         self.best: Best | None = None
         self.saved_step = -1
         self._behind = ""
         self.restart_clock()
 
     def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
-        """Take note of an evaluation after an epoch; whether it is the best, as rank 0 has it."""
+        """Record an evaluation after an epoch; return whether it is the best, on all ranks."""
         self.latest = figures
         accuracy = self.world.from_first(lambda: figures["accuracy"])
         better = self.best is None or accuracy > self.best.accuracy
@@ -103,35 +97,35 @@ class Saving:
 
     @property
     def exhausted(self) -> str:
-        """Why the run ends before its last epoch; empty if it does not."""
+        """Why the run stops before its last epoch; empty if it does not."""
         if self._behind:
             return self._behind
         patience = self.config.early_stop_epochs
         if not patience or self.best is None or self.best.waited < patience:
             return ""
         return (
-            f"accuracy has not risen for {self.best.waited} epochs since epoch {self.best.epoch}, "
-            f"where it was {self.best.accuracy:.2%}"
+            f"accuracy has not improved for {self.best.waited} epochs since epoch "
+            f"{self.best.epoch}, where it was {self.best.accuracy:.2%}"
         )
 
     def restart_clock(self) -> None:
-        """Count `checkpoint_minutes` from now on."""
+        """Restart the interval of `checkpoint_minutes`."""
         self._saved_at = time.monotonic()
 
     def minutes_are_over(self) -> bool:
-        """Whether rank 0's clock says that a save is due."""
+        """Return whether a save is due by rank 0's clock."""
         seconds = self.config.checkpoint_minutes * 60
         return self.world.first and 0 < seconds < time.monotonic() - self._saved_at
 
     def is_mine(self, step: int) -> bool:
-        """Whether this rank takes part in a save after `step`, which is not saved yet."""
+        """Return whether this rank takes part in a save after `step`, if it is not saved yet."""
         collective = self.learner.strategy.collective_state
         return self.saved_step != step and (self.world.first or collective)
 
     def save(self, step: int, epoch: float, diverged: bool, metrics: Metrics) -> None:
-        """Begin to save on rank 0, after `step` steps; replicas let the others go on at once.
+        """Start to save on rank 0, after `step` steps; replicas on other ranks continue at once.
 
-        With `diverged` nothing is kept: the next log or evaluation stops all ranks.
+        With `diverged` nothing is saved: the next report or evaluation stops all ranks.
         """
         self.saved_step = step
         state = self.learner.state()
@@ -158,7 +152,7 @@ class Saving:
         )
 
     def resume(self) -> int:
-        """Take over the newest checkpoint that verifies, the same on all ranks; its step or 0."""
+        """Restore the newest valid checkpoint, the same on all ranks; return its step or 0."""
         split, strategy = self.split, self.learner.strategy
         path = self.world.from_first(
             lambda: resume.choose(
@@ -167,14 +161,14 @@ class Saving:
         )
         if path is None:
             return 0
-        found = checkpoint.verify(path)
-        # What did not learn in the last step has no state that could be restored.
-        self.learner.begin_epoch(math.ceil(found.manifest["epoch"]) - 1)
-        self.learner.restore(found.state())
-        self.saved_step = found.step
-        self.latest = found.manifest["metrics"]
-        best = found.manifest.get("best")
+        valid = checkpoint.verify(path)
+        # Weights that were frozen in the last step have no optimizer state to restore.
+        self.learner.begin_epoch(math.ceil(valid.manifest["epoch"]) - 1)
+        self.learner.restore(valid.state())
+        self.saved_step = valid.step
+        self.latest = valid.manifest["metrics"]
+        best = valid.manifest.get("best")
         self.best = Best(**best) if best else None
         if self.world.first:
-            print(f"resumed from {found.path}", flush=True)
-        return found.step
+            print(f"resumed from {valid.path}", flush=True)
+        return valid.step

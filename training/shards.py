@@ -17,34 +17,34 @@ from kfp_ddp.core.files import folder_below, open_below, open_plain
 
 MANIFEST = "_MANIFEST.jsonl"
 HEADER = 512
-"""Bytes of the header before a member, or of its last block."""
+"""Bytes of the header before a member, or of the last block of a long one."""
 _SHORT = 98
-"""Fewer bytes of a name, with `./` before them, fit into a header."""
+"""Names of fewer bytes, with `./` before them, fit into a header."""
 _LINE = 1 << 17
 _LAST = (1 << 63) - 1
 _OPEN = 256
-"""Archives that a process keeps open."""
+"""Open archives per process."""
 
 
 class Where(NamedTuple):
-    """Where an image's bytes are: in a file of its own, or as a member of an archive."""
+    """Location of an image's bytes: a file, or a member of an archive."""
 
     file: str
     offset: int = 0
     size: int = -1
-    """-1 for all of the file."""
+    """-1 for the complete file."""
     name: str = ""
-    """Of the member."""
+    """Name of the member."""
 
     def __str__(self) -> str:
         return f"{self.name} in {self.file}" if self.name else self.file
 
 
 class Slices(NamedTuple):
-    """Where members lie, one entry a member: compact, as there are millions."""
+    """Locations of members, in compact arrays, as there are millions."""
 
     root: str
-    """The version's folder, with which paths begin."""
+    """Folder of the version, the prefix of all paths."""
     files: tuple[str, ...]
     shards: "array[int]"
     """Positions in `files`."""
@@ -52,31 +52,31 @@ class Slices(NamedTuple):
     sizes: "array[int]"
 
     def only(self, positions: Sequence[int]) -> "Slices":
-        """Those of the members at these positions alone."""
+        """Select the members at these positions."""
         columns = (self.shards, self.offsets, self.sizes)
         chosen = [array(one.typecode, (one[at] for at in positions)) for one in columns]
         return Slices(self.root, self.files, *chosen)
 
     def where(self, position: int, path: str) -> Where:
-        """The bytes of the member at a position, whose path is `<root>/<its name>`."""
+        """Return the location of the member at a position; its path is `<root>/<name>`."""
         file, name = self.files[self.shards[position]], path.removeprefix(f"{self.root}/")
         return Where(file, self.offsets[position], self.sizes[position], name)
 
 
 class Members(NamedTuple):
-    """What a packed version holds: names relative to its folder, and where each is."""
+    """Content of a packed version: names relative to its folder, and locations."""
 
     names: tuple[str, ...]
     slices: Slices
 
 
 def members(root: Path) -> Members | None:
-    """The files in the archives of a folder; None for a folder of plain files.
+    """List the files in the archives of a folder; None for a folder of plain files.
 
-    A version's manifest tells; without one, archives (*.tar) that have no folder beside them.
+    They come from the version's manifest, or from archives (*.tar) in a folder without subfolders.
 
     Raises:
-        InputError: an archive or the manifest is damaged, or does not hold what it should.
+        InputError: an archive or the manifest is damaged.
     """
     rows = _from_manifest(root) if _is_version(root) else _from_archives(root)
     if rows is None:
@@ -93,8 +93,8 @@ def members(root: Path) -> Members | None:
         number = numbers[shard]
         if offset < HEADER or offset + size > sizes[number]:
             raise InputError(
-                f"{name} is to end at byte {offset + size} of {root / shard}, which has "
-                f"{sizes[number]}: the archive is cut off; sync again with verify=full"
+                f"{name} should end at byte {offset + size} of {root / shard}, which has "
+                f"{sizes[number]}: the archive is truncated; sync again with verify=full"
             )
         names.append(name)
         slices.shards.append(number)
@@ -104,29 +104,29 @@ def members(root: Path) -> Members | None:
 
 
 def content(where: Where, most: int) -> bytes:
-    """The bytes of an image; a member's are read at once with the header before them.
+    """Read the bytes of an image; those of a member together with the header before them.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: there are more than `most`, or they are not what the archive's listing says.
+        ValueError: there are more than `most`, or they do not match the archive's listing.
     """
     if where.size < 0:
         with open(where.file, "rb") as file:
             if os.fstat(file.fileno()).st_size > most:
-                raise ValueError("a larger file than any image of max_pixels")
+                raise ValueError("the file is larger than any image of max_pixels")
             return file.read()
     if where.size > most:
-        raise ValueError("a larger file than any image of max_pixels")
+        raise ValueError("the file is larger than any image of max_pixels")
     length = HEADER + where.size
-    found = pread(where.file, length, where.offset - HEADER)
-    if len(found) < length:
-        raise ValueError("the archive is cut off; sync again with verify=full")
-    if not _is_header_of(found[:HEADER], where):
+    data = pread(where.file, length, where.offset - HEADER)
+    if len(data) < length:
+        raise ValueError("the archive is truncated; sync again with verify=full")
+    if not _is_header_of(data[:HEADER], where):
         raise ValueError(
-            "its header in the archive is another: damaged or changed since it was listed; "
+            "its header in the archive differs: damaged or changed since it was listed; "
             "sync again with verify=full"
         )
-    return found[HEADER:]
+    return data[HEADER:]
 
 
 def _is_header_of(block: bytes, where: Where) -> bool:
@@ -134,19 +134,19 @@ def _is_header_of(block: bytes, where: Where) -> bool:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return False
-    found = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
-    # What is long or not ASCII stands in full before this block, and here only as far as it fits.
-    cut = len(found) >= _SHORT
+    stored = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
+    # A name that is long or not ASCII is complete in an earlier block; here it is truncated.
+    cut = len(stored) >= _SHORT
     names = (
         where.name.encode("utf-8", "surrogateescape"),
         where.name.encode("ascii", "replace"),
     )
-    named = any(name == found or (cut and name.startswith(found)) for name in names)
+    named = any(name == stored or (cut and name.startswith(stored)) for name in names)
     return named and info.size == where.size
 
 
 class _Archive:
-    """An archive that is closed when nobody uses it; any process and thread may read at once."""
+    """An open archive, closed when it is garbage collected; threads can read at the same time."""
 
     def __init__(self, path: str) -> None:
         folder, _, name = path.rpartition("/")
@@ -167,12 +167,12 @@ def _opened(path: str) -> _Archive:
 
 
 def pread(file: str, length: int, offset: int) -> bytes:
-    """So many bytes of an archive, fewer at its end; it stays open for the next call.
+    """Read bytes of an archive, fewer at its end; it remains open for the next call.
 
     Raises:
         OSError: it cannot be read.
     """
-    # Two threads that miss at once open two, of which one is kept: the method holds the other.
+    # Two threads may both open it: one stays in the cache, the method call references the other.
     return _opened(file).read(length, offset)
 
 
@@ -188,13 +188,13 @@ def _size(root: Path, shard: str) -> int:
 
 
 def _is_version(root: Path) -> bool:
-    """Whether a manifest says that this is a packed version."""
+    """Return whether the manifest is that of a packed version."""
     try:
         with open_below(root, MANIFEST) as file:
-            found = json.loads(file.readline(_LINE))
+            first = json.loads(file.readline(_LINE))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and found.get("pack") == "tar"
+    return isinstance(first, dict) and first.get("pack") == "tar"
 
 
 Row = tuple[str, str, int, int]
@@ -215,7 +215,7 @@ def _from_manifest(root: Path) -> Iterator[Row]:
 
 
 def _row(line: bytes) -> Row | None:
-    """One line of a packed version's manifest; None if it cannot be one."""
+    """Parse one line of a packed version's manifest; None if it is invalid."""
     try:
         fields: Any = json.loads(line)
         name, size, shard, offset = fields[0], fields[1], fields[6], fields[7]
@@ -228,7 +228,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def _from_archives(root: Path) -> Iterator[Row] | None:
-    """The members of archives that nothing lists; None if there are none, or folders too."""
+    """Yield the members of archives without manifest; None if there are none, or also folders."""
     try:
         entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
     except OSError:
@@ -252,61 +252,65 @@ def _listed(root: Path, shards: Sequence[str]) -> Iterator[Row]:
 
 
 PIECE = 2 << 20
-"""Bytes that are read at once."""
+"""Bytes of a chunk that is read at once."""
 _GAP = PIECE // 8
-"""Bytes of other images that are rather read than left out."""
+"""Bytes of other images between two that are read with them rather than skipped."""
 _AT_ONCE = 4
 _WAITING = 8
 
 Piece = tuple[int, int]
-"""The first and the last of images that lie one after the other, as positions in the index."""
+"""First and last of images that are stored in sequence, as positions in the index."""
 
 
 def runs(slices: Slices, positions: Sequence[int]) -> list[range]:
-    """Which of these positions, sorted as they are stored, make a piece: ranges of `positions`."""
-    found: list[range] = []
+    """Group positions in storage order into pieces; return ranges of `positions`."""
+    ranges: list[range] = []
     begin, shard, start, end = 0, -1, 0, 0
     for at, position in enumerate(positions):
         offset = slices.offsets[position]
         close = shard == slices.shards[position] and 0 <= offset - end <= _GAP
         if not close or offset + slices.sizes[position] - start > PIECE:
             if at > begin:
-                found.append(range(begin, at))
+                ranges.append(range(begin, at))
             begin, shard, start = at, slices.shards[position], offset
         end = offset + slices.sizes[position]
-    return [*found, range(begin, len(positions))] if positions else []
+    return [*ranges, range(begin, len(positions))] if positions else []
 
 
 def in_store_order(slices: Slices) -> list[int]:
-    """All positions, by archive and by place in it."""
+    """Return all positions, ordered by archive and offset."""
     places = zip(slices.shards, slices.offsets, range(len(slices.shards)), strict=True)
     return [position for _, _, position in sorted(places)]
 
 
 def pieces(slices: Slices, positions: Sequence[int]) -> list[Piece]:
-    """The pieces that hold these images, which are sorted as they are stored."""
+    """Return the pieces of these images, which are in storage order."""
     return [(positions[run[0]], positions[run[-1]]) for run in runs(slices, positions)]
 
 
 class ReadAhead:
-    """Reads pieces in threads of this process, some at a time."""
+    """Reads pieces into the page cache, in threads, ahead of the images in them.
+
+    All loaders of a machine share the page cache, and take images from it in any order. A piece
+    that the kernel evicts is read again: that costs time, never a different image.
+    """
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices
         self._pool: ThreadPoolExecutor | None = None
-        self._coming: deque[Future[None]] = deque()
+        self._pending: deque[Future[None]] = deque()
 
     def begin(self, ahead: Sequence[Piece]) -> None:
-        """Begin to read these, and wait while there are more than a few to come."""
+        """Start to read these pieces; wait while too many are pending."""
         for piece in ahead:
             self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE)
-            while len(self._coming) >= _WAITING:
-                self._coming.popleft().result()
-            self._coming.append(self._pool.submit(self._read, *piece))
+            while len(self._pending) >= _WAITING:
+                self._pending.popleft().result()
+            self._pending.append(self._pool.submit(self._read, *piece))
 
     def _read(self, first: int, last: int) -> None:
         slices = self._slices
         begin = slices.offsets[first] - HEADER
         length = slices.offsets[last] + slices.sizes[last] - begin
-        with contextlib.suppress(OSError):  # said where an image of it is read
+        with contextlib.suppress(OSError):  # reported when one of its images is read
             pread(slices.files[slices.shards[first]], length, begin)

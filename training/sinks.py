@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard, trackers, Prometheus, a TrainJob's status."""
+"""Sinks of metrics beside metrics.jsonl: TensorBoard, trackers, Prometheus, TrainJob status."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.trackers import MlflowRun, Patient, WandbRun, require
-
-Sink = Callable[[str, dict[str, Any]], None]
+from kfp_ddp.training.metrics import Sink
+from kfp_ddp.training.trackers import BackgroundSink, MlflowRun, WandbRun, require
 
 
 def sinks(config: TrainConfig) -> list[Sink]:
-    """What `config` and the environment ask for; called on rank 0.
+    """Create the sinks of `config` and the environment; called on rank 0.
 
     Raises:
-        InputError: the port of Prometheus is taken, or a package is not installed.
+        InputError: the port of Prometheus is in use, or a package is not installed.
     """
     chosen: list[Sink] = []
     metrics = RunFolder(config.output_dir).metrics
@@ -32,11 +30,11 @@ def sinks(config: TrainConfig) -> list[Sink]:
     if config.mlflow_uri:
         require("mlflow", "mlflow_uri")
         record = Path(config.output_dir, MLFLOW)
-        chosen.append(Patient("MLflow", metrics, record, lambda: MlflowRun(config)))
+        chosen.append(BackgroundSink("MLflow", metrics, record, lambda: MlflowRun(config)))
     if config.wandb_project:
         require("wandb", "wandb_project")
         record = Path(config.output_dir, WANDB)
-        chosen.append(Patient("Weights & Biases", metrics, record, lambda: WandbRun(config)))
+        chosen.append(BackgroundSink("Weights & Biases", metrics, record, lambda: WandbRun(config)))
     if config.prometheus_port:
         chosen.append(_prometheus(config.prometheus_port))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
@@ -90,7 +88,7 @@ def _prometheus(port: int) -> Sink:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes an error of a redirect, which would take the token elsewhere."""
+    """Raises on a redirect, which would send the token to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -99,8 +97,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class TrainJobStatus:
     """Progress in the status of a Kubeflow TrainJob (Trainer 2.2, feature gate TrainJobStatus).
 
-    The controller injects the address, token and certificate; a report that fails is dropped, as
-    training must not suffer from it. At most one each five seconds, from a thread of its own.
+    The controller injects URL, token and certificate. Reports are sent from a thread, at most one
+    every five seconds; a failed report is dropped.
     """
 
     EVERY_S = 5.0
@@ -114,7 +112,7 @@ class TrainJobStatus:
         self._thread: threading.Thread | None = None
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        """Note the numbers of an event and report if it is time."""
+        """Record the numbers of an event; report if the interval is over."""
         step = int(fields.get("step", 0))
         if event == "start":
             self._total = fields["steps_total"]

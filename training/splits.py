@@ -1,4 +1,4 @@
-"""The images of a dataset's sides: in a folder, or in the archives of a packed version."""
+"""Images of the splits of a dataset, in a folder or in the archives of a packed version."""
 
 import dataclasses
 import itertools
@@ -19,26 +19,26 @@ from kfp_ddp.training.sides import SIDES, SUFFIXES, TEST, TRAIN, VAL, is_hidden,
 
 @dataclass(frozen=True)
 class Index:
-    """The images of one split: class names, and for each image its path and class number."""
+    """Images of one split: class names, and for each image its path and class number."""
 
     root: Path
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     targets: tuple[int, ...]
     slices: Slices | None = None
-    """Of a packed version: in which bytes of which archive each image is. A path is then only a
-    name, `<folder of the version>/<member>`."""
+    """For a packed version: archive and bytes of each image. A path is then only a name,
+    `<folder of the version>/<member>`."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def where(self, position: int) -> Where:
-        """Where the bytes of an image are."""
+        """Return where the bytes of an image are."""
         path = self.paths[position]
         return self.slices.where(position, path) if self.slices else Where(path)
 
     def only(self, positions: Sequence[int]) -> "Index":
-        """The images at these positions alone, of the same classes."""
+        """Select the images at these positions; the classes remain the same."""
         return dataclasses.replace(
             self,
             paths=tuple(self.paths[at] for at in positions),
@@ -48,7 +48,7 @@ class Index:
 
 
 class Splits(NamedTuple):
-    """The sides of a dataset; `test` is None where it has none."""
+    """Splits of a dataset; `test` is None if it has none."""
 
     train: Index
     val: Index
@@ -63,90 +63,90 @@ def splits_of(
     labels: str = "",
     classes: Sequence[str] | None = None,
 ) -> Splits:
-    """The sides of the dataset in a folder; the rest is as in `lay_out`.
+    """List the splits of the dataset in a folder; the arguments are those of `lay_out`.
 
     Raises:
-        InputError: it cannot be trained on, in one line that names the dataset.
+        InputError: it cannot be used for training.
         StorageError: the folder cannot be read.
     """
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
     try:
         table = Labels.parse(labels, _read(data, labels, packed)) if labels else None
-        found = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
+        layout = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
     positions = _positions(data, packed) if packed else {}
     train, val, test = (
-        _index(data, found, part, packed, positions) for part in found.parts.values()
+        _index(data, layout, part, packed, positions) for part in layout.parts.values()
     )
-    return Splits(train, val, test if len(test) else None, found.by_name)
+    return Splits(train, val, test if len(test) else None, layout.by_name)
 
 
 def sides_of(
     data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]
 ) -> tuple[Index, Index | None]:
-    """The images of a split for a model that tells these classes apart; with val, those of test.
+    """List the images of a split for a trained model; with val, also those of test.
 
     Args:
         data: Folder of the dataset.
-        split: train, val or test, as the model's training found them; otherwise a folder there.
-        classes: Those of the model.
-        config: The configuration of its training.
+        split: train, val or test, as in the model's training; otherwise a folder of the dataset.
+        classes: Classes of the model.
+        config: Configuration of its training.
 
     Raises:
-        InputError: there are none, or some of a class that the model does not know.
+        InputError: there are none, or a class is unknown to the model.
     """
     if split not in SIDES:
         return scan(data / split, classes), None
     share, labels = config.get("val_fraction"), str(config.get("labels", ""))
-    share = share if isinstance(share, int | float) else 0  # of a run before there was a share
-    found = splits_of(data, share, labels, classes)
-    index = {TRAIN: found.train, VAL: found.val, TEST: found.test}[split]
+    share = share if isinstance(share, int | float) else 0  # runs of early versions have none
+    splits = splits_of(data, share, labels, classes)
+    index = {TRAIN: splits.train, VAL: splits.val, TEST: splits.test}[split]
     if not index:
         raise InputError(
             f"the dataset {data} has no folder {split}/ with images: put them in {split}/<class>/"
         )
-    return index, found.test if split == VAL else None
+    return index, splits.test if split == VAL else None
 
 
-def holds(data: Path, most: int) -> int:
-    """How many images a folder holds on all sides, counted no further than `most`."""
+def count_images(data: Path, most: int) -> int:
+    """Count the images of all splits in a folder, at most up to `most`."""
     return sum(1 for _ in itertools.islice(filter(is_image, _names(data)), most))
 
 
 def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
-    """Where each name stands; raises InputError for one that stands there twice."""
-    found: dict[str, int] = {}
+    """Map each name to its position; raise InputError for a duplicate."""
+    positions: dict[str, int] = {}
     for at, name in enumerate(packed.names):
-        before = found.setdefault(name, at)
+        before = positions.setdefault(name, at)
         if before != at:
             places = packed.slices.shards[before], packed.slices.shards[at]
             first, second = (Path(packed.slices.files[place]).name for place in places)
             raise InputError(
                 f"dataset {data}: {name} is twice in its archives: in {first} and in {second}; "
-                "give each image a name of its own"
+                "give each image a unique name"
             )
-    return found
+    return positions
 
 
 def _index(
     data: Path,
-    found: Layout,
+    layout: Layout,
     part: Part,
     packed: shards.Members | None,
     positions: Mapping[str, int],
 ) -> Index:
     paths = tuple(f"{data}/{name}" for name in part.names)
     slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
-    return Index(data / part.folder, found.classes, paths, part.targets, slices)
+    return Index(data / part.folder, layout.classes, paths, part.targets, slices)
 
 
 def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
-    """The content of a table of labels.
+    """Read the content of a table of labels.
 
     Raises:
-        InputError: it is not there, too large, or cannot be read.
+        InputError: it is missing, too large or not readable.
     """
     try:
         if packed is None:
@@ -157,34 +157,34 @@ def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
         raise
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or "not in the dataset"
-        raise InputError(f"labels {name} cannot be read ({why}): name a file in it") from None
+        raise InputError(f"labels {name} cannot be read ({why}): name an existing file") from None
 
 
 def _names(data: Path) -> Iterator[str]:
-    """All files below a folder, relative to it; folders at the two top levels end with a slash.
+    """Yield all files below a folder; folders of the two top levels too, with a slash at the end.
 
-    Links to folders are followed there too, and nowhere below.
+    Links to folders are followed at these two levels only.
 
     Raises:
-        InputError: there is no such folder.
-        StorageError: one cannot be read.
+        InputError: the folder does not exist.
+        StorageError: a folder cannot be read.
     """
     waiting = [("", 0)]
     while waiting:
         folder, depth = waiting.pop()
         try:
             with os.scandir(data / folder) as entries:
-                found = [(entry.name, entry.is_dir(follow_symlinks=depth < 2)) for entry in entries]
+                children = [(item.name, item.is_dir(follow_symlinks=depth < 2)) for item in entries]
         except (FileNotFoundError, NotADirectoryError):
             if folder:
                 continue
             raise InputError(
-                f"there is no dataset {data}: put images there as <class>/*.jpg, or as "
+                f"the dataset {data} does not exist: put images there as <class>/*.jpg, or as "
                 "train/<class>/*.jpg and val/<class>/*.jpg"
             ) from None
         except OSError as error:
             raise StorageError(f"cannot read {data / folder}: {error.strerror}") from None
-        for name, is_folder in found:
+        for name, is_folder in children:
             if not is_folder:
                 yield folder + name
             elif depth or not is_hidden(name):
@@ -194,17 +194,17 @@ def _names(data: Path) -> Iterator[str]:
 
 
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
-    """List `<split>/<class>/**/*.{jpg,jpeg,png,webp}`, sorted, hidden files left out.
+    """List `<split>/<class>/**/*.{jpg,jpeg,png,webp}`, sorted, without hidden files.
 
     The folders name the classes, unless `classes` has those of the training split.
 
     Raises:
-        InputError: no such folder, no images, one class only, a class without images, or a
-            class that `classes` does not have.
+        InputError: the folder does not exist, has no images or only one class, or a class has no
+            images or is not among `classes`.
     """
     if not split.is_dir():
         raise InputError(
-            f"there is no folder {split}: put images into the dataset's {split.name}/<class>/"
+            f"the folder {split} does not exist: put images in the dataset's {split.name}/<class>/"
         )
     folders = sorted(
         entry.name for entry in os.scandir(split) if entry.is_dir() and entry.name[0] != "."
@@ -225,16 +225,16 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     paths: list[str] = []
     targets: list[int] = []
     for folder in folders:
-        found = sorted(_images(split / folder))
-        if not found and classes is None:
+        images = sorted(_images(split / folder))
+        if not images and classes is None:
             raise InputError(
                 f"class folder {split / folder} has no images ({', '.join(SUFFIXES)}): "
                 "fill it or remove it"
             )
-        paths += found
-        targets += [names.index(folder)] * len(found)
+        paths += images
+        targets += [names.index(folder)] * len(images)
     if not paths:
-        raise InputError(f"{split} holds no images ({', '.join(SUFFIXES)}): check the path")
+        raise InputError(f"{split} has no images ({', '.join(SUFFIXES)}): check the path")
     return Index(split, names, tuple(paths), tuple(targets))
 
 

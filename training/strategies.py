@@ -1,4 +1,4 @@
-"""How the network is spread over the ranks, and how its whole state is gathered and restored."""
+"""Distribution of the network over the ranks (DDP, FSDP), and of its saved state."""
 
 import contextlib
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from kfp_ddp.training.distributed import World
 State = dict[str, Any]
 
 FORMS = {"replicated": "ddp, single or one rank", "sharded": "fsdp over several ranks"}
-"""Forms of a saved state, by the key in a checkpoint's manifest: which strategies read it."""
+"""Forms of a saved state, the key in a checkpoint's manifest, and the strategies that read it."""
 
 
 def form_of(manifest: Mapping[str, Any]) -> str:
-    """The key of the form that a checkpoint's manifest tells; older ones hold the text."""
-    told = str(manifest["form"])
-    return next((key for key, text in FORMS.items() if text == told), told)
+    """Return the form in a checkpoint's manifest; older manifests have the text of `FORMS`."""
+    form = str(manifest["form"])
+    return next((key for key, text in FORMS.items() if text == form), form)
 
 
 class Strategy:
-    """One rank with the whole network; the others change what differs over several ranks.
+    """A single rank with the complete network; base of the strategies for several ranks.
 
-    `network` is what the state is of, `replicas` what a step calls.
+    `network` has the state, a step calls `replicas`.
     """
 
     def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:
@@ -35,42 +35,42 @@ class Strategy:
         self.replicas: nn.Module = network
 
     form = "replicated"
-    """The key in FORMS of the state that this one saves."""
+    """The key in FORMS of the saved state."""
     collective_state = False
     """Whether all ranks must take part in `state`, and in each forward pass."""
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
-        """A context in which gradients are accumulated; with `hold` they are not exchanged yet."""
+        """Return a context that accumulates gradients; with `hold` they are not exchanged yet."""
         return contextlib.nullcontext()
 
-    def exchange_anew(self) -> None:
-        """Other weights than before require gradients from now on."""
+    def rewrap(self) -> None:
+        """Adapt to a change of the weights that require gradients."""
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """The whole model and optimizer state, on rank 0 at least.
+        """Return the complete model and optimizer state, at least on rank 0.
 
-        References, not copies: to be copied before the next step.
+        These are references: copy them before the next step.
         """
         return {"model": self.network.state_dict(), "optimizer": optimizer.state_dict()}
 
     def restore(self, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Take over what `state` returned; a missing or surplus entry raises."""
+        """Restore what `state` returned; raise for a missing or surplus entry."""
         self.network.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
 
 class Ddp(Strategy):
-    """The whole network on every rank, gradients averaged while the backward pass goes on."""
+    """The complete network on every rank; gradients are averaged during the backward pass."""
 
     def __init__(
         self, network: nn.Module, config: TrainConfig, world: World, accumulates: bool
     ) -> None:
         super().__init__(network, config, world)
         self._static = not accumulates
-        self._ddp = self._wrapped(_compiled(network, config))
+        self._ddp = self._wrap(_compile(network, config))
         self.replicas = self._ddp
 
-    def _wrapped(self, network: nn.Module) -> DistributedDataParallel:
+    def _wrap(self, network: nn.Module) -> DistributedDataParallel:
         return DistributedDataParallel(
             network,
             device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
@@ -79,23 +79,23 @@ class Ddp(Strategy):
             static_graph=self._static,
         )
 
-    def exchange_anew(self) -> None:
-        """DDP knows only the weights that required gradients when it was made."""
+    def rewrap(self) -> None:
+        """Create DDP again: it only knows the weights that required gradients at its creation."""
         self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
-        self._ddp = self._wrapped(self._ddp.module)
+        self._ddp = self._wrap(self._ddp.module)
         self.replicas = self._ddp
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
-        """DistributedDataParallel's no_sync."""
+        """Return DistributedDataParallel's no_sync."""
         return self._ddp.no_sync() if hold else contextlib.nullcontext()
 
 
 class Fsdp(Strategy):
-    """Each rank holds a share of the weights and gathers a block when it computes it.
+    """Each rank has a shard of the weights, and gathers a block to compute it.
 
-    A block moves to the device when it is sharded, so the device never holds the whole network.
-    Checkpoints hold the whole state, so `load_model` reads them as any other; gathering it takes
-    part of every rank and blocks the step. They resume with fsdp only.
+    A block moves to the device when it is sharded, so the device never has the complete network.
+    Checkpoints contain the complete state, so `load_model` reads them like any other; gathering it
+    is collective and blocks the step. They resume with fsdp only.
     """
 
     form = "sharded"
@@ -114,12 +114,12 @@ class Fsdp(Strategy):
         self._fsdp = sharded
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
-        """Switches the reduce-scatter of this backward pass off or on."""
+        """Switch the reduce-scatter of this backward pass off or on."""
         self._fsdp.set_requires_gradient_sync(not hold)
         return contextlib.nullcontext()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """Gathered on rank 0, on the CPU."""
+        """Gather the state on rank 0, on the CPU."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -127,7 +127,7 @@ class Fsdp(Strategy):
         return {"model": model, "optimizer": optim}
 
     def restore(self, optimizer: torch.optim.Optimizer, state: State) -> None:
-        """Each rank takes its share of the whole state."""
+        """Load this rank's shard of the complete state."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         set_state_dict(
@@ -140,20 +140,20 @@ class Fsdp(Strategy):
 
 
 def spread(network: nn.Module, config: TrainConfig, world: World, accumulates: bool) -> Strategy:
-    """The strategy of `config`; one rank needs none.
+    """Create the strategy of `config`; a single rank needs none.
 
-    `network` is on its device, but for fsdp over several ranks, which moves it there itself.
+    `network` is on its device already, except for fsdp over several ranks, which moves it there.
     """
     if world.size == 1:
         alone = Strategy(network, config, world)
-        alone.replicas = _compiled(network, config)
+        alone.replicas = _compile(network, config)
         return alone
     if config.strategy == "fsdp":
         return Fsdp(network, config, world)
     return Ddp(network, config, world, accumulates)
 
 
-def _compiled(network: nn.Module, config: TrainConfig) -> nn.Module:
+def _compile(network: nn.Module, config: TrainConfig) -> nn.Module:
     if not config.compile:
         return network
     compiled = torch.compile(network)
@@ -162,7 +162,7 @@ def _compiled(network: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The residual blocks: the units in which weights are gathered."""
+    """Return the residual blocks, the units in which weights are gathered."""
     return [
         module
         for module in network.modules()

@@ -25,59 +25,59 @@ Phase = Literal[
     "other",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""`communication` is what of it the backward pass does not hide: from the end of a rank's own
-gradients to the end of their exchange, waiting for slower ranks included. `other` is reports, the
+"""`communication` is the part that the backward pass does not hide: from the end of a rank's own
+gradients to the end of their exchange, including the wait for slower ranks. `other` is reports, the
 agreement to stop, and traces."""
 OWN: tuple[Phase, ...] = ("data", "forward", "backward")
-"""What a rank does before it waits for the others in a step."""
+"""Phases of a step in which a rank does not wait for the others."""
 STEP: tuple[Phase, ...] = (*OWN, "communication", "optimizer", "other")
-TOLD: tuple[Phase, ...] = (*STEP, "checkpoint")
-"""What may fall between two lines of metrics."""
+REPORTED: tuple[Phase, ...] = (*STEP, "checkpoint")
+"""Phases that may occur between two lines of metrics."""
 STRAGGLES = 0.2
-"""The share of a step that others must wait for a rank, to call it one that straggles."""
+"""Share of a step that others wait for a rank, from which it counts as a straggler."""
 _LEAST = 0.005
-"""The smallest share that is told."""
+"""The smallest share that is printed."""
 
 
 def percent(share: float) -> str:
-    """A share in words, such as 12 %."""
+    """Format a share, such as 12 %."""
     return f"{share:.0%}".replace("%", " %")
 
 
 class Pace:
-    """The ranks' own times of a step, and the slowest of them, which the others wait for."""
+    """The ranks' own times of a step, and the slowest rank, which the others wait for."""
 
     def __init__(self, rows: Sequence[Sequence[float]], step_seconds: float) -> None:
         """Compare the ranks.
 
         Args:
-            rows: Of each rank, its seconds in each phase of `OWN`.
-            step_seconds: Of a whole step.
+            rows: Seconds of each rank in each phase of `OWN`.
+            step_seconds: Seconds of a complete step.
         """
         seconds = [sum(row) for row in rows]
         self.seconds = [round(value, 6) for value in seconds]
         self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
         median = statistics.median_low(seconds)
         self.ratio = seconds[self.slowest] / median if median else 1.0
-        """Of the slowest to the median."""
+        """Time of the slowest rank relative to the median."""
         self.phase = _slow_at(rows, self.slowest)
-        """What the slowest takes longer for, most of all."""
+        """The phase in which the slowest rank loses most time."""
         self.late = seconds[self.slowest] - median > STRAGGLES * step_seconds
-        """Whether it makes the others wait."""
+        """Whether the others wait for the slowest rank."""
 
     @property
     def slow(self) -> str:
-        """How slow the slowest is."""
+        """Description of how slow the slowest rank is."""
         return f"takes {self.ratio:.1f} times as long as the others, in {self.phase}"
 
     @property
     def straggler(self) -> str:
-        """Names the slowest where it makes the others wait; else empty."""
+        """The slowest rank if the others wait for it; otherwise empty."""
         return f"; rank {self.slowest} {self.slow}" if self.late else ""
 
 
 def _slow_at(rows: Sequence[Sequence[float]], rank: int) -> Phase:
-    """What the rank takes longer for than the others do."""
+    """Return the phase in which the rank loses most time against the others."""
     medians = [statistics.median_low(column) for column in zip(*rows, strict=True)]
     more = [value - median for value, median in zip(rows[rank], medians, strict=True)]
     return OWN[max(range(len(OWN)), key=more.__getitem__)]
@@ -92,116 +92,117 @@ class TimeSpent:
             phase: statistics.fmean(column)
             for phase, column in zip(PHASES, zip(*rows, strict=True), strict=True)
         }
-        """Over the ranks."""
+        """Mean over the ranks."""
         self.total = sum(self.mean.values())
         self.stepping = sum(self.mean[phase] for phase in STEP)
         """Seconds in steps, without the start, checkpoints and evaluations."""
-        own = [[each[PHASES.index(phase)] for phase in OWN] for each in rows]
+        own = [[row[PHASES.index(phase)] for phase in OWN] for row in rows]
         self.pace = Pace(own, self.stepping)
 
-    def of(self, phase: Phase) -> list[float]:
-        """Seconds of each rank in a phase."""
-        return [each[PHASES.index(phase)] for each in self.rows]
+    def by_rank(self, phase: Phase) -> list[float]:
+        """Return the seconds of each rank in a phase."""
+        return [row[PHASES.index(phase)] for row in self.rows]
 
     @property
     def for_the_slowest(self) -> float:
-        """Seconds that a rank waited, on the average, for ranks slower than itself.
+        """Mean seconds that a rank waited for slower ranks.
 
-        The exchange itself takes no longer than the rank that is waited for sees it take.
+        The exchange itself takes at most as long as the slowest rank measures.
         """
-        return self.mean["communication"] - min(self.of("communication"))
+        return self.mean["communication"] - min(self.by_rank("communication"))
 
     def share(self, seconds: float) -> float:
-        """Of all the time."""
+        """Return the share of the total time."""
         return seconds / self.total if self.total else 0.0
 
     def line(self) -> str:
-        """The shares of the phases, the largest first."""
+        """Format the shares of the phases, the largest first."""
         ranks = f" on {len(self.rows)} ranks" if len(self.rows) > 1 else ""
         shares = sorted(((self.share(s), p) for p, s in self.mean.items()), reverse=True)
-        told = ", ".join(f"{phase} {percent(share)}" for share, phase in shares if share >= _LEAST)
-        return f"the time went: {self.total:,.0f} s{ranks}: {told}"
+        text = ", ".join(f"{phase} {percent(share)}" for share, phase in shares if share >= _LEAST)
+        return f"the time went: {self.total:,.0f} s{ranks}: {text}"
 
 
 WAITS, SAVES, EVALUATES, STARTS = 0.05, 0.05, 0.2, 0.2
-"""Shares of the time that are worth a word."""
+"""Shares of the time from which advice is given."""
 NETWORK = 0.1
 LONG = 60.0
-"""Seconds; a shorter run is mostly what each run does once."""
+"""Seconds; a shorter run is mostly start-up."""
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 
-class Setting(NamedTuple):
-    """Where a run runs, as far as advice depends on it."""
+class Environment(NamedTuple):
+    """Properties of the machines of a run that advice depends on."""
 
     ranks: Sequence[str]
     """The node of each rank."""
     cpus: float
     """CPUs for each rank."""
     decoded: int
-    """Bytes of all its images, decoded; 0 where they are kept so already."""
+    """Bytes of all images, decoded; 0 if they are cached already."""
     room: int
-    """Bytes that are free where they would be kept."""
+    """Free bytes where they would be cached."""
 
 
-def advice(spent: TimeSpent, config: TrainConfig, here: Setting) -> list[str]:
-    """A line for each thing that took more than it should, the largest first."""
-    found: list[tuple[float, str]] = []
+def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> list[str]:
+    """Return a line of advice for each phase that took too long, the largest first."""
+    lines: list[tuple[float, str]] = []
 
-    def tell(seconds: float, least: float, line: str) -> None:
+    def add(seconds: float, least: float, line: str) -> None:
         share = spent.share(seconds)
         if share >= least:
-            found.append((share, f"{percent(share)} of the time {line}"))
+            lines.append((share, f"{percent(share)} of the time {line}"))
 
-    tell(spent.mean["data"], WAITS, f"waited for data: {_against_waiting(config, here)}")
-    late = _slow_rank(spent, here)
+    add(spent.mean["data"], WAITS, f"waited for data: {_against_waiting(config, environment)}")
+    late = _slow_rank(spent, environment)
     if late:
-        found.append((spent.share(spent.for_the_slowest), late))
-    tell(
-        min(spent.of("communication")),
+        lines.append((spent.share(spent.for_the_slowest), late))
+    add(
+        min(spent.by_rank("communication")),
         NETWORK,
         "waited for the network: a larger batch_size, or a faster network "
         "(kfp-ddp netcheck measures it)",
     )
     if spent.total > LONG:
-        _tell_of_pauses(spent, config, tell)
-    return [line for _, line in sorted(found, key=lambda each: -each[0])]
+        _advise_on_pauses(spent, config, add)
+    return [line for _, line in sorted(lines, key=lambda item: -item[0])]
 
 
-def _tell_of_pauses(
-    spent: TimeSpent, config: TrainConfig, tell: Callable[[float, float, str], None]
+def _advise_on_pauses(
+    spent: TimeSpent, config: TrainConfig, add: Callable[[float, float, str], None]
 ) -> None:
-    tell(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
+    add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
     every = config.eval_epochs
-    tell(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
+    add(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
     less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
     start = f"was the start, before the first step: {less}a longer run"
-    tell(spent.mean["start"], STARTS, start)
+    add(spent.mean["start"], STARTS, start)
 
 
-def _against_waiting(config: TrainConfig, here: Setting) -> str:
-    """More processes that load where there are CPUs for them, or a cache where there is room."""
-    found = []
-    cpus = int(here.cpus)
+def _against_waiting(config: TrainConfig, environment: Environment) -> str:
+    """Advise more loader processes if there are CPUs, or a cache if there is disk space."""
+    changes = []
+    cpus = int(environment.cpus)
     if config.workers < cpus:
-        found.append(f"workers={config.workers} -> {min(cpus, max(2, 2 * config.workers))}")
-    if here.decoded and 1.1 * here.decoded < here.room:
-        found.append(f"cache_gb={math.ceil(here.decoded / 1e9)}")
+        changes.append(f"workers={config.workers} -> {min(cpus, max(2, 2 * config.workers))}")
+    if environment.decoded and 1.1 * environment.decoded < environment.room:
+        changes.append(f"cache_gb={math.ceil(environment.decoded / 1e9)}")
     size = config.train_image_size or config.image_size
-    lack = f"more CPUs than {here.cpus:g} for a rank, or images stored at image_size={size}"
-    return ", or ".join(found) or lack
+    lack = f"more CPUs than {environment.cpus:g} for a rank, or images stored at image_size={size}"
+    return ", or ".join(changes) or lack
 
 
-def _slow_rank(spent: TimeSpent, here: Setting) -> str:
+def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
     pace = spent.pace
     if not pace.late:
         return ""
     waits = percent(spent.share(spent.for_the_slowest))
     data = pace.phase == "data"
+    trace = f"kfp-ddp trace --rank {pace.slowest}"
     where = "its loaders and disk" if data else "its node (temperature, another tenant)"
     return (
-        f"rank {pace.slowest} on {here.ranks[pace.slowest]} {pace.slow}, and they wait for it "
-        f"{waits} of the time: look at {where}, or trace it (kfp-ddp trace --rank {pace.slowest})"
+        f"rank {pace.slowest} on {environment.ranks[pace.slowest]} {pace.slow}, and they wait "
+        f"for it {waits} of the time: check {where}, or trace it ({trace})"
     )
 
 
@@ -213,9 +214,9 @@ def _less_often(config: TrainConfig) -> str:
 
 
 def cpus_of_a_rank(local_ranks: int) -> float:
-    """CPUs that this process may use, shared with the other ranks of its machine or pod.
+    """Return the CPUs of this machine or pod per rank.
 
-    A pod's limit stands in cgroup v2's cpu.max: microseconds of CPU in each period.
+    A pod's limit is in cgroup v2's cpu.max: microseconds of CPU in each period.
     """
     cpus = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):  # no limit is "max"
@@ -225,7 +226,7 @@ def cpus_of_a_rank(local_ranks: int) -> float:
 
 
 def room_for_a_cache(config: TrainConfig) -> int:
-    """Bytes that are free where decoded images are kept; 0 where nobody can tell."""
+    """Return the free bytes where decoded images are cached; 0 if unknown."""
     try:
         return shutil.disk_usage(config.cache_dir or tempfile.gettempdir()).free
     except OSError:

@@ -1,4 +1,4 @@
-"""Traces of a rank's steps by torch.profiler: as the settings ask, or as is asked while it runs."""
+"""Traces of a rank's steps by torch.profiler, by settings or on request while it runs."""
 
 import os
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 
 _WAIT, _WARM = 8, 2
-"""Steps before a trace that the settings ask for, of which the last are profiled in vain."""
+"""Steps before a trace by settings: first without the profiler, then its warm-up."""
 
 
 class Traces:
-    """What this rank traces; a step without a trace costs it the look at two attributes.
+    """The traces of this rank; a step without a trace only checks two attributes.
 
-    A request lies in the run's folder. A thread looks for it by `look`, and the loop begins after
-    the step that it is in. The other ranks wait meanwhile, as traced steps take longer.
+    A request is a file in the run's folder. A thread checks for it by `look`, and the loop starts
+    the trace after the current step. Traced steps take longer, so the other ranks wait.
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self._folder, self._rank = RunFolder(config.output_dir), world.rank
         self._steps = config.profile_steps if world.first else 0
-        self._asked: TraceRequest | None = None
+        self._request: TraceRequest | None = None
         self._known = ""
-        """Id of the newest request that was looked at."""
+        """Id of the newest request that was read."""
         self._profiler: Any = None
-        self._over = False
+        self._complete = False
 
     def __enter__(self) -> Self:
         if self._steps:
@@ -41,47 +41,47 @@ class Traces:
             self._profiler.stop()
 
     def look(self) -> None:
-        """See whether a trace of this rank is asked for, which it has not made."""
-        found = TraceRequest.read(self._folder)
-        if found is None or found.id == self._known:
+        """Check for a request for a trace of this rank that is not done yet."""
+        request = TraceRequest.read(self._folder)
+        if request is None or request.id == self._known:
             return
-        self._known = found.id
-        there = self._folder.traces.glob("*") if found.rank == self._rank else ()
-        if found.rank == self._rank and not any(found.matches(path.name) for path in there):
-            self._asked = found
+        self._known = request.id
+        existing = self._folder.traces.glob("*") if request.rank == self._rank else ()
+        if request.rank == self._rank and not any(request.matches(path.name) for path in existing):
+            self._request = request
 
     def step(self, step: int) -> None:
-        """Note that step `step` (from 1) is done."""
+        """Record that step `step` (from 1) is done."""
         if self._profiler is not None:
             self._profiler.step()
-            if self._over:
+            if self._complete:
                 self._profiler.stop()
-                self._profiler, self._over = None, False
-        elif self._asked is not None:
-            asked, self._asked = self._asked, None
-            first = step + 2  # the one before sets the profiler up
-            last = first + asked.steps - 1
+                self._profiler, self._complete = None, False
+        elif self._request is not None:
+            request, self._request = self._request, None
+            first = step + 2  # the step before starts the profiler
+            last = first + request.steps - 1
             print(f"rank {self._rank} traces the steps {first} to {last}", flush=True)
-            self._begin(0, 1, asked.steps, lambda made: self._keep(made, asked, first))
+            self._begin(0, 1, request.steps, lambda profile: self._keep(profile, request, first))
 
     def _begin(self, wait: int, warm: int, steps: int, keep: Callable[[Any], None]) -> None:
         from torch import profiler
 
-        def ready(made: Any) -> None:
-            keep(made)
-            self._over = True
+        def ready(profile: Any) -> None:
+            keep(profile)
+            self._complete = True
 
         plan = profiler.schedule(wait=wait, warmup=warm, active=steps, repeat=1)
         self._profiler = profiler.profile(schedule=plan, on_trace_ready=ready)
         self._profiler.start()
 
-    def _keep(self, made: Any, asked: TraceRequest, first: int) -> None:
-        """Write the trace; a folder that takes nothing costs the run nothing."""
-        path = self._folder.traces / asked.trace_name(first)
+    def _keep(self, profile: Any, request: TraceRequest, first: int) -> None:
+        """Write the trace; an error is only a warning."""
+        path = self._folder.traces / request.trace_name(first)
         aside = path.with_name(f".{path.name}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            made.export_chrome_trace(str(aside))
+            profile.export_chrome_trace(str(aside))
             os.replace(aside, path)
         except (OSError, RuntimeError) as error:
             print(f"warning: the trace {path} was not written: {error}", flush=True)

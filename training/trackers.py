@@ -20,7 +20,7 @@ from kfp_ddp.training.config import TrainConfig
 
 
 class Event(NamedTuple):
-    """A line of metrics.jsonl: the event's name, its fields, and when, in seconds since 1970."""
+    """A line of metrics.jsonl: the event's name, its fields, and its time in seconds since 1970."""
 
     name: str
     fields: dict[str, Any]
@@ -31,51 +31,51 @@ class Tracker(Protocol):
     """A run at a server."""
 
     def log(self, events: Sequence[Event]) -> None:
-        """Keep events, in their order; whatever it raises, they come again."""
+        """Log events in their order; after an exception they are sent again."""
 
 
-class Patient:
-    """A sink that sends what metrics.jsonl holds when its server takes it; nobody waits for it.
+class BackgroundSink:
+    """A sink that sends the lines of metrics.jsonl to a server from a thread; no step waits for it.
 
-    How far it came stands in the tracker's own file, so that what a server that was away, or a
-    process that was killed, missed is sent by the next one.
+    The position is recorded in the tracker's own file. The next process sends what was not sent
+    because the server was unreachable or the process was killed.
     """
 
     PAUSE_SECONDS = 30.0
     LAST_SECONDS = 60.0
     LAST_OF_STOPPED_SECONDS = 5.0
-    """The same where the training was stopped, and has no time."""
+    """Limit of the last wait if the training was stopped."""
 
     def __init__(
         self, title: str, metrics: Path, record: Path, connect: Callable[[], Tracker]
     ) -> None:
-        """Begin to connect.
+        """Start to connect.
 
         Args:
-            title: What people call the tracker.
-            metrics: The events, a line each, which a caller appends to before it calls.
-            record: A JSON file of the tracker; this keeps `sent` in it, the bytes that were sent.
-            connect: Finds or makes the run; called again where it raised.
+            title: Name of the tracker.
+            metrics: File of the events; a caller appends to it before it calls this sink.
+            record: JSON file of the tracker; its field `sent` is the number of bytes sent.
+            connect: Finds or creates the run; called again after an exception.
         """
         self._title, self._connect = title, connect
         self._metrics, self._record = metrics, record
         self._tracker: Tracker | None = None
         self._changed, self._over = threading.Event(), threading.Event()
-        self._told = False
+        self._warned = False
         self._thread = threading.Thread(target=self._work, name=title, daemon=True)
         self._thread.start()
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        """See that the event is sent; after the last one wait a moment for the server."""
+        """Let the event be sent; after the last one, wait for the server for a limited time."""
         if event == "end":
             self._over.set()
         self._changed.set()
         if event == "end":
             done = fields.get("status") == "done"
             self._thread.join(self.LAST_SECONDS if done else self.LAST_OF_STOPPED_SECONDS)
-            left = _left(self._metrics, self._record)[0].count(b"\n")
-            if left:
-                print(f"warning: {self._title} lacks {left} events", flush=True)
+            unsent = _unsent(self._metrics, self._record)[0].count(b"\n")
+            if unsent:
+                print(f"warning: {self._title} lacks {unsent} events", flush=True)
 
     def _work(self) -> None:
         last = False
@@ -83,36 +83,34 @@ class Patient:
             self._changed.wait()
             self._changed.clear()
             last = self._over.is_set()
-            if not self._sent() and not last:
+            if not self._send() and not last:
                 self._over.wait(self.PAUSE_SECONDS)
                 self._changed.set()
 
-    def _sent(self) -> bool:
+    def _send(self) -> bool:
         try:
             if self._tracker is None:
                 self._tracker = self._connect()
-            send_left(self._tracker, self._metrics, self._record)
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the training goes on
-            if not self._told:
-                print(
-                    f"warning: {self._title} takes nothing for now: {one_line(error)}", flush=True
-                )
-            self._told = True
+            send_unsent(self._tracker, self._metrics, self._record)
+        except Exception as error:  # noqa: BLE001 - training continues after any error
+            if not self._warned:
+                print(f"warning: {self._title} is not reachable: {one_line(error)}", flush=True)
+            self._warned = True
             return False
-        self._told = False
+        self._warned = False
         return True
 
 
-def send_left(tracker: Tracker, metrics: Path, record: Path) -> None:
-    """Send what was not sent, and note that it was; raises what the tracker does."""
-    lines, end = _left(metrics, record)
+def send_unsent(tracker: Tracker, metrics: Path, record: Path) -> None:
+    """Send the events that were not sent, and record it; raise the tracker's exceptions."""
+    lines, end = _unsent(metrics, record)
     tracker.log([_event(line) for line in lines.splitlines()])
     with atomic_write(record) as file:
         file.write(json.dumps({**_read(record), "sent": end}).encode())
 
 
-def _left(metrics: Path, record: Path) -> tuple[bytes, int]:
-    """The whole lines that were not sent, and where the last of them ends."""
+def _unsent(metrics: Path, record: Path) -> tuple[bytes, int]:
+    """Return the complete lines that were not sent, and the position after them."""
     start = int(_read(record).get("sent", 0))
     with metrics.open("rb") as file:
         file.seek(start)
@@ -128,41 +126,41 @@ def _event(line: bytes) -> Event:
 
 def _read(record: Path) -> dict[str, Any]:
     try:
-        found = json.loads(record.read_text())
+        fields = json.loads(record.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def require(package: str, setting: str) -> None:
-    """Refuse a setting whose package is not installed.
+    """Check that the package of a setting is installed.
 
     Raises:
-        InputError: saying that the image lacks it.
+        InputError: the image lacks it.
     """
     if importlib.util.find_spec(package) is None:
         raise InputError(
             f"{setting} needs the package {package}, which this image lacks: add it to the image, "
-            f"or leave {setting} out"
+            f"or do not set {setting}"
         )
 
 
 # MLflow's own are 7 tries of 2 minutes each.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _METRICS, _PARAMS, _LONGEST = 1000, 100, 6000
-"""What MLflow takes in a request, and of a parameter."""
+"""MLflow's limits of a request, and of the length of a parameter."""
 _RUN_ID = "kfp_ddp.run_id"
 _ENDS = {"done": "FINISHED", "preempted": "KILLED"}
 
 
 class MlflowRun:
-    """The run of a training."""
+    """The MLflow run of a training: the same one after each resume, and for later steps."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Find the run that `mlflow.json` in the output folder names, or make one.
+        """Find the run that `mlflow.json` in the output folder names, or create it.
 
         Raises:
-            Exception: MLflow's own, of which there are many.
+            Exception: any exception of MLflow.
         """
         self.client = _client(config.mlflow_uri)
         file = Path(config.output_dir, MLFLOW)
@@ -171,21 +169,21 @@ class MlflowRun:
             self.run_id = known["run_id"]
         else:
             experiment = self._experiment(config)
-            self.run_id = self._found(config, experiment) or self._made(config, experiment)
+            self.run_id = self._find(config, experiment) or self._create(config, experiment)
             with atomic_write(file) as record:
                 record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
         if not self.client.get_run(self.run_id).data.params:
-            self._keep_settings(config)
+            self._log_settings(config)
 
-    def _found(self, config: TrainConfig, experiment: str) -> str:
-        """The run that was made for this one by a process that was killed before it noted so."""
+    def _find(self, config: TrainConfig, experiment: str) -> str:
+        """Find the run that a killed process created but did not record."""
         if not config.run_id:
             return ""
-        of_this_run = f"tags.`{_RUN_ID}` = '{config.run_id}'"
-        found = self.client.search_runs([experiment], of_this_run, max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        query = f"tags.`{_RUN_ID}` = '{config.run_id}'"
+        runs = self.client.search_runs([experiment], query, max_results=1)
+        return str(runs[0].info.run_id) if runs else ""
 
-    def _made(self, config: TrainConfig, experiment: str) -> str:
+    def _create(self, config: TrainConfig, experiment: str) -> str:
         name = config.run_id or Path(config.output_dir).name
         tags = {
             "kfp_ddp.version": __version__,
@@ -193,19 +191,19 @@ class MlflowRun:
             "kfp_ddp.data": config.data,
             "mlflow.source.name": "kfp_ddp",
         }
-        made = self.client.create_run(experiment, tags=tags, run_name=name)
-        return str(made.info.run_id)
+        run = self.client.create_run(experiment, tags=tags, run_name=name)
+        return str(run.info.run_id)
 
-    def _keep_settings(self, config: TrainConfig) -> None:
+    def _log_settings(self, config: TrainConfig) -> None:
         from mlflow.entities import Param
 
         settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
         params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
-        for some in _parts(params, _PARAMS):
-            self.client.log_batch(self.run_id, params=some)
+        for batch in _batches(params, _PARAMS):
+            self.client.log_batch(self.run_id, params=batch)
 
     def log(self, events: Sequence[Event]) -> None:
-        """Keep the numbers of events, and how the run ended."""
+        """Log the numbers of events, and how the run ended."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -214,8 +212,8 @@ class MlflowRun:
             if event.name in ("step", "eval")
             for name, value in _figures(event.fields).items()
         ]
-        for some in _parts(metrics, _METRICS):
-            self.client.log_batch(self.run_id, metrics=some)
+        for batch in _batches(metrics, _METRICS):
+            self.client.log_batch(self.run_id, metrics=batch)
         for event in events:
             if event.name == "start":
                 self.client.update_run(self.run_id, status="RUNNING")
@@ -227,21 +225,21 @@ class MlflowRun:
 
     def _experiment(self, config: TrainConfig) -> str:
         name = config.mlflow_experiment
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self.client.create_experiment(name))
-            except Exception:  # noqa: BLE001 - another run may have made it meanwhile
-                found = self.client.get_experiment_by_name(name)
-        if found is None:
-            raise LookupError(f"the experiment {name} can neither be found nor made")
-        return str(found.experiment_id)
+            except Exception:  # noqa: BLE001 - another run may have created it meanwhile
+                experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            raise LookupError(f"the experiment {name} can neither be found nor created")
+        return str(experiment.experiment_id)
 
 
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Add what a later step found to the run of a training that asked for MLflow.
+    """Add the results of a later step to the MLflow run of a training, if it has one.
 
-    What the training could not send goes before it. A server that does not take it is a warning in
+    Events that the training could not send are sent first. An unreachable server is a warning in
     the log.
     """
     folder = RunFolder(run_dir)
@@ -255,15 +253,15 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
         from mlflow.entities import Metric, RunTag
 
         run = MlflowRun(config.model_copy(update={"output_dir": str(run_dir)}))
-        send_left(run, folder.metrics, run_dir / MLFLOW)
+        send_unsent(run, folder.metrics, run_dir / MLFLOW)
         now = int(time.time() * 1000)
         run.client.log_batch(
             run.run_id,
             metrics=[Metric(name, value, now, 0) for name, value in _figures(metrics).items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
-    except Exception as error:  # noqa: BLE001 - what was found stands without MLflow
-        print(f"warning: MLflow was not told of this: {error}", flush=True)
+    except Exception as error:  # noqa: BLE001 - the result is valid without MLflow
+        print(f"warning: MLflow did not get these results: {error}", flush=True)
 
 
 def _client(uri: str) -> Any:
@@ -290,18 +288,18 @@ def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _parts(items: list[Any], most: int) -> Iterable[list[Any]]:
+def _batches(items: list[Any], most: int) -> Iterable[list[Any]]:
     return (items[at : at + most] for at in range(0, len(items), most))
 
 
 class WandbRun:
-    """The run of a training."""
+    """The Weights & Biases run of a training; its id is a digest of the run's name."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Begin it, or go on in it.
+        """Start or continue the run.
 
         Raises:
-            Exception: those of wandb.
+            Exception: any exception of wandb.
         """
         import wandb
 
@@ -316,7 +314,7 @@ class WandbRun:
         )
 
     def log(self, events: Sequence[Event]) -> None:
-        """Keep the numbers of events, and how the run ended."""
+        """Log the numbers of events, and how the run ended."""
         for event in events:
             if event.name in ("step", "eval"):
                 numbers = {

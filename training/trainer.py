@@ -15,7 +15,7 @@ from kfp_ddp.training.data import DeviceBatch, Images, Split, evaluation_keys, l
 from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.loss import Divergence, Loss
-from kfp_ddp.training.meter import when_own_gradients_are_there
+from kfp_ddp.training.meter import on_own_gradients
 from kfp_ddp.training.model import logits
 from kfp_ddp.training.progress import Progress
 from kfp_ddp.training.report import Report
@@ -26,16 +26,16 @@ from kfp_ddp.training.transforms import mixed
 
 
 class Validation:
-    """Measures a learner on `split`, of which this rank takes its share."""
+    """Evaluates a learner on this rank's share of `split`; each image counts exactly once."""
 
     def __init__(self, config: TrainConfig, world: World, split: Split) -> None:
         self.config, self.world, self.split = config, world, split
         self.skipped = 0
-        """Images that could not be read, over all evaluations."""
+        """Unreadable images over all evaluations."""
 
     @torch.no_grad()
     def measure(self, learner: Learner) -> dict[str, float]:
-        """Loss, top-1 (accuracy) and top-5, the same on every rank."""
+        """Return loss, top-1 (accuracy) and top-5, the same on every rank."""
         network = learner.to_evaluate()
         network.eval()
         # An Apple GPU has no float64.
@@ -51,7 +51,7 @@ class Validation:
             loss = F.cross_entropy(output.float(), batch.targets, reduction="sum")
             sums += torch.stack([loss, top[:, 0].sum(), top.sum()])
         if learner.strategy.collective_state:
-            self._forward_with_the_others(network, rounds)
+            self._forward_with_others(network, rounds)
         learner.train()
         loss_sum, first, five, count_all = self.world.sum([*sums.tolist(), samples])
         count_all = max(count_all, 1)
@@ -66,13 +66,13 @@ class Validation:
         keys = list(evaluation_keys(index, size, self.world.rank, self.world.size))
         images = Images(index, self.config, for_training=False, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
-        # A run's worth of start-up and no gain where decoding is done already.
+        # Loader processes cost start-up time and gain nothing if images are decoded already.
         workers = 0 if self.split.cache else self.config.workers
         loaded = iter(loader(images, keys, workers, pin))
         return to_device(loaded, self.world.device)
 
-    def _forward_with_the_others(self, network: nn.Module, rounds: int) -> None:
-        """Sharded weights are gathered by all: pass as many batches as the rank with the most."""
+    def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
+        """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
         size = self.config.image_size
         blank = torch.zeros(1, 3, size, size, device=self.world.device)
         for _ in range(max(self.world.gather(rounds)) - rounds):
@@ -80,7 +80,7 @@ class Validation:
 
 
 class Trainer:
-    """One run on this rank."""
+    """One training run on this rank."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Trainer:
         self.step = self.skipped = 0
 
     def fit(self) -> bool:
-        """Train to the last epoch; False if the ranks agreed to stop before."""
+        """Train to the last epoch; return False if the ranks agreed to stop before."""
         self.step = self.progress.step = self.saving.resume()
         self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
         meter, batches = self.report.meter, self.batches()
@@ -129,7 +129,7 @@ class Trainer:
         return self._finish("done")
 
     def advance(self, batches: Iterator[DeviceBatch]) -> bool:
-        """One step and what falls due after it; True if the ranks agreed to stop here."""
+        """Do one step, and report, evaluate and save if due; True if the ranks agreed to stop."""
         self.stop.post(save=self.saving.minutes_are_over())
         if self.step % self.sampler.steps == 0:
             self.learner.begin_epoch(self.step // self.sampler.steps)
@@ -138,7 +138,7 @@ class Trainer:
         self.step += 1
         self.progress.step = self.step
         if self.report.is_due(self.step):
-            self.divergence.refuse(self.sampler.steps)
+            self.divergence.check(self.sampler.steps)
             skipped = self.skipped + self.validation.skipped
             self.report.step(self.step, loss, rate, skipped, self.learner.scaler)
         if self.step % self.sampler.steps == 0:
@@ -152,7 +152,7 @@ class Trainer:
         return False
 
     def batches(self) -> Iterator[DeviceBatch]:
-        """This rank's micro-batches from the next step to the end of the run."""
+        """Load this rank's micro-batches from the next step to the end of the run."""
         epochs = Epochs(self.sampler, self.step, self.config.epochs)
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
@@ -160,10 +160,10 @@ class Trainer:
         return to_device(iter(loaded), self.world.device)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
-        """One optimizer step over this rank's micro-batches; returns the mean of their losses.
+        """Do one optimizer step over this rank's micro-batches; return the mean of their losses.
 
-        Each micro-batch weighs the same in the global batch, also where ranks have unequal numbers
-        of them: the strategies divide by the world size, so that is multiplied in.
+        Each micro-batch has the same weight in the global batch, even if ranks have unequal
+        numbers: strategies divide by the world size, so the weight includes it.
         """
         learner, mine, enter = self.learner, self.sampler.mine, self.report.meter.timeline.enter
         learner.set_rate(rate)
@@ -171,7 +171,7 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         indices = []
         for number in range(mine):
-            learner.keep_statistics_of(number, mine)
+            learner.limit_statistics(number, mine)
             self.progress.phase = "data"
             enter("data")
             batch = next(batches)
@@ -180,16 +180,16 @@ class Trainer:
             self.skipped += batch.skipped
             indices.append(batch.indices)
             images, own = mixed(batch.images, self.config, epoch, batch.indices[0])
-            learner.draw_anew(self.step, self.world.rank + number * self.world.size)
+            learner.seed_step(self.step, self.world.rank + number * self.world.size)
             with learner.strategy.hold_gradients(number < mine - 1):
                 with learner.autocast:
                     output = learner.strategy.replicas(images)
                     loss = self.loss(output, batch.targets, own)
-                weighed = loss * weight
+                weighted = loss * weight
                 if number == mine - 1 and self.world.size > 1:
-                    when_own_gradients_are_there(weighed, lambda: enter("communication"))
+                    on_own_gradients(weighted, lambda: enter("communication"))
                 enter("backward")
-                learner.backward(weighed)
+                learner.backward(weighted)
             total += loss.detach()
         if not self.saving.writer.copied.is_set():
             enter("checkpoint")
@@ -204,7 +204,7 @@ class Trainer:
     def _end_epoch(self, epoch: int) -> None:
         last, better = self.step == self.steps_total, False
         if last or epoch % self.config.eval_epochs == 0:
-            self.divergence.refuse(self.sampler.steps)
+            self.divergence.check(self.sampler.steps)
             better = self._evaluate(epoch)
         every = self.config.checkpoint_epochs
         due = last or (every and epoch % every == 0) or (better and self.config.keep_best)
@@ -213,7 +213,7 @@ class Trainer:
         self.report.meter.restart(self.step)
 
     def _evaluate(self, epoch: int) -> bool:
-        """Measure the network at the end of an epoch; whether it is the best so far."""
+        """Evaluate the network at the end of an epoch; return whether it is the best so far."""
         began, self.progress.phase = time.monotonic(), "evaluate"
         enter = self.report.meter.timeline.enter
         enter("evaluation")
@@ -230,12 +230,12 @@ class Trainer:
             enter = self.report.meter.timeline.enter
             enter("checkpoint")
             epoch = self.step / self.sampler.steps
-            diverged = self.divergence.found
+            diverged = self.divergence.detected
             self.saving.save(self.step, epoch, diverged, self.report.metrics)
             enter("other")
 
     def _finish(self, status: str) -> bool:
-        """Make the last save durable before any rank leaves."""
+        """Wait until the last checkpoint is durable before any rank leaves."""
         if status == "preempted":
             self._save()
         self.progress.phase = "save"

@@ -1,4 +1,4 @@
-"""From a decoded image to the square that the network takes, on uint8; mixing within a batch."""
+"""Transforms of a decoded image to the network's input, on uint8; mixup and CutMix."""
 
 import functools
 import math
@@ -15,21 +15,21 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.images import Need
 
 _SPARE = 1.5
-"""So that a fraction of an image, once resized, differs from all of it by 0.4 to 1.5 of 255 on
+"""With this margin, a partially decoded image differs after resizing by 0.4 to 1.5 of 255 on
 average (measured on photographs); at 1.0 it is sharper, by 1 to 3."""
 _LINE = 1000
-"""So many times as long as wide a picture is a line: grown whole it would take 200 MB at 224 px."""
+"""Aspect ratio from which an image counts as a line: resized it would take 200 MB at 224 px."""
 
 
 def augmentation(config: TrainConfig) -> str:
-    """The augmentation of a run, with "auto" resolved."""
+    """Return the augmentation of a run, with "auto" resolved."""
     if config.augment != "auto":
         return config.augment
     return "shift" if config.model.startswith("cifar") else "crop-flip"
 
 
 def size_of_epoch(config: TrainConfig, epoch: int) -> int:
-    """Height and width in training, in pixels.
+    """Return height and width in training, in pixels.
 
     Progressive resizing as in FFCV's ImageNet recipes: linear over three quarters of the epochs,
     in multiples of 32 (of 4 below 64 pixels), then the final size.
@@ -45,25 +45,25 @@ def size_of_epoch(config: TrainConfig, epoch: int) -> int:
 
 
 def generator(seed: int, epoch: int, index: int) -> random.Random:
-    """The random numbers of one image in one epoch: all that augmentation may depend on."""
+    """Create the random generator of one image in one epoch, the only source of augmentation."""
     return random.Random(((seed << 20) + epoch << 40) + index)
 
 
-def _whole(config: TrainConfig, for_training: bool) -> bool:
-    """Whether every epoch begins with the same square of an image."""
+def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
+    """Return whether every epoch starts with the same square of an image."""
     fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
-    own = own_model.of(config)
+    own = own_model.load_for(config)
     parts = augmentation(config).startswith("crop") or (own and own.transforms)
     return not for_training or (fixed and not parts)
 
 
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
-    """The part of the transform that is the same in every epoch: what a cache stores.
+    """Apply the part of the transform that is the same in every epoch, which a cache stores.
 
-    Where crops are random it is the image with its shorter side at the size of evaluation at most,
-    so a cached run resamples twice; elsewhere the result is the same to the bit.
+    With random crops it is the image with its shorter side at most at the size of evaluation, so a
+    cached run resamples twice; otherwise the result is bit-identical.
     """
-    if _whole(config, for_training):
+    if _is_fixed(config, for_training):
         return evaluate(image, _prepared_size(config, for_training))
     height, width = image.shape[-2:]
     scale = short_side(_prepared_size(config, for_training)) / min(height, width)
@@ -75,9 +75,9 @@ def _prepared_size(config: TrainConfig, for_training: bool) -> int:
 
 
 def prepared_bytes(config: TrainConfig, for_training: bool) -> int:
-    """Bytes of a prepared image, expected: photographs are about 4:3."""
+    """Estimate the bytes of a prepared image: photographs are about 4:3."""
     size = _prepared_size(config, for_training)
-    return size**2 * 3 if _whole(config, for_training) else short_side(size) ** 2 * 4
+    return size**2 * 3 if _is_fixed(config, for_training) else short_side(size) ** 2 * 4
 
 
 def finish(
@@ -87,41 +87,41 @@ def finish(
     epoch: int,
     position: int,
     prepared: bool,
-    whole: tuple[int, int, int, "Drawn | None"] | None = None,
+    full: tuple[int, int, int, "Drawn | None"] | None = None,
 ) -> Tensor:
-    """The rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
+    """Apply the rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
 
-    `whole` is height and width of all of an image of which no more than was `needed` is decoded,
-    its divisor, and what was drawn for that; what is not drawn yet is drawn here, and is the same.
+    For a partially decoded image `full` has its full height and width, the divisor, and the crop
+    that was drawn for `needed`; otherwise the same crop is drawn here.
     """
     if not for_training:
         return image if prepared else evaluate(image, config.image_size)
     size = size_of_epoch(config, epoch)
     augment = augmentation(config)
-    own = own_model.of(config)
+    own = own_model.load_for(config)
     if own and own.transforms:
-        return own.transformed(image, size, generator(config.seed, epoch, position))
+        return own.apply_transforms(image, size, generator(config.seed, epoch, position))
     if augment.startswith("crop"):
-        height, width, by, drawn = whole or (*image.shape[-2:], 1, None)
+        height, width, by, drawn = full or (*image.shape[-2:], 1, None)
         crop, draw = drawn or _drawn(config, epoch, position, height, width)
         top, left, high, wide = _in_divided(crop, image, by)
         image = image[:, top : top + high, left : left + wide]
     else:
         draw = generator(config.seed, epoch, position)
-        if not (prepared and _whole(config, for_training)):
+        if not (prepared and _is_fixed(config, for_training)):
             image = evaluate(image, size)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
         image = image.flip(-1)
-    image = resize(image, size, size)  # of a crop; after the flip, which packs it
+    image = resize(image, size, size)  # of a crop; after the flip, which makes it contiguous
     if config.randaugment:
         image = _randaugment(image, config.randaugment, draw)
     return image
 
 
 def evaluate(image: Tensor, size: int) -> Tensor:
-    """The centre of one image: uint8 [3, H, W] to uint8 [3, size, size]."""
+    """Cut the centre of an image: uint8 [3, H, W] to uint8 [3, size, size]."""
     if max(image.shape[-2:]) > _LINE * min(image.shape[-2:]):
         image = _middle_of_line(image)
     height, width = image.shape[-2:]
@@ -133,9 +133,9 @@ def evaluate(image: Tensor, size: int) -> Tensor:
 
 
 def _middle_of_line(image: Tensor) -> Tensor:
-    """The part of a line of pixels that its centre is made of, to less than a pixel.
+    """Cut the ends of a line of pixels that do not influence its centre.
 
-    Both ends lose whole multiples of the shorter side, which are whole pixels once it is resized.
+    Both ends lose multiples of the shorter side, which are integer pixels after resizing.
     """
     short = min(image.shape[-2:])
     for side in (-2, -1):
@@ -145,18 +145,18 @@ def _middle_of_line(image: Tensor) -> Tensor:
 
 
 def short_side(size: int) -> int:
-    """The shorter side, in pixels, that an image is resized to before its centre is cut out.
+    """Return the shorter side, in pixels, that an image is resized to before its centre is cut.
 
-    From 128 pixels on the convention of ImageNet (256 for 224); small images are kept whole.
+    From 128 pixels on the convention of ImageNet (256 for 224); small images are not cropped.
     """
     return round(size / 0.875) if size >= 128 else size
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear with antialiasing, which torch has for uint8 as it is; the same if it fits.
+    """Resize bilinearly with antialiasing, on uint8; return the image itself if the size fits.
 
-    Packed with its channels together, and told to be so: a strided crop takes twice the time, and
-    what a batch of one flipped image is taken for comes out with its channels apart.
+    The input is made contiguous, channels last: a strided crop takes twice the time, and a flipped
+    image would come out with channels first.
     """
     if image.shape[-2:] == (height, width):
         return image
@@ -174,7 +174,7 @@ class Crop(NamedTuple):
 
 
 Drawn = tuple[Crop, random.Random]
-"""A random crop, and what the rest of the transform draws from."""
+"""A random crop, and the random generator for the rest of the transform."""
 
 
 def _drawn(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Drawn:
@@ -183,7 +183,7 @@ def _drawn(config: TrainConfig, epoch: int, position: int, height: int, width: i
 
 
 def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop:
-    """A random part of an image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
+    """Draw a random part of an image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
     for _ in range(10):
         area = height * width * draw.uniform(min_area, 1.0)
         aspect = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -196,12 +196,12 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
 
 
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
-    """How much of a training image is needed: what its random crop takes.
+    """Return the part of a training image that its random crop needs.
 
-    Its sides may be divided as far as the crop keeps `_SPARE` times the pixels of each side of the
-    network's input. Other transforms begin with all of the image.
+    Its sides are divided as long as the crop has `_SPARE` times the pixels of each side of the
+    network's input. Other transforms need the complete image.
     """
-    own = own_model.of(config)
+    own = own_model.load_for(config)
     if not augmentation(config).startswith("crop") or (own and own.transforms):
         return Need(1, height)
     drawn = _drawn(config, epoch, position, height, width)
@@ -211,14 +211,14 @@ def needed(config: TrainConfig, epoch: int, position: int, height: int, width: i
 
 
 def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
-    """The crop in the pixels of an image of which the sides were divided."""
+    """Convert a crop to pixels of an image with divided sides."""
     rows, columns = image.shape[-2:]
     top, left, high, wide = (round(side / by) for side in crop)
     return Crop(min(top, rows - high), min(left, columns - wide), high, wide)
 
 
 def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
-    """Move by up to `by` pixels each way; what comes in is black."""
+    """Shift by up to `by` pixels in each direction; new pixels are black."""
     down, right = draw.randint(-by, by), draw.randint(-by, by)
     height, width = image.shape[-2:]
     out = torch.zeros_like(image)
@@ -229,7 +229,7 @@ def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
 
 
 def _randaugment(image: Tensor, magnitude: int, draw: random.Random) -> Tensor:
-    """Two operations of chance, which torchvision draws from torch's generator of this process."""
+    """Apply two random operations; torchvision uses torch's generator of this process."""
     torch.default_generator.manual_seed(draw.getrandbits(63))
     return _operations(magnitude)(image)
 
@@ -243,16 +243,19 @@ def _operations(magnitude: int) -> Callable[[Tensor], Tensor]:
 
 
 def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[Tensor, float]:
-    """The images and the share of each that is its own; they themselves and 1 where none is asked.
+    """Mix each image of a micro-batch with the previous one (mixup or CutMix).
 
-    What is drawn depends on the seed, the epoch and the micro-batch's first position in the index,
-    so neither a resume nor the number of ranks changes it.
+    The random numbers depend on the seed, the epoch and the micro-batch's first position in the
+    index, so neither a resume nor the number of ranks changes them.
 
     Args:
-        images: [N, C, H, W], on any device, which is not waited for.
-        config: Has `mixup` and `cutmix`, of which one is taken by chance where both are set.
+        images: [N, C, H, W], on any device, without a synchronisation.
+        config: Has `mixup` and `cutmix`; if both are set, one is chosen at random.
         epoch: From 0.
         first: Position in the index of the first image.
+
+    Returns:
+        The images, and the share of each image itself; unchanged and 1 if neither is set.
     """
     if not (config.mixup or config.cutmix):
         return images, 1.0
@@ -270,7 +273,7 @@ def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[
 
 
 def _box(height: int, width: int, area: float, draw: random.Random) -> tuple[int, int, int, int]:
-    """Top, bottom, left and right of a part of that share of the area, cut off at the edges."""
+    """Draw top, bottom, left and right of a part with this share of the area, cut at the edges."""
     high, wide = round(height * math.sqrt(area)), round(width * math.sqrt(area))
     top, left = draw.randrange(height) - high // 2, draw.randrange(width) - wide // 2
     return max(0, top), min(height, top + high), max(0, left), min(width, left + wide)

@@ -1,6 +1,6 @@
-"""What a launcher and its ranks tell each other: who started whom, who is gone, who need not try.
+"""Signals between a launcher and its ranks, through environment variables and process ids.
 
-A process that must not outlive another notices that the other is gone.
+Ranks must not outlive their launcher: they watch its process id.
 """
 
 import os
@@ -14,28 +14,28 @@ from kfp_ddp.core.errors import PREEMPTED
 
 PARENT = "KFP_DDP_PARENT_PID"
 LAUNCH = "KFP_DDP_LAUNCH_ID"
-"""Names one start of the launcher; the same for ranks that it starts again."""
+"""Id of one start of the launcher; ranks that it restarts have the same."""
 RESTARTS = "KFP_DDP_RESTARTS"
-"""Set where the launcher starts ranks again that ended."""
+"""Set if the launcher restarts ranks that ended."""
 FINAL = signal.SIGUSR1
-"""Tells the launcher that ranks would end the same way again."""
+"""Signal to the launcher: a restart of the ranks would fail the same way."""
 ELASTIC = "KFP_DDP_ELASTIC"
-"""Set where nodes come and go, and ranks may get unequal shares of a batch."""
+"""Set if nodes may join and leave, so that ranks may get unequal shares of a batch."""
 _INTERVAL_S = 0.5
 _GRACE_S = 60.0
 
 
 def end_for_good() -> None:
-    """Keep the launcher from starting the ranks again, where it would."""
+    """Prevent the launcher from restarting the ranks."""
     if RESTARTS in os.environ and os.environ.get(PARENT) == str(os.getppid()):
         os.kill(os.getppid(), FINAL)
 
 
 class Parent:
-    """Watches the process id in $KFP_DDP_PARENT_PID; without it there is nothing to watch.
+    """Watches the process id in $KFP_DDP_PARENT_PID, if it is set.
 
-    Polling the parent's id works on every POSIX system and, unlike prctl's death signal, does not
-    fire when the thread that started us ends.
+    Polling works on every POSIX system and, unlike prctl's death signal, does not fire when the
+    thread that started us ends.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class Parent:
 
 
 class Heartbeat:
-    """Calls `on_stale` once when a file has not been touched for `seconds`.
+    """Calls `on_stale` once when a file has not changed for `seconds`.
 
-    What counts is that the file changes, by the clock of this process: a clock that is off on the
-    machine that touches it does no harm, and a file that is missing has not changed.
+    Time is measured by the clock of this process, so a wrong clock of the machine that touches the
+    file does no harm. A missing file counts as unchanged.
     """
 
     def __init__(self, path: Path, seconds: float, on_stale: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Download inputs, evaluate and upload results. Exit codes are as in a training."""
     node.end_with_parent()
     adopt_secrets()
-    torchrun, flags = node.taken_apart(sys.argv[1:] if argv is None else argv)
+    torchrun, flags = node.split_flags(sys.argv[1:] if argv is None else argv)
     try:
         return evaluate(torchrun, Request.parse(flags))
     except KfpDdpError as error:
@@ -52,7 +52,7 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
             [RANK, *request.to_argv()],
             Path(request.output_dir),
             check=lambda args: None,
-            kept=lambda: "an evaluation restarts from its beginning",
+            summary=lambda: "an evaluation restarts from its beginning",
         )
         if remote and not (request.target / FILE).exists():
             # Its logs could overwrite those of the first rank's node.

@@ -226,7 +226,7 @@ def _batches(
     max_pixels: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
-    mine = list(data.whole_batches(index, batch_size, world.rank, world.size))
+    mine = list(data.fixed_batches(index, batch_size, world.rank, world.size))
     cpus = (os.cpu_count() or 1) // world.local_size
     readers = max(1, min(cpus, 32, len(mine)))
     shares = [

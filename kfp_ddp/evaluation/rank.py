@@ -7,7 +7,7 @@ import sys
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.training.__main__ import leave
-from kfp_ddp.training.rank import told
+from kfp_ddp.training.rank import run_and_report
 from kfp_ddp.training.watch import Parent
 
 
@@ -15,7 +15,7 @@ def main() -> int:
     """Evaluate this rank's share; exit codes are as in a training."""
     Parent()
     adopt_secrets()
-    return told(lambda: Request.parse(sys.argv[1:]), run)
+    return run_and_report(lambda: Request.parse(sys.argv[1:]), run)
 
 
 def run(request: Request) -> bool:

@@ -86,7 +86,7 @@ def _ranks(spent: TimeSpent, nodes: object) -> list[dict[str, Any]]:
         {
             "rank": rank,
             "node": str(names[rank] or "")[:63],
-            "seconds": [spent.of(phase)[rank] for phase in _COLUMNS],
+            "seconds": [spent.by_rank(phase)[rank] for phase in _COLUMNS],
         }
         for rank in order[:_MAX_RANKS]
     ]

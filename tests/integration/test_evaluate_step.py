@@ -142,7 +142,7 @@ def broken(kind: str, dataset: Path, checkpoint: Path) -> dict[str, Any]:
     ("kind", "says"),
     [
         ("no checkpoint", "there is no checkpoint"),
-        ("torn checkpoint", "state.pt is torn"),
+        ("torn checkpoint", "state.pt is truncated"),
         ("altered checkpoint", "state.pt was altered"),
         ("no split", "has no folder val/"),
         ("empty split", "holds no images"),

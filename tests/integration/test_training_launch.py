@@ -322,7 +322,7 @@ def test_a_node_that_waits_for_the_others_ends_when_told(
             node.process.terminate()
             assert node.process.wait(timeout=30) == 143, node.output()
     (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
-    assert "stopped by SIGTERM before all nodes had met" in file.read_text()
+    assert "stopped by SIGTERM before all nodes had joined" in file.read_text()
 
 
 def _wait_until(condition: Callable[[], bool], node: Launched, seconds: float = 90) -> None:

@@ -240,7 +240,7 @@ def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_
     newest.write_bytes(content)
     ranks = Ranks(run, 2)
     assert ranks.wait() == [0, 0]
-    assert "step-00000036 does not verify and was set aside" in ranks.output()
+    assert "step-00000036 is invalid and was set aside" in ranks.output()
     assert "resumed from" in ranks.output()
     assert state_hash(run) == reference
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.training.progress import Progress, forget_others
+from kfp_ddp.training.progress import Progress, remove_stale
 from kfp_ddp.training.time_spent import Pace
 from tests.training_ranks import Ranks, config, dataset
 
@@ -57,14 +57,14 @@ def test_a_folder_that_cannot_be_written_costs_a_rank_nothing(tmp_path: Path) ->
     (tmp_path / "ranks").touch()
     with Progress(tmp_path / "ranks", 0) as progress:
         progress.step = 1
-    forget_others(tmp_path / "ranks", 1)
+    remove_stale(tmp_path / "ranks", 1)
     assert (tmp_path / "ranks").read_bytes() == b""
 
 
 def test_what_ranks_of_an_earlier_start_told_goes(tmp_path: Path) -> None:
     for name in ("0.json", "1.json", "2.json", "10.json", "other.json", "kept.txt"):
         (tmp_path / name).touch()
-    forget_others(tmp_path, 2)
+    remove_stale(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json", "kept.txt"]
 
 

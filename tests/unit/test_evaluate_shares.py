@@ -10,7 +10,7 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import whole_batches
+from kfp_ddp.training.data import fixed_batches
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.splits import Index, scan
@@ -77,9 +77,9 @@ def test_ranks_come_to_what_one_comes_to(network: Any, index: Index, world: int,
 
 
 def test_no_batch_depends_on_the_ranks(index: Index) -> None:
-    batches = {tuple(keys) for keys in whole_batches(index, 5, 0, 1)}
+    batches = {tuple(keys) for keys in fixed_batches(index, 5, 0, 1)}
     for world in (2, 3):
-        dealt = [tuple(k) for rank in range(world) for k in whole_batches(index, 5, rank, world)]
+        dealt = [tuple(k) for rank in range(world) for k in fixed_batches(index, 5, rank, world)]
         assert len(dealt) == len(batches)
         assert set(dealt) == batches
 

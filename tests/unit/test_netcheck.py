@@ -108,12 +108,12 @@ def test_packets_and_names_are_looked_at() -> None:
 def test_what_a_step_waits_for_is_told() -> None:
     found = network(even(2))
     asked = NetworkCheck(gradient_mb=64)
-    assert need(found, asked).startswith("averaging 64 MB of gradients takes 101 ms; it hides")
+    assert need(found, asked).startswith("averaging 64 MB of gradients takes 101 ms; it is hidden")
     # Of 90 ms of computing 60 are the backward pass: 41 ms of 131 are waited for.
     exposed = need(found, asked.model_copy(update={"step_ms": 90.0}))
     assert exposed.endswith("31% of the time of a step of 90 ms waits for it")
     hidden = need(found, asked.model_copy(update={"step_ms": 300.0}))
-    assert hidden.endswith("hidden behind the backward pass of a step of 300 ms")
+    assert hidden.endswith("hidden by the backward pass of a step of 300 ms")
     assert found.gradients_ms(32.002048) == pytest.approx(51.0)
     assert found.gradients_ms(640) == pytest.approx(1010.0)
     assert need(network(even(1), ranks=1), ASKED) == ""
@@ -159,7 +159,7 @@ def test_ranks_of_this_machine_measure() -> None:
 def test_a_person_reads_what_was_found_without_lines_for_programs() -> None:
     done = measured_here()
     assert done.stderr == "measuring the network between 2 processes of this machine\n"
-    assert done.stdout.startswith("## Nothing wrong was found\n")
+    assert done.stdout.startswith("## No problem was found\n")
     assert "{" not in done.stdout
 
 

@@ -64,10 +64,10 @@ def test_without_a_sweep_there_are_no_trials(tmp_path: Path) -> None:
             "a trial of sweep sets output_dir, which the step sets itself",
         ),
         ({"sweep": {"samples": 65}}, "samples=65 cannot be used"),
-        ({"script": "train.py"}, "script='train.py'... is no packed Python file in UTF-8"),
+        ({"script": "train.py"}, "script='train.py'... is not a packed Python file in UTF-8"),
         (
             {"script": SCRIPT, "model": "train.py:make"},
-            "train.py defines no make: it needs a function make(num_classes)",
+            "train.py does not define make: add a function make(num_classes)",
         ),
         (
             {"script": SCRIPT, "training": {"script": SCRIPT}},

@@ -19,7 +19,7 @@ from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp, Fsdp
 
 CLASSES = ("a", "b")
-APART = "whether the classifier learns apart (freeze_epochs, body_lr_factor)"
+APART = "a separate classifier group (freeze_epochs, body_lr_factor)"
 NEW_SETTINGS = (
     *("model_code", "optimizer", "freeze_epochs", "body_lr_factor", "shuffle_buffer_mb"),
     *("class_weights", "mixup", "cutmix"),
@@ -63,7 +63,7 @@ def test_the_newest_is_chosen_and_one_that_is_damaged_told(
     (save(tmp_path, 3) / "state.pt").write_bytes(b"torn")
     assert chosen(tmp_path) == whole
     aside = tmp_path / "checkpoints" / "step-00000003"
-    assert capsys.readouterr().out == (f"warning: {aside} does not verify and was set aside\n")
+    assert capsys.readouterr().out == (f"warning: {aside} is invalid and was set aside\n")
     assert not aside.exists()
 
 
@@ -103,7 +103,7 @@ def test_what_may_change_and_what_may_not(
         chosen(tmp_path, **fields)
     said = str(caught.value)
     assert said.startswith(f"cannot resume from {path}: ")
-    assert said.endswith(f"{told}; use another output_dir, or resume=never to begin anew")
+    assert said.endswith(f"{told}; use another output_dir, or resume=never to start from scratch")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_under_torchrun_its_count_of_restarts_tells(
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    assert resume.goes_on(run(tmp_path, resume="never"), [""]) is goes_on
-    assert not resume.goes_on(run(tmp_path), [""])
+    assert resume.continues(run(tmp_path, resume="never"), [""]) is goes_on
+    assert not resume.continues(run(tmp_path), [""])
 
 
 def test_a_start_notes_who_it_is(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_start_notes_who_it_is(tmp_path: Path) -> None:
     resume.begin(run(tmp_path, resume="never"), ["b", "", "a", "b"])
     assert noted.read_text() == "a\nb"
     assert not list(tmp_path.glob("checkpoints*"))
-    assert resume.goes_on(run(tmp_path, resume="never"), ["a"])
+    assert resume.continues(run(tmp_path, resume="never"), ["a"])
     resume.begin(run(tmp_path, resume="never", run_id="me"), ["a"])
     assert noted.read_text() == "me"
     save(tmp_path, 1)
@@ -225,5 +225,5 @@ def test_weights_of_a_network_with_other_filters_are_refused(tmp_path: Path) -> 
     state = {"model": build("cifar_resnet8", 2).state_dict(), "ema": None}
     path = save(tmp_path / "from", 1, state)
     blurred = run(tmp_path, init_from=str(path), blur_pool=True)
-    with pytest.raises(InputError, match=r"^init_from=/.* holds a cifar_resnet8, not a"):
-        initialise(build("cifar_resnet8", 2, blur_pool=True), blurred, CLASSES, say=False)
+    with pytest.raises(InputError, match=r"^init_from=/.* is a cifar_resnet8, not a"):
+        initialise(build("cifar_resnet8", 2, blur_pool=True), blurred, CLASSES, log=False)

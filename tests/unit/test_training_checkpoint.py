@@ -135,7 +135,7 @@ def test_without_a_whole_one_nothing_is_begun_anew(tmp_path: Path) -> None:
     for step in (10, 20):
         (save(tmp_path, step) / STATE).write_bytes(b"torn")
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    with pytest.raises(StorageError, match=r"none of the 2 checkpoints in .* verifies"):
+    with pytest.raises(StorageError, match=r"none of the 2 checkpoints in .* is valid"):
         resume.choose(directory, run(tmp_path), index, REPLICATED)
     assert len(steps(directory)) == 2
 
@@ -350,7 +350,7 @@ def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
     save(tmp_path, 10)
     index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
     config = run(tmp_path, resume="never")
-    assert not resume.goes_on(config, ["a"])
+    assert not resume.continues(config, ["a"])
     resume.begin(config, ["a"])
     assert resume.choose(tmp_path / "checkpoints", config, index, REPLICATED) is None
     assert newest_valid(tmp_path / "checkpoints.old-0") is not None
@@ -372,8 +372,8 @@ def test_never_is_for_the_first_start_only(
     first = run(tmp_path, resume="never", run_id="run/train" if run_id else "")
     resume.begin(first, ["a", "b"])
     save(tmp_path, 10)
-    assert resume.goes_on(run(tmp_path, resume="never", run_id=run_id), launches) is goes_on
-    assert not resume.goes_on(run(tmp_path, run_id=run_id), launches)
+    assert resume.continues(run(tmp_path, resume="never", run_id=run_id), launches) is goes_on
+    assert not resume.continues(run(tmp_path, run_id=run_id), launches)
 
 
 def test_a_class_of_another_name_is_named_alone(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_scan_is_sorted_and_skips_what_is_hidden(split: Path) -> None:
 
 
 def test_scan_refuses_what_cannot_be_trained_on(tmp_path: Path, split: Path) -> None:
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match="does not exist"):
         scan(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no class folders"):
@@ -199,7 +199,7 @@ def test_a_cache_that_others_can_write_is_refused(
         lambda: Cache(folder, "train", 6, 1).build(index.where, config, True, 0),
         lambda: first.read(0, index.paths[0]),
     ):
-        with pytest.raises(StorageError, match=r"is not this user's alone.* cache_dir") as caught:
+        with pytest.raises(StorageError, match=r"writable by other users.* cache_dir") as caught:
             use()
         assert "\n" not in str(caught.value)
 

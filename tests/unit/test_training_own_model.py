@@ -88,8 +88,8 @@ def test_a_run_goes_on_with_the_same_file_only(data: Path, tmp_path: Path) -> No
     ("text", "line"),
     [
         ("def build(:", r"mine\.py, line 1: invalid syntax"),
-        ("import torch", r"mine\.py defines no build: it needs a function build\(num_classes\)"),
-        ("", r"mine\.py defines no build"),
+        ("import torch", r"mine\.py does not define build: add a function build\(num_classes\)"),
+        ("", r"mine\.py does not define build"),
     ],
 )
 def test_what_can_be_seen_of_a_file_is_refused_before_it_runs(
@@ -104,8 +104,8 @@ def test_what_can_be_seen_of_a_file_is_refused_before_it_runs(
     ("text", "line"),
     [
         ("import nowhere_to_be_found\ndef build(n): ...", "ModuleNotFoundError in line 1: No mod"),
-        ("build = 3", r"build in the model's file mine\.py is no function"),
-        ("loss = 3\ndef build(n): ...", r"loss in the model's file mine\.py is no function"),
+        ("build = 3", r"build in the model's file mine\.py is not a function"),
+        ("loss = 3\ndef build(n): ...", r"loss in the model's file mine\.py is not a function"),
         ("import sys\nsys.exit(3)\ndef build(n): ...", "SystemExit in line 2: 3"),
         ("def build(): ...", r"mine\.py:build\(3\) raises TypeError"),
         ("def build(n):\n  return 1 / 0", r"mine.*raises ZeroDivisionError in line 2: division"),
@@ -138,9 +138,9 @@ class Net(nn.Module):
 
 build = Net
 """
-    with pytest.raises(InputError, match=r"^unused\.weight has no part .* \(2 weights in all\)"):
+    with pytest.raises(InputError, match=r"^unused\.weight is not used .* \(2 weights in all\)"):
         prepare(own(data, tmp_path / "run", text), ALONE)
-    assert own_model.of(own(data, tmp_path / "run", text)) is not None
+    assert own_model.load_for(own(data, tmp_path / "run", text)) is not None
 
 
 def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
@@ -169,13 +169,13 @@ def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
     file.write_text("#" * 70_000)
     with pytest.raises(InputError, match="has 70,000 bytes, 65,536 are allowed"):
         parse([*flags, f"{file}:build"])
-    with pytest.raises(InputError, match=r"names no function of a file: write mine\.py:build"):
+    with pytest.raises(InputError, match=r"function of a file: write mine\.py:build"):
         TrainConfig.create(data="/d", output_dir="/o", model="mine.py")
-    with pytest.raises(InputError, match="whose text travels in model_code"):
+    with pytest.raises(InputError, match="its text has to be in model_code"):
         TrainConfig.create(data="/d", output_dir="/o", model="mine.py:build")
-    with pytest.raises(InputError, match="is no function of a file"):
+    with pytest.raises(InputError, match="is not a function of a file"):
         TrainConfig.create(data="/d", output_dir="/o", model="resnet18", model_code="x")
-    with pytest.raises(InputError, match="is no packed Python file"):
+    with pytest.raises(InputError, match="is not a packed Python file"):
         TrainConfig.create(data="/d", output_dir="/o", model="a.py:b", model_code="data:x")
 
 

@@ -95,9 +95,9 @@ def _cut(file: Path, offset: int) -> None:
 @pytest.mark.parametrize(
     ("damage", "why", "spoilt"),
     [
-        (_another_header, "its header in the archive is another", 1),
+        (_another_header, "its header in the archive differs", 1),
         (_no_image, "", 1),
-        (_cut, "the archive is cut off", 9),
+        (_cut, "the archive is truncated", 9),
     ],
 )
 def test_a_member_damaged_after_it_was_listed_is_named_or_skipped(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.training.splits import holds, sides_of, splits_of
+from kfp_ddp.training.splits import count_images, sides_of, splits_of
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -86,7 +86,7 @@ def test_two_images_of_one_name_in_archives_are_refused(tmp_path: Path, second: 
 
 
 def test_what_cannot_be_read_or_trained_on_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no dataset .*/nothing: put images there as"):
+    with pytest.raises(InputError, match=r"the dataset .*/nothing does not exist"):
         splits_of(tmp_path / "nothing")
     with pytest.raises(InputError, match=f"dataset {tmp_path}: there are no images"):
         splits_of(tmp_path)
@@ -113,4 +113,4 @@ def test_a_folder_without_rights_is_no_empty_class(tmp_path: Path) -> None:
 
 def test_images_are_counted_no_further_than_asked(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{n % 2}/{n}.jpg" for n in range(9)), "notes.txt")
-    assert (holds(tmp_path, 4), holds(tmp_path, 100)) == (4, 9)
+    assert (count_images(tmp_path, 4), count_images(tmp_path, 100)) == (4, 9)

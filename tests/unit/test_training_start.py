@@ -177,7 +177,7 @@ def test_normalising_bytes_is_what_torchvision_does() -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="/nowhere is not there: give init_from"):
+    with pytest.raises(InputError, match="/nowhere is missing: give init_from"):
         initialise(
             model.build("cifar_resnet8", 2), run(tmp_path, init_from="/nowhere"), ("a", "b"), False
         )
@@ -186,7 +186,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     path = checkpoint.write(
         tmp_path / "c", 1, state, checkpoint.manifest_of(other, ("a", "b"), epoch=1, world_size=1)
     )
-    with pytest.raises(InputError, match="holds a cifar_resnet14, not a cifar_resnet8"):
+    with pytest.raises(InputError, match="is a cifar_resnet14, not a cifar_resnet8"):
         initialise(
             model.build("cifar_resnet8", 2), run(tmp_path, init_from=str(path)), ("a", "b"), False
         )
@@ -199,7 +199,7 @@ def test_recipes_are_whole_configurations(capsys: pytest.CaptureFixture[str]) ->
         configured(name, {**folders, "init_from": "/c"})
         assert configured(name, {**folders, "init_from": "/c", "epochs": 1}).epochs == 1
     assert configured("none", folders) == TrainConfig.create(**folders)
-    with pytest.raises(InputError, match="it is one of none, digits, cifar"):
+    with pytest.raises(InputError, match="use one of none, digits, cifar"):
         configured("mnist", folders)
     with pytest.raises(InputError, match="needs init_from"):
         configured("finetune", folders)

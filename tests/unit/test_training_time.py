@@ -8,8 +8,8 @@ import torch
 
 from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.meter import GpuTimeline, Timeline, when_own_gradients_are_there
-from kfp_ddp.training.time_spent import PHASES, Setting, TimeSpent, advice
+from kfp_ddp.training.meter import GpuTimeline, Timeline, on_own_gradients
+from kfp_ddp.training.time_spent import PHASES, Environment, TimeSpent, advice
 
 
 def row(**seconds: float) -> list[float]:
@@ -88,7 +88,7 @@ def test_the_end_of_own_gradients_is_told_before_anything_that_waits_for_others(
         engine.queue_callback(lambda: heard.append("others"))  # as DDP's reducer does
 
     doubled = loss * 2
-    when_own_gradients_are_there(doubled, lambda: heard.append("own"))
+    on_own_gradients(doubled, lambda: heard.append("own"))
     loss.register_hook(wait_for_others)  # type: ignore[no-untyped-call]
     torch.autograd.backward(doubled)
     assert list(heard) == ["gradient", "own", "others"]
@@ -112,7 +112,7 @@ def test_the_line_tells_the_largest_shares_first_and_leaves_out_what_is_nothing(
     assert two.line() == "the time went: 100 s on 2 ranks: backward 75 %, forward 25 %"
 
 
-HERE = Setting(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=int(1e12))
+HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=int(1e12))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ HERE = Setting(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=int(
     ],
 )
 def test_what_helps_against_waiting_for_data_depends_on_what_is_there(
-    fields: dict[str, Any], here: Setting, said: str
+    fields: dict[str, Any], here: Environment, said: str
 ) -> None:
     spent = TimeSpent([row(forward=30, backward=58, data=12)] * 2)
     assert advice(spent, config(**fields), here) == [f"12 % of the time waited for data: {said}"]
@@ -153,7 +153,7 @@ def test_a_slow_network_is_told_from_a_slow_rank() -> None:
     rank = TimeSpent([fast, slow])
     assert advice(rank, config(), HERE) == [
         "rank 1 on node-b takes 1.4 times as long as the others, in forward, and they wait for it "
-        "15 % of the time: look at its node (temperature, another tenant), or trace it "
+        "15 % of the time: check its node (temperature, another tenant), or trace it "
         "(kfp-ddp trace --rank 1)"
     ]
 

@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.trackers import Event, MlflowRun, Patient, Tracker
+from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker
 from tests.serving import free_port
 
 
@@ -101,7 +101,7 @@ def test_what_mlflow_cannot_be_told_fails_no_step(
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
     folder.config.write_text(down.to_json())
     trackers.note(folder.path, {"accuracy": 0.9}, {})
-    assert "warning: MLflow was not told of this" in capsys.readouterr().out
+    assert "warning: MLflow did not get these results" in capsys.readouterr().out
 
 
 class Away:
@@ -129,7 +129,7 @@ class Hanging(Away):
         assert self.free.wait(30)
 
 
-def told(sink: Patient, folder: Path, event: str, number: int, **fields: Any) -> None:
+def told(sink: BackgroundSink, folder: Path, event: str, number: int, **fields: Any) -> None:
     """What the loop does: a line in the file, then a call."""
     fields = {"step": number, **fields}
     with (folder / "metrics.jsonl").open("a") as file:
@@ -137,15 +137,15 @@ def told(sink: Patient, folder: Path, event: str, number: int, **fields: Any) ->
     sink(event, fields)
 
 
-def patient(folder: Path, connect: Callable[[], Tracker]) -> Patient:
+def patient(folder: Path, connect: Callable[[], Tracker]) -> BackgroundSink:
     (folder / "metrics.jsonl").touch()
-    return Patient("A", folder / "metrics.jsonl", folder / "a.json", connect)
+    return BackgroundSink("A", folder / "metrics.jsonl", folder / "a.json", connect)
 
 
 def test_events_wait_for_a_server_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Patient, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(BackgroundSink, "PAUSE_SECONDS", 0.01)
     server = Away()
     sink = patient(tmp_path, lambda: server)
     for number in range(5):
@@ -154,7 +154,7 @@ def test_events_wait_for_a_server_that_is_away(
     told(sink, tmp_path, "end", 5, status="done")
     assert [event.fields["step"] for event in server.took] == list(range(6))
     assert [event.time for event in server.took] == [1000.0 + number for number in range(6)]
-    assert capsys.readouterr().out == "warning: A takes nothing for now: away\n"
+    assert capsys.readouterr().out == "warning: A is not reachable: away\n"
 
 
 def test_what_an_earlier_process_did_not_send_is_sent_once_by_the_next(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_server_that_is_down_ends_no_training(
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
     told(patient(tmp_path, lambda: MlflowRun(down)), tmp_path, "end", 1, status="done")
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("warning: A takes nothing for now: ")
+    assert said[0].startswith("warning: A is not reachable: ")
     assert said[1:] == ["warning: A lacks 1 events"]
     assert not Path(config.output_dir, MLFLOW).exists()
 
@@ -184,7 +184,7 @@ def test_a_server_that_is_down_ends_no_training(
 def test_a_server_that_hangs_is_waited_for_a_moment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Patient, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(BackgroundSink, "LAST_SECONDS", 0.05)
     sink = patient(tmp_path, Hanging)
     told(sink, tmp_path, "end", 1, status="done")
     Hanging.free.set()
@@ -201,7 +201,7 @@ def test_a_package_that_is_not_there_is_named() -> None:
     ("uri", "why"),
     [
         ("https://ana:s3cr3t@mlflow.example.com", "has a login in it"),
-        ("mlflow.example.com", "is no address such as https://"),
+        ("mlflow.example.com", "is not a URI such as https://"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused(uri: str, why: str) -> None:

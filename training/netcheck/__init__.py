@@ -1,8 +1,6 @@
-"""What the network between the nodes of a job gives, and whether a training has enough of it.
+"""Measure the network between the nodes of a job, and tell whether it is enough for a training.
 
-settings  what is asked
-seen      what a node sees of itself: interface, MTU, InfiniBand, names
-measure   collectives and pairs of nodes, timed by the ranks
-record    what was found, and what that means in words
-rank      one rank of it;  `python -m kfp_ddp.training.netcheck` starts those of a node
+record    settings and result, and what the result means
+measure   collectives and transfers between pairs of nodes, timed by the ranks
+rank      one rank; `python -m kfp_ddp.training.netcheck` starts the ranks of a node
 """

@@ -5,21 +5,21 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kfp_ddp.training.node import end_with_parent, launch, taken_apart
+from kfp_ddp.training.node import end_with_parent, launch, split_flags
 
 
 def main() -> int:
     """Launch, wait, and return 0 or the exit code of the first failure."""
     end_with_parent()
-    torchrun, (settings,) = taken_apart(sys.argv[1:])
+    torchrun, (settings,) = split_flags(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
-        asked = json.dumps({**json.loads(settings), "output_dir": folder})
+        arguments = json.dumps({**json.loads(settings), "output_dir": folder})
         return launch(
             torchrun,
-            ["kfp_ddp.training.netcheck.rank", asked],
+            ["kfp_ddp.training.netcheck.rank", arguments],
             Path(folder),
             check=lambda _: None,
-            kept=lambda: "",
+            summary=lambda: "",
         )
 
 

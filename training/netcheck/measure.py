@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -13,44 +13,44 @@ from kfp_ddp.training.netcheck.record import Size
 
 SMALLEST, GROWTH, TIMES = 4096, 8, 5
 SECONDS_A_SIZE = 1.0
-"""After a size that took longer, no larger one is tried."""
+"""A size that takes longer is the last one."""
 LINK_SECONDS = 0.25
-"""About how long a link is measured, by a message that takes that long."""
+"""Approximate seconds to measure one link."""
 FIRST_MESSAGE = 1 << 20
 ROUNDS = 47
 
 
 def latency_us(world: World) -> float:
-    """Microseconds of an all-reduce of four bytes, median of 50."""
+    """Return the latency of an all-reduce of four bytes in microseconds, median of 50."""
     return statistics.median(_timed(world, torch.zeros(1, device=world.device), 50)) * 1e6
 
 
 def all_reduces(world: World, largest: int) -> list[Size]:
-    """All-reduces of growing messages up to `largest` bytes, the same list on every rank."""
-    found: list[Size] = []
+    """Time all-reduces of growing messages up to `largest` bytes; the same list on every rank."""
+    sizes: list[Size] = []
     size = SMALLEST
     while True:
         tensor = torch.zeros(size // 4, device=world.device)
-        seconds = world.from_first(_told(statistics.median(_timed(world, tensor, TIMES))))
+        seconds = _from_first(world, statistics.median(_timed(world, tensor, TIMES)))
         bus = 2 * (world.size - 1) / world.size * size * 8 / seconds / 1e9
-        found.append(Size(bytes=size, ms=seconds * 1e3, bus_gbit_s=bus))
+        sizes.append(Size(bytes=size, ms=seconds * 1e3, bus_gbit_s=bus))
         if size >= largest or seconds > SECONDS_A_SIZE:
-            return found
+            return sizes
         size = min(size * GROWTH, largest // 4 * 4)
 
 
 def rates(world: World, leaders: list[int], largest: int) -> list[list[float]]:
-    """Gigabits a second both ways between the first ranks of nodes; disjoint pairs at a time.
+    """Measure gigabits a second between the first ranks of nodes, in disjoint pairs.
 
-    Each meets each other one, or with more than 48 nodes 47 others.
+    Each node is paired with all others, or with 47 of them if there are more than 48 nodes.
 
     Args:
-        world: This rank; all take part, those that lead no node by waiting.
+        world: This rank; all ranks take part, those that are not first in a node only wait.
         leaders: The first rank of each node.
         largest: Bytes of the largest message.
 
     Returns:
-        By sender and receiver, 0 where they did not meet; the same on every rank.
+        Rates by sender and receiver, 0 for pairs that were not measured; the same on every rank.
     """
     mine: dict[tuple[int, int], float] = {}
     for pairs in islice(rounds(len(leaders)), ROUNDS):
@@ -62,13 +62,13 @@ def rates(world: World, leaders: list[int], largest: int) -> list[list[float]]:
                     if world.rank == ends[0]:
                         mine[sender, receiver] = float(f"{rate:.3g}")
         world.barrier()
-    found = {pair: rate for each in world.gather(mine) for pair, rate in each.items()}
+    all_rates = {pair: rate for part in world.gather(mine) for pair, rate in part.items()}
     places = range(len(leaders))
-    return [[found.get((sender, receiver), 0.0) for receiver in places] for sender in places]
+    return [[all_rates.get((sender, receiver), 0.0) for receiver in places] for sender in places]
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
-    """Rounds of disjoint pairs in which each meets each other once, by the circle method."""
+    """Yield rounds of disjoint pairs that cover all pairs once, by the circle method."""
     seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     half = len(seats) // 2
     for _ in range(len(seats) - 1):
@@ -78,22 +78,22 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _rate(world: World, sender: int, receiver: int, largest: int) -> float:
-    """Gigabits a second from one rank to another, acknowledged; 0 at the receiver."""
+    """Measure gigabits a second from one rank to another, acknowledged; 0 at the receiver."""
     seconds = _sent(world, sender, receiver, FIRST_MESSAGE, times=2)
-    wanted = torch.zeros(1, dtype=torch.int64, device=world.device)
+    length = torch.zeros(1, dtype=torch.int64, device=world.device)
     if world.rank == sender:
         fits = FIRST_MESSAGE * LINK_SECONDS / max(seconds, 1e-9)
-        wanted[0] = int(min(max(fits, FIRST_MESSAGE), largest))
-        dist.send(wanted, receiver)
+        length[0] = int(min(max(fits, FIRST_MESSAGE), largest))
+        dist.send(length, receiver)
     else:
-        dist.recv(wanted, sender)
-    size = int(wanted)
+        dist.recv(length, sender)
+    size = int(length)
     seconds = _sent(world, sender, receiver, size, times=3)
     return size * 8 / seconds / 1e9 if seconds else 0.0
 
 
 def _sent(world: World, sender: int, receiver: int, size: int, times: int) -> float:
-    """Seconds of the quickest of several messages and its acknowledgement; 0 at the receiver."""
+    """Return the seconds of the fastest of several messages and its acknowledgement."""
     message = torch.zeros(size, dtype=torch.uint8, device=world.device)
     answer = torch.zeros(1, dtype=torch.uint8, device=world.device)
     best = 0.0
@@ -105,28 +105,29 @@ def _sent(world: World, sender: int, receiver: int, size: int, times: int) -> fl
         started = time.perf_counter()
         dist.send(message, receiver)
         dist.recv(answer, receiver)
-        _settle(world)
+        _synchronise(world)
         took = time.perf_counter() - started
         best = min(best or took, took)
     return best
 
 
 def _timed(world: World, tensor: torch.Tensor, times: int) -> list[float]:
-    """Seconds of each of several all-reduces, after one that is not counted."""
+    """Return the seconds of each of several all-reduces, after one warm-up."""
     took = []
     for _ in range(times + 1):
         world.barrier()
         started = time.perf_counter()
         dist.all_reduce(tensor)
-        _settle(world)
+        _synchronise(world)
         took.append(time.perf_counter() - started)
     return took[1:]
 
 
-def _settle(world: World) -> None:
+def _synchronise(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 
 
-def _told(value: float) -> Callable[[], float]:
-    return lambda: value
+def _from_first(world: World, value: float) -> float:
+    """Return rank 0's value on every rank."""
+    return world.from_first(lambda: value)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, Node
-from kfp_ddp.training.rank import told
+from kfp_ddp.training.rank import run_and_report
 
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 def look(name: str = "") -> Node:
-    """This node: the interface that its ranks meet the others by, and what that says of itself.
+    """Describe this node and the interface that its ranks use.
 
     Args:
-        name: Of the node; '' for that of the host, which in a pod is the pod's.
+        name: Name of the node; '' for the host name, which in a pod is the pod's.
     """
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address, dns_ms = _route(master)
@@ -32,7 +32,7 @@ def look(name: str = "") -> Node:
         interface=interface,
         mtu=_number(NET / interface / "mtu") if interface else 0,
         link_mbit_s=max(0, _number(NET / interface / "speed")) if interface else 0,
-        infiniband=sorted(each.name for each in INFINIBAND.iterdir())
+        infiniband=sorted(path.name for path in INFINIBAND.iterdir())
         if INFINIBAND.is_dir()
         else [],
         dns_ms=round(dns_ms, 1),
@@ -40,23 +40,23 @@ def look(name: str = "") -> Node:
 
 
 def _route(master: str) -> tuple[str, float]:
-    """The address that packets to the first node leave from, and milliseconds to find its name."""
+    """Return our address towards the first node, and milliseconds to resolve its name."""
     started = time.perf_counter()
     try:
-        found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return "", (time.perf_counter() - started) * 1e3
     took = (time.perf_counter() - started) * 1e3
-    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+    with socket.socket(target[0], socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(found[4])  # sends nothing
+            probe.connect(target[4])  # sends nothing
             return str(probe.getsockname()[0]), took
         except OSError:
             return "", took
 
 
 def _interface(address: str) -> str:
-    """The interface that has the address; '' where the kernel does not say."""
+    """Return the interface with this address; '' if the kernel has none."""
     import fcntl
     import struct
 
@@ -79,25 +79,25 @@ def _number(file: Path) -> int:
         return 0
 
 
-class Asked(NetworkCheck):
-    """The same, with the folder for what explains a failure."""
+class RankSettings(NetworkCheck):
+    """The settings of a rank: those of the check, and the folder for logs of a failure."""
 
     output_dir: str
-    """Of this node."""
+    """Folder of this node."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print what was found on rank 0; the exit code is 0, or that of an error."""
-    return told(lambda: Asked.create(**json.loads(argv[0])), run)
+    """Measure, and print the result on rank 0; return 0 or the exit code of an error."""
+    return run_and_report(lambda: RankSettings.create(**json.loads(argv[0])), run)
 
 
-def run(asked: Asked) -> bool:
-    """Measure with all ranks.
+def run(settings: RankSettings) -> bool:
+    """Measure with all ranks, and return True.
 
     Raises:
         KfpDdpError: there are too few GPUs.
     """
-    nccl = Path(asked.output_dir, f"nccl-{os.environ.get('RANK', '0')}.log")
+    nccl = Path(settings.output_dir, f"nccl-{os.environ.get('RANK', '0')}.log")
     os.environ.setdefault("NCCL_DEBUG", "INFO")
     os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,P2P")
     os.environ.setdefault("NCCL_DEBUG_FILE", str(nccl))
@@ -105,25 +105,25 @@ def run(asked: Asked) -> bool:
     from kfp_ddp.training import distributed
     from kfp_ddp.training.netcheck import measure
 
-    world = distributed.start(asked)
+    world = distributed.start(settings)
     try:
         leads = world.local_rank == 0
         nodes = world.gather((world.rank, look()) if leads else None)
-        leaders = [each[0] for each in nodes if each is not None]
-        largest = int(asked.largest_mb * 1e6)
+        leaders = [node[0] for node in nodes if node is not None]
+        largest = int(settings.largest_mb * 1e6)
         alone = world.size == 1
         latency = 0.0 if alone else measure.latency_us(world)
-        found = Network(
+        result = Network(
             ranks=world.size,
             backend="nccl" if world.device.type == "cuda" else "gloo",
-            nodes=[each[1] for each in nodes if each is not None],
+            nodes=[node[1] for node in nodes if node is not None],
             latency_us=latency,
             sizes=[] if alone else measure.all_reduces(world, largest),
             rates=[] if alone else measure.rates(world, leaders, largest),
             transports=transports(nccl.read_text(errors="replace") if nccl.is_file() else ""),
         )
         if world.first:
-            print(RESULT + found.model_dump_json(), flush=True)
+            print(RESULT + result.model_dump_json(), flush=True)
     except BaseException:
         distributed.leave(world, in_order=False)
         raise
@@ -132,7 +132,7 @@ def run(asked: Asked) -> bool:
 
 
 def transports(log: str) -> list[str]:
-    """The roads that NCCL's log names: `Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM`."""
+    """Return the transports in NCCL's log: `Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM`."""
     return sorted(set(re.findall(r"\bvia (\S+)", log)))
 
 

@@ -11,27 +11,27 @@ from kfp_ddp.core.settings import Settings
 
 
 class NetworkCheck(Settings):
-    """What is measured, and against what."""
+    """Settings of a network check: what to measure, and what is enough."""
 
     gradient_mb: float = Field(102.2, gt=0)
     """Megabytes of gradients that the ranks average in a step, four bytes for each parameter of
     the network; a ResNet-50 has 102.2."""
     step_ms: float = Field(0.0, ge=0)
-    """Milliseconds that a step computes, as a training tells them; 0 where that is not known."""
+    """Milliseconds that a step computes, as a training reports them; 0 if not known."""
     min_gbit_s: float = Field(0.0, ge=0)
-    """Gigabits a second that each node must send to each other one; 0 to ask for none."""
+    """Gigabits a second that each node must send to each other node; 0: no minimum."""
     largest_mb: float = Field(64.0, ge=1, le=1024)
     """Megabytes of the largest message, less where the network is slow."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """What the messages lie on: cuda goes by NCCL, cpu by Gloo."""
+    """Device of the messages: cuda uses NCCL, cpu uses Gloo."""
     timeout_minutes: float = Field(10.0, gt=0)
     """Time-out of a collective."""
 
 
 RESULT = "network: "
-"""What begins the line in which rank 0 says what was found."""
+"""Prefix of the line in which rank 0 prints the result."""
 SLOW = 0.5
-"""Of what comparable links give: below it a node, a pair or a direction is named."""
+"""Share of the rate of comparable links below which a link counts as slow."""
 SLOW_NAME_MS = 500.0
 
 
@@ -40,7 +40,7 @@ class _Frozen(BaseModel):
 
 
 class Node(_Frozen):
-    """A node as its first rank sees it; 0, '' and [] where the kernel does not say."""
+    """A node as its first rank sees it; 0, '' and [] where the kernel has no value."""
 
     name: str
     host: str
@@ -53,15 +53,15 @@ class Node(_Frozen):
 
     @property
     def title(self) -> str:
-        """The node, and in a cluster the pod."""
+        """Name of the node, and in a cluster of the pod."""
         return self.name if self.name == self.host else f"{self.name} ({self.host})"
 
 
 class Size(_Frozen):
     """An all-reduce among all ranks.
 
-    Bus bandwidth is 2 (n - 1) / n of the message by the time, as nccl-tests has it, so that it
-    compares with that of a link, whatever the number of ranks n.
+    Bus bandwidth is 2 (n - 1) / n of the message size divided by the time, as in nccl-tests, so it
+    compares with the bandwidth of a link for any number of ranks n.
     """
 
     bytes: int
@@ -70,7 +70,7 @@ class Size(_Frozen):
 
 
 class Link(NamedTuple):
-    """From one node to another, by their places in the list of nodes."""
+    """Rate from one node to another, by their positions in the list of nodes."""
 
     sender: int
     receiver: int
@@ -78,22 +78,22 @@ class Link(NamedTuple):
 
 
 class Network(_Frozen):
-    """All of it."""
+    """Result of a network check."""
 
     ranks: int
     backend: str
     nodes: list[Node]
     latency_us: float
-    """Of an all-reduce of four bytes."""
+    """Latency of an all-reduce of four bytes."""
     sizes: list[Size]
     rates: list[list[float]]
-    """Gigabits a second from each node to each other, by their places; 0 where not measured."""
+    """Gigabits a second from each node to each other, by position; 0 where not measured."""
     transports: list[str] = []
-    """What NCCL said that it goes by."""
+    """Transports that NCCL logged."""
 
     @property
     def links(self) -> list[Link]:
-        """What was measured between two nodes."""
+        """Measured rates between two nodes."""
         return [
             Link(sender, receiver, rate)
             for sender, row in enumerate(self.rates)
@@ -102,57 +102,57 @@ class Network(_Frozen):
         ]
 
     def gradients_ms(self, megabytes: float) -> float:
-        """Milliseconds that an all-reduce of so much takes, by the sizes around it."""
-        wanted = megabytes * 1e6
+        """Interpolate the milliseconds of an all-reduce of this size."""
+        size = megabytes * 1e6
         first, last = self.sizes[0], self.sizes[-1]
-        if wanted <= first.bytes:
+        if size <= first.bytes:
             return first.ms
         for low, high in pairwise(self.sizes):
-            if wanted <= high.bytes:
-                share = (wanted - low.bytes) / (high.bytes - low.bytes)
+            if size <= high.bytes:
+                share = (size - low.bytes) / (high.bytes - low.bytes)
                 return low.ms + share * (high.ms - low.ms)
-        return last.ms * wanted / last.bytes
+        return last.ms * size / last.bytes
 
 
-def problems(found: Network, asked: NetworkCheck) -> list[str]:
-    """What is wrong, the worst first, each in a line; empty where nothing is."""
-    slow = {node for node, _ in slow_nodes(found)}
-    lines = [words for _, words in slow_nodes(found)]
-    lines += _slow_links(found, slow)
-    if asked.min_gbit_s:
+def problems(network: Network, check: NetworkCheck) -> list[str]:
+    """Return one line for each problem, the worst first."""
+    slow = {node for node, _ in slow_nodes(network)}
+    lines = [words for _, words in slow_nodes(network)]
+    lines += _slow_links(network, slow)
+    if check.min_gbit_s:
         lines += [
-            f"{_pair(found, link)} gives {link.gbit_s:.2f} Gbit/s, less than the "
-            f"{asked.min_gbit_s:g} that min_gbit_s asks for"
-            for link in sorted(found.links, key=lambda link: link.gbit_s)
-            if link.gbit_s < asked.min_gbit_s
+            f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, less than "
+            f"min_gbit_s={check.min_gbit_s:g}"
+            for link in sorted(network.links, key=lambda link: link.gbit_s)
+            if link.gbit_s < check.min_gbit_s
         ]
-    sizes = {node.mtu for node in found.nodes if node.mtu}
+    sizes = {node.mtu for node in network.nodes if node.mtu}
     if len(sizes) > 1:
-        each = ", ".join(f"{node.title} {node.mtu}" for node in found.nodes)
-        lines.append(f"the MTU is not the same everywhere, large packets may be lost: {each}")
+        by_node = ", ".join(f"{node.title} {node.mtu}" for node in network.nodes)
+        lines.append(f"the MTU differs between nodes, large packets may be lost: {by_node}")
     lines += [
-        f"{node.title} takes {node.dns_ms:.0f} ms to find the first node's name: look at its DNS"
-        for node in found.nodes
+        f"{node.title} takes {node.dns_ms:.0f} ms to resolve the first node's name: check its DNS"
+        for node in network.nodes
         if node.dns_ms > SLOW_NAME_MS
     ]
     return lines
 
 
-def slow_nodes(found: Network) -> list[tuple[int, str]]:
-    """Nodes whose sending, receiving or both is slow with everybody, and that in words."""
-    told = []
-    for node in range(len(found.nodes)):
-        name = found.nodes[node].title
-        sends = [link.gbit_s for link in found.links if link.sender == node]
-        takes = [link.gbit_s for link in found.links if link.receiver == node]
-        others = [link.gbit_s for link in found.links if node not in (link.sender, link.receiver)]
-        if not others:  # two nodes: a direction is held against the other
+def slow_nodes(network: Network) -> list[tuple[int, str]]:
+    """Return nodes that send or receive slowly with all others, each with a line of text."""
+    lines = []
+    for node in range(len(network.nodes)):
+        name = network.nodes[node].title
+        sends = [link.gbit_s for link in network.links if link.sender == node]
+        takes = [link.gbit_s for link in network.links if link.receiver == node]
+        others = [link.gbit_s for link in network.links if node not in (link.sender, link.receiver)]
+        if not others:  # two nodes: compare the two directions
             if sends and takes and max(sends) < SLOW * min(takes):
-                told.append(
+                lines.append(
                     (
                         node,
                         f"{name} sends {max(sends):.2f} Gbit/s and receives {min(takes):.2f}: "
-                        "look at that node, or keep the job away from it",
+                        "check that node, or exclude it from the job",
                     )
                 )
             continue
@@ -163,72 +163,74 @@ def slow_nodes(found: Network) -> list[tuple[int, str]]:
             if rates and max(rates) < SLOW * usual
         ]
         if does:
-            told.append(
+            lines.append(
                 (
                     node,
-                    f"{name} {' and '.join(does)}, where the others have {usual:.2f}: look at that "
-                    "node, or keep the job away from it",
+                    f"{name} {' and '.join(does)}, where the others have {usual:.2f}: check that "
+                    "node, or exclude it from the job",
                 )
             )
-    return told
+    return lines
 
 
-def _slow_links(found: Network, slow: set[int]) -> list[str]:
-    """Pairs that are slow though neither node is with the others."""
-    told = []
-    for link in found.links:
+def _slow_links(network: Network, slow: set[int]) -> list[str]:
+    """Return a line for each slow pair of nodes that are not slow with other nodes."""
+    lines = []
+    for link in network.links:
         if {link.sender, link.receiver} & slow:
             continue
         beside = [
             other.gbit_s
-            for other in found.links
+            for other in network.links
             if other is not link
             and {other.sender, other.receiver} & {link.sender, link.receiver}
             and {other.sender, other.receiver} != {link.sender, link.receiver}
             and not {other.sender, other.receiver} & slow
         ]
         if beside and link.gbit_s < SLOW * statistics.median(beside):
-            told.append(
-                f"{_pair(found, link)} gives {link.gbit_s:.2f} Gbit/s, where both have "
-                f"{statistics.median(beside):.2f} with others: look at what lies between them"
+            lines.append(
+                f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, where both have "
+                f"{statistics.median(beside):.2f} with others: check the connection between them"
             )
-    return told
+    return lines
 
 
-def need(found: Network, asked: NetworkCheck) -> str:
-    """What the network makes of a step, in a line; '' for a rank alone."""
-    if found.ranks < 2:
+def need(network: Network, check: NetworkCheck) -> str:
+    """Describe what the network costs a step, in one line; '' for a single rank."""
+    if network.ranks < 2:
         return ""
-    ms = found.gradients_ms(asked.gradient_mb)
-    said = f"averaging {asked.gradient_mb:g} MB of gradients takes {ms:.0f} ms"
-    if not asked.step_ms:
-        return f"{said}; it hides behind the backward pass of steps of {1.5 * ms:.0f} ms and more"
+    ms = network.gradients_ms(check.gradient_mb)
+    summary = f"averaging {check.gradient_mb:g} MB of gradients takes {ms:.0f} ms"
+    if not check.step_ms:
+        return (
+            f"{summary}; it is hidden by the backward pass of steps of at least {1.5 * ms:.0f} ms"
+        )
     # The backward pass is two thirds of the computing, and the reduction starts within it.
-    exposed = max(0.0, ms - asked.step_ms * 2 / 3)
-    share = exposed / (asked.step_ms + exposed)
+    exposed = max(0.0, ms - check.step_ms * 2 / 3)
+    share = exposed / (check.step_ms + exposed)
     if not exposed:
-        return f"{said}, hidden behind the backward pass of a step of {asked.step_ms:g} ms"
-    return f"{said}: {share:.0%} of the time of a step of {asked.step_ms:g} ms waits for it"
+        return f"{summary}, hidden by the backward pass of a step of {check.step_ms:g} ms"
+    return f"{summary}: {share:.0%} of the time of a step of {check.step_ms:g} ms waits for it"
 
 
-def _pair(found: Network, link: Link) -> str:
-    return f"{found.nodes[link.sender].title} to {found.nodes[link.receiver].title}"
+def _pair(network: Network, link: Link) -> str:
+    return f"{network.nodes[link.sender].title} to {network.nodes[link.receiver].title}"
 
 
-def table(found: Network, asked: NetworkCheck) -> Iterable[str]:
-    """The lines of a Markdown document of it all, whose tables can be read as they stand."""
-    wrong, said = problems(found, asked), need(found, asked)
-    yield f"## {'The network is not as it should be' if wrong else 'Nothing wrong was found'}"
+def table(network: Network, check: NetworkCheck) -> Iterable[str]:
+    """Yield the lines of a Markdown document with aligned tables."""
+    wrong, summary = problems(network, check), need(network, check)
+    yield f"## {'Problems of the network' if wrong else 'No problem was found'}"
     yield ""
     yield from (f"- **{line}**" for line in wrong)
-    if said:
-        yield f"- {said}"
-    by = f", {', '.join(found.transports)}" if found.transports else ""
-    nodes = f"{len(found.nodes)} nodes" if found.nodes[1:] else "one node"
-    yield f"- {found.ranks} ranks on {nodes} by {found.backend}{by}"
-    yield f"- an all-reduce of four bytes takes {found.latency_us:.0f} µs"
+    if summary:
+        yield f"- {summary}"
+    by = f", {', '.join(network.transports)}" if network.transports else ""
+    nodes = f"{len(network.nodes)} nodes" if network.nodes[1:] else "one node"
+    yield f"- {network.ranks} ranks on {nodes} by {network.backend}{by}"
+    yield f"- an all-reduce of four bytes takes {network.latency_us:.0f} µs"
     yield from _aligned(
-        ("node", "interface", "MTU", "link", "InfiniBand", "name found in"),
+        ("node", "interface", "MTU", "link", "InfiniBand", "name resolved in"),
         *(
             (
                 node.title,
@@ -238,15 +240,15 @@ def table(found: Network, asked: NetworkCheck) -> Iterable[str]:
                 ", ".join(node.infiniband) or "none",
                 f"{node.dns_ms:.1f} ms",
             )
-            for node in found.nodes
+            for node in network.nodes
         ),
     )
-    if found.sizes:
-        rows = ((f"{s.bytes:,} bytes", f"{s.ms:.3f}", f"{s.bus_gbit_s:.2f}") for s in found.sizes)
+    if network.sizes:
+        rows = ((f"{s.bytes:,} bytes", f"{s.ms:.3f}", f"{s.bus_gbit_s:.2f}") for s in network.sizes)
         yield from _aligned(("all-reduce", "ms", "bus Gbit/s"), *rows)
-    if found.links:
-        names = [node.title for node in found.nodes]
-        rates = {(link.sender, link.receiver): f"{link.gbit_s:.2f}" for link in found.links}
+    if network.links:
+        names = [node.title for node in network.nodes]
+        rates = {(link.sender, link.receiver): f"{link.gbit_s:.2f}" for link in network.links}
         yield from _aligned(
             ("Gbit/s from \\ to", *names),
             *(
@@ -257,7 +259,7 @@ def table(found: Network, asked: NetworkCheck) -> Iterable[str]:
 
 
 def _aligned(*rows: Sequence[str]) -> Iterator[str]:
-    """A Markdown table, its head first, with columns of one width."""
+    """Yield a Markdown table, header first, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
