@@ -49,7 +49,7 @@ soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cl
 check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy kfp_ddp tests examples
+	$(VENV)/bin/mypy kfp_ddp tests examples benchmarks
 	$(VENV)/bin/python -m kfp_ddp.reference --check
 	$(VENV)/bin/kfp-ddp compile --check
 

@@ -55,10 +55,11 @@ def run() -> dict[str, float]:
 
 def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     """A trainer on `root`, alone or in the process group of this process, and its cache."""
-    from kfp_ddp.training import data, distributed
+    from kfp_ddp.training import distributed
     from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data import Split
+    from kfp_ddp.training.splits import scan
     from kfp_ddp.training.trainer import Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}
@@ -68,7 +69,7 @@ def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     world = distributed.start(config)
     micro = config.batch_size // world.size
     config = config.model_copy(update={"micro_batch_size": micro, "eval_epochs": 90_000})
-    index = data.scan(root / "train")
+    index = scan(root / "train")
     cache = None
     if config.cache_gb:
         cache = Cache(Path(output) / "cache", "train", len(index), parts=1)
