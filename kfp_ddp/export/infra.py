@@ -1,6 +1,6 @@
-"""Infra validation: a bundle's model loaded and asked in a clean process with only its runtime.
+"""Infra validation: run a bundle's model in a clean process with only its runtime.
 
-What it took stands in `infra.json`, and a request with its answer in `sample/`, for a canary.
+`infra.json` has time and memory, `sample/` a request with its answer for a canary.
 """
 
 import functools
@@ -28,9 +28,9 @@ from kfp_ddp.models import bundle
 
 FILE = "infra.json"
 SECONDS = 300.0
-"""In which a model has to be loaded and to have answered."""
+"""Timeout to load a model and answer."""
 SECONDS_EACH = 0.2
-"""Of calls that are timed, for each size of batch."""
+"""Seconds of timed calls for each batch size."""
 _RUNTIME = "onnxruntime"
 
 
@@ -57,54 +57,54 @@ def try_out(
 def validate(
     folder: Path, images: NDArray[np.uint8], expected: NDArray[np.float32], allowed: float
 ) -> dict[str, Any]:
-    """Ask each ONNX file of a bundle for the logits of some images, each in a process of its own.
+    """Compute the logits of some images with each ONNX file, each in its own process.
 
     Args:
         folder: Of the bundle.
         images: uint8 [N, 3, S, S].
         expected: The checkpoint's logits, float32 [N, classes].
-        allowed: What `model.onnx` may differ by at most; other files are variants, whose accuracy
-            is measured elsewhere.
+        allowed: Largest difference of `model.onnx`; other files are variants, whose accuracy is
+            measured elsewhere.
 
     Returns:
-        The content of `FILE`: whether all passed, why not in one line, and what each took.
+        The content of `FILE`: whether all passed, the reason if not, time and memory of each.
     """
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     reason = ""
     with tempfile.TemporaryDirectory() as aside:
-        given = {"images": f"{aside}/images.npy", "expected": f"{aside}/expected.npy"}
-        np.save(given["images"], images)
-        np.save(given["expected"], expected)
+        arrays = {"images": f"{aside}/images.npy", "expected": f"{aside}/expected.npy"}
+        np.save(arrays["images"], images)
+        np.save(arrays["expected"], expected)
         for path in sorted(folder.glob("*.onnx"), key=lambda one: (one.name != ONNX, one.name)):
-            answer, why = _ask({**given, "model": str(path)})
+            answer, why = _run({**arrays, "model": str(path)})
             if not why and path.name == ONNX and not answer["max_abs_difference"] <= allowed:
                 why = (
                     f"differs from the checkpoint by {answer['max_abs_difference']:.3g}, "
                     f"{allowed:.3g} is allowed"
                 )
-            told[path.name] = answer or {"failed": why}
+            results[path.name] = answer or {"failed": why}
             reason = reason or (why and f"{path.name}: {why}")
     return {
-        "passed": bool(told) and not reason,
-        "reason": reason or ("" if told else "there is no ONNX file to load"),
+        "passed": bool(results) and not reason,
+        "reason": reason or ("" if results else "there is no ONNX file to load"),
         "samples": len(images),
         "allowed_abs_difference": allowed,
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "files": told,
+        "files": results,
     }
 
 
 def write_sample(
     folder: Path, image: NDArray[np.uint8], logits: NDArray[np.float32], name: str, allowed: float
 ) -> None:
-    """Write a v2 request with one image, and what a server of this bundle answers.
+    """Write a v2 request with one image, and the expected answer.
 
     Args:
         folder: Of the bundle.
         image: uint8 [3, S, S], as of `pattern`.
         logits: The checkpoint's, float32 [classes].
         name: Of the model.
-        allowed: What an answer may differ by at most.
+        allowed: Largest difference of an answer.
     """
     entry = {"name": INPUT, "datatype": "UINT8", "shape": [1, *image.shape]}
     answer = {"name": OUTPUT, "datatype": "FP32", "shape": [1, len(logits)]}
@@ -122,34 +122,34 @@ def write_sample(
 
 
 def pattern(size: int) -> NDArray[np.uint8]:
-    """An image that is nobody's, uint8 [3, size, size]: coloured squares of all brightnesses."""
+    """Return a synthetic image, uint8 [3, size, size]: coloured squares."""
     at = np.arange(size) * 8 // size
     squares = 37 * at[:, None] + 91 * at[None, :] + 53 * np.arange(3)[:, None, None]
     return (squares * squares % 251).astype(np.uint8)
 
 
-def _ask(asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """What the process answers, and in a line why it does not."""
-    asked = {**asked, **_runtime(), "seconds_each": SECONDS_EACH}
+def _run(request: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the answer of the process, and the error in one line or ''."""
+    request = {**request, **_runtime(), "seconds_each": SECONDS_EACH}
     command = [sys.executable, "-I", "-S", infra_process.__file__]
     try:
         done = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, timeout=SECONDS
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=SECONDS
         )
     except subprocess.TimeoutExpired:
         return {}, f"has not answered within {SECONDS:.0f} s"
     if done.returncode < 0:
         return {}, f"was ended by signal {-done.returncode}; 9 is for want of memory"
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing"]
-        return {}, f"fails where only its runtime is installed: {said[-1].strip()[:250]}"
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        return {}, f"fails where only its runtime is installed: {lines[-1].strip()[:250]}"
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer, ""
 
 
 @functools.cache
 def _runtime() -> dict[str, list[str]]:
-    """The packages that the runtime is made of and needs, and the folders they are in."""
+    """Return the packages of the runtime with its dependencies, and their folders."""
     paths = sysconfig.get_paths()
     packages, seen = set[str](), set[str]()
     names = set(metadata.packages_distributions().get(_RUNTIME, [_RUNTIME]))

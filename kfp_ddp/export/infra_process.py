@@ -1,6 +1,6 @@
-"""A model in ONNX Runtime and nothing else: run as a program, which imports nothing of ours.
+"""Run a model in ONNX Runtime only; a program that imports nothing of this package.
 
-It takes one JSON object on standard input and answers with one, see `infra.py`.
+It reads one JSON object from standard input and writes one, see `infra.py`.
 """
 
 import json
@@ -16,32 +16,32 @@ BATCHES = (1, 8)
 
 
 class Only:
-    """Finds some packages in some folders; with `-I -S` nothing else finds any there."""
+    """Import finder for some packages in some folders; with `-I -S` no others are found."""
 
     def __init__(self, packages: list[str], folders: list[str]) -> None:
         self.packages = packages
         self.folders = folders
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
-        """As the import system asks a finder on `sys.meta_path`."""
+        """Return the spec of a module; the protocol of `sys.meta_path`."""
         if path is None and name in self.packages:
             return PathFinder.find_spec(name, self.folders)
         return None
 
 
 def main() -> None:
-    """Load the model, answer the samples, and tell what that took."""
-    asked = json.load(sys.stdin)
-    sys.meta_path.append(Only(asked["packages"], asked["folders"]))
+    """Load the model, compute the samples, and report time and memory."""
+    request = json.load(sys.stdin)
+    sys.meta_path.append(Only(request["packages"], request["folders"]))
     import numpy
     import onnxruntime
 
-    images, expected = numpy.load(asked["images"]), numpy.load(asked["expected"])
+    images, expected = numpy.load(request["images"]), numpy.load(request["expected"])
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     start = time.perf_counter()
     session = onnxruntime.InferenceSession(
-        Path(asked["model"]), options, providers=["CPUExecutionProvider"]
+        Path(request["model"]), options, providers=["CPUExecutionProvider"]
     )
     load_ms = (time.perf_counter() - start) * 1e3
     entry, output = session.get_inputs()[0].name, session.get_outputs()[0].name
@@ -49,15 +49,15 @@ def main() -> None:
     def answer(batch: Any) -> Any:
         return session.run([output], {entry: batch})[0]
 
-    # The first alone, then all in one batch: a server puts them together as they come.
-    found = numpy.concatenate([answer(images[:1]), answer(images)])
-    wanted = numpy.concatenate([expected[:1], expected])
-    if found.shape != wanted.shape:
-        raise ValueError(f"logits of shape {list(found.shape)}, not {list(wanted.shape)}")
-    difference = numpy.abs(found - wanted)
+    # The first alone, then all in one batch, as a server forms batches of any size.
+    logits = numpy.concatenate([answer(images[:1]), answer(images)])
+    reference = numpy.concatenate([expected[:1], expected])
+    if logits.shape != reference.shape:
+        raise ValueError(f"logits of shape {list(logits.shape)}, not {list(reference.shape)}")
+    difference = numpy.abs(logits - reference)
     latency = {
         f"batch_{size}": timed(
-            answer, numpy.resize(images, (size, *images.shape[1:])), asked["seconds_each"]
+            answer, numpy.resize(images, (size, *images.shape[1:])), request["seconds_each"]
         )
         for size in BATCHES
     }
@@ -68,16 +68,16 @@ def main() -> None:
             "load_ms": round(load_ms, 3),
             "memory_mb": round(peak_bytes() / 1e6, 3),
             "latency": latency,
-            # NaN is no JSON: a number that nothing may differ by says it as well.
+            # JSON has no NaN; a number above any bound means the same.
             "max_abs_difference": float(numpy.nan_to_num(difference, nan=1e38).max()),
-            "same_top1": float((found.argmax(1) == wanted.argmax(1)).mean()),
+            "same_top1": float((logits.argmax(1) == reference.argmax(1)).mean()),
         },
         sys.stdout,
     )
 
 
 def timed(answer: Any, batch: Any, seconds: float) -> dict[str, Any]:
-    """Milliseconds a call, for so many seconds and at least five calls."""
+    """Return milliseconds per call, over some seconds and at least five calls."""
     times: list[float] = []
     answer(batch)
     while len(times) < 5 or sum(times) < seconds * 1e3:
@@ -92,11 +92,11 @@ def timed(answer: Any, batch: Any, seconds: float) -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held at once."""
+    """Return the peak memory of this process in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
-    except OSError:  # macOS; on Linux this would count what forked it
+    except OSError:  # macOS; on Linux this would include the parent
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""What a bundle was made from and with, as a bill of materials in the form of CycloneDX 1.6."""
+"""Provenance of a bundle: a bill of materials in the format CycloneDX 1.6."""
 
 import functools
 import hashlib
@@ -24,14 +24,14 @@ _REVISION = re.compile(r"[0-9a-f]{40,64}")
 
 
 def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
-    """The content of `FILE`; it tells no time, so that the same ingredients give the same bytes.
+    """Return the content of `FILE`; it has no time, so that the same inputs give the same bytes.
 
     Args:
         folder: The bundle, with the model's files in it.
         model_name: The model's.
         result: Its evaluation.
     """
-    told = {
+    properties = {
         "checkpoint_sha256": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,
         "samples_digest": result.samples_digest,
@@ -54,7 +54,9 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
                 "hashes": [{"alg": "SHA-256", "content": result.checkpoint_digest}],
             },
             "properties": [
-                {"name": f"{_OURS}:{name}", "value": value} for name, value in told.items() if value
+                {"name": f"{_OURS}:{name}", "value": value}
+                for name, value in properties.items()
+                if value
             ],
         },
         "components": [*_data(result), *_files(folder), *_images(), *packages()],
@@ -73,15 +75,17 @@ def _files(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _images() -> Iterator[dict[str, Any]]:
-    """The image that the step runs in, where a cluster tells it."""
+    """Yield the image of the step, if a cluster reports it."""
     for one in images.record()["step"]:
         yield {"type": "container", "name": one["image"], "version": one["digest"]}
 
 
 def packages() -> list[dict[str, Any]]:
-    """All that is installed here, sorted."""
-    told = [one.metadata for one in metadata.distributions()]
-    found = {re.sub(r"[-_.]+", "-", str(one["Name"])).lower(): one["Version"] for one in told}
+    """Return all installed packages, sorted."""
+    installed = [one.metadata for one in metadata.distributions()]
+    versions = {
+        re.sub(r"[-_.]+", "-", str(one["Name"])).lower(): one["Version"] for one in installed
+    }
     return [
         {
             "type": "library",
@@ -90,25 +94,25 @@ def packages() -> list[dict[str, Any]]:
             "version": version,
             "purl": f"pkg:pypi/{name}@{version}",
         }
-        for name, version in sorted(found.items())
+        for name, version in sorted(versions.items())
     ]
 
 
 def revision() -> str:
-    """The git revision of the code that runs, `-dirty` if it is changed; '' where nobody knows.
+    """Return the git revision of the code, with `-dirty` if it is changed; '' if unknown.
 
-    KFP_DDP_REVISION tells it, as an image may set it, what pip noted of an installation from git,
-    or the checkout that the code lies in.
+    It is from KFP_DDP_REVISION, which an image may set, from pip's record of an installation from
+    git, or from the checkout of the code.
     """
-    told = os.environ.get("KFP_DDP_REVISION", "") or _installed_from() or _checked_out()
-    return told.strip()
+    value = os.environ.get("KFP_DDP_REVISION", "") or _installed_from() or _checked_out()
+    return value.strip()
 
 
 def _installed_from() -> str:
-    """The commit that pip noted (PEP 610)."""
+    """Return the commit that pip recorded (PEP 610)."""
     try:
-        noted = metadata.distribution(_OURS).read_text("direct_url.json")
-        return str(json.loads(noted or "{}").get("vcs_info", {}).get("commit_id", ""))
+        record = metadata.distribution(_OURS).read_text("direct_url.json")
+        return str(json.loads(record or "{}").get("vcs_info", {}).get("commit_id", ""))
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
         return ""
 
@@ -120,8 +124,8 @@ def _checked_out() -> str:
         return ""
 
     def git(*arguments: str) -> str:
-        asked = ["git", "-C", str(root), *arguments]
-        ran = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+        command = ["git", "-C", str(root), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
         return ran.stdout.strip() if ran.returncode == 0 else ""
 
     commit = git("rev-parse", "HEAD")
@@ -133,7 +137,7 @@ def _checked_out() -> str:
 
 @functools.cache
 def source_digest() -> str:
-    """SHA-256 over names and contents of our Python files: which code ran, revision or not."""
+    """Return the SHA-256 of names and contents of the package's Python files."""
     root, total = Path(kfp_ddp.__file__).parent, hashlib.sha256()
     names = sorted(
         os.path.relpath(os.path.join(at, name), root)

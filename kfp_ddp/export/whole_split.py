@@ -1,4 +1,4 @@
-"""What further forms of a model come to on every sample of the split that it was evaluated on."""
+"""Evaluation of further forms of a model on the complete split."""
 
 import csv
 import io
@@ -30,22 +30,22 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Form:
-    """A form as a function; one that takes whole images gets them one by one, as decoded."""
+    """A form as a function; one for images of any size gets them one by one, as decoded."""
 
     predict: Predict
-    takes_whole: bool = False
+    takes_any_size: bool = False
 
 
 @dataclass
 class _Batch:
     positions: list[int]
     squares: Tensor
-    whole: list[Tensor]
+    decoded: list[Tensor]
 
 
 @dataclass
-class _Seen:
-    """What a form has come to so far."""
+class _Accumulated:
+    """Accumulated results of a form."""
 
     tally: Tally
     predicted: list[Tensor] = field(default_factory=list)
@@ -54,8 +54,8 @@ class _Seen:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a form came to: the record, and the class that it tells of each sample, by its path."""
+class FormResult:
+    """The evaluation of a form, and the predicted class of each sample by path."""
 
     evaluation: Evaluation
     predicted: dict[str, str]
@@ -63,7 +63,7 @@ class Told:
 
 def measure(
     forms: Mapping[str, Form], split: Path, info: ModelInfo, result: Evaluation
-) -> tuple[dict[str, Told], dict[str, str]]:
+) -> tuple[dict[str, FormResult], dict[str, str]]:
     """Run all forms over the split in one pass, in which an image is decoded once.
 
     Args:
@@ -73,17 +73,17 @@ def measure(
         result: Its evaluation on this split.
 
     Returns:
-        What each came to, and why of others it is not known.
+        The results by form, and the errors of the other forms.
 
     Raises:
         InputError: an image cannot be read, or the samples are not those of the evaluation.
     """
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
-    seen = {name: _Seen(Tally(len(info.classes))) for name in forms}
+    seen = {name: _Accumulated(Tally(len(info.classes))) for name in forms}
     failed: dict[str, str] = {}
-    kept: list[int] = []
-    for batch in _decoded(index, info, any(form.takes_whole for form in forms.values())):
-        kept += batch.positions
+    readable: list[int] = []
+    for batch in _decoded(index, info, any(form.takes_any_size for form in forms.values())):
+        readable += batch.positions
         targets = torch.tensor([index.targets[at] for at in batch.positions])
         for name in [name for name in forms if name not in failed]:
             try:
@@ -96,31 +96,33 @@ def measure(
                 path = index.paths[batch.positions[int(odd[0])]]
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
-            found = seen[name].tally.update(logits, targets)
+            rows = seen[name].tally.update(logits, targets)
             for column in ("predicted", "confidence", "loss"):
-                getattr(seen[name], column).append(getattr(found, column))
-    read_ones, skipped = index.only(kept), len(index) - len(kept)
-    told: dict[str, Told] = {}
-    for name in [name for name in forms if name not in failed]:
-        told[name] = _told(seen[name], read_ones, skipped, split, info, result)
-    return told, failed
+                getattr(seen[name], column).append(getattr(rows, column))
+    read_ones, skipped = index.only(readable), len(index) - len(readable)
+    results_by_form = {
+        name: _result(seen[name], read_ones, skipped, split, info, result)
+        for name in forms
+        if name not in failed
+    }
+    return results_by_form, failed
 
 
-def said_before(evaluation: Path, result: Evaluation) -> dict[str, tuple[str, str]]:
-    """The true class of each sample, and the one that the checkpoint tells, by its path."""
+def predictions_of(evaluation: Path, result: Evaluation) -> dict[str, tuple[str, str]]:
+    """Return the true class and the prediction of the checkpoint for each sample, by path."""
     content = read_below(evaluation.parent, result.predictions, LARGEST_PREDICTIONS)
     rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
     return {row["path"]: (row["target"], row["predicted"]) for row in rows}
 
 
 def _logits(form: Form, batch: _Batch) -> Tensor:
-    if not form.takes_whole:
+    if not form.takes_any_size:
         return form.predict(batch.squares)
-    return torch.cat([form.predict(image[None].contiguous()) for image in batch.whole])
+    return torch.cat([form.predict(image[None].contiguous()) for image in batch.decoded])
 
 
 def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
-    """Every image that can be read, in order; the next batch is decoded meanwhile."""
+    """Yield all readable images in order; the next batch is decoded in the background."""
 
     def decoded(position: int) -> tuple[int, Tensor, Tensor | None] | None:
         try:
@@ -133,12 +135,12 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
         return position, square, image if keep else None
 
     def batch(coming: list[Future[tuple[int, Tensor, Tensor | None] | None]]) -> _Batch:
-        found = [one for each in coming if (one := each.result()) is not None]
-        squares = channels_last(len(found), info.image_size).contiguous()
-        for row, (_, square, _) in enumerate(found):
+        images = [image for future in coming if (image := future.result()) is not None]
+        squares = channels_last(len(images), info.image_size).contiguous()
+        for row, (_, square, _) in enumerate(images):
             squares[row] = square
-        whole = [image for _, _, image in found if image is not None]
-        return _Batch([at for at, _, _ in found], squares, whole)
+        decoded_images = [image for _, _, image in images if image is not None]
+        return _Batch([at for at, _, _ in images], squares, decoded_images)
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, BATCH)) as pool:
         before: list[Future[tuple[int, Tensor, Tensor | None] | None]] = []
@@ -146,14 +148,14 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
             coming = [
                 pool.submit(decoded, at) for at in range(start, min(start + BATCH, len(index)))
             ]
-            if before and (found := batch(before)).positions:
-                yield found
+            if before and (ready := batch(before)).positions:
+                yield ready
             before = coming
 
 
-def _told(
-    seen: _Seen, index: Index, skipped: int, split: Path, info: ModelInfo, result: Evaluation
-) -> Told:
+def _result(
+    seen: _Accumulated, index: Index, skipped: int, split: Path, info: ModelInfo, result: Evaluation
+) -> FormResult:
     predictions = Predictions(
         index=index,
         skipped=("",) * skipped,
@@ -162,7 +164,7 @@ def _told(
         loss=torch.cat(seen.loss),
         tally=seen.tally,
     )
-    found = results.summarise(
+    evaluation = results.summarise(
         predictions,
         info,
         dataset=split.parent,
@@ -173,12 +175,12 @@ def _told(
         started=time.monotonic(),
         skipped=skipped,
     )
-    if found.samples_digest != result.samples_digest:
+    if evaluation.samples_digest != result.samples_digest:
         raise InputError(
             f"{split} has other samples now than when it was evaluated: evaluate the model again"
         )
-    # A record of the same bundle is to be the same bytes.
+    # The same inputs must give the same bytes.
     same = {"seconds": 0.0, "written": result.written, "confusion": None, "hardware": ""}
     names = [info.classes[at] for at in predictions.predicted.tolist()]
     paths = [predictions.relative(at) for at in range(len(index))]
-    return Told(found.model_copy(update=same), dict(zip(paths, names, strict=True)))
+    return FormResult(evaluation.model_copy(update=same), dict(zip(paths, names, strict=True)))

@@ -70,11 +70,11 @@ def test_nothing_but_the_runtime_can_be_imported_there(
     tried = ["torch", "onnx", "kfp_ddp", "PIL", "pip", "onnxruntime", "numpy", "json"]
     asks, here = Path(infra_process.__file__).read_text(), "    import numpy\n"
     assert here in asks
-    tries = "    return json.dump({name: there(name) for name in asked['tried']}, sys.stdout)\n"
+    tries = "    return json.dump({name: there(name) for name in request['tried']}, sys.stdout)\n"
     program = tmp_path / "program.py"
     program.write_text(THERE + asks.replace(here, tries + here, 1))
     monkeypatch.setattr(infra_process, "__file__", str(program))
-    found, why = infra._ask({"tried": tried})
+    found, why = infra._run({"tried": tried})
     assert not why
     assert [name for name in tried if found[name]] == ["onnxruntime", "numpy", "json"]
 
