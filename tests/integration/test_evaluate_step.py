@@ -145,7 +145,7 @@ def broken(kind: str, dataset: Path, checkpoint: Path) -> dict[str, Any]:
         ("torn checkpoint", "state.pt is truncated"),
         ("altered checkpoint", "state.pt was altered"),
         ("no split", "has no folder val/"),
-        ("empty split", "holds no images"),
+        ("empty split", "has no images"),
         ("unknown class", "'violet'"),
         ("broken image", "000.png"),
         ("split outside", "split is '../train'"),
