@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from kfp_ddp.core.errors import FULL, KfpDdpError, StorageError, full
-from kfp_ddp.core.failure import Failure, report, root_cause, told
+from kfp_ddp.core.failure import Failure, final_failure, report, root_cause
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig, parse
@@ -158,7 +158,7 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
         remaining = summary()
         line = f"stopped by {signal.Signals(error.sigval).name}; {remaining}"
         stopped = Failure(128 + error.sigval, -1, line, True)
-        return report(told(logs.errors, remaining) or stopped, file)
+        return report(final_failure(logs.errors, remaining) or stopped, file)
     except ChildFailedError as error:
         return report(root_cause(error, summary()), file)
     except Exception as error:  # noqa: BLE001  any error is reported in one line

@@ -1,6 +1,6 @@
-"""What is set once: by flag, environment, a file of the folder or of the person, or its default.
+"""Configuration: by flag, environment, a file of the folder or of the user, or default.
 
-No model of pydantic, whose import is most of the time that a command's `--help` takes.
+Not a pydantic model, as that import is most of the time of a command's `--help`.
 """
 
 import os
@@ -43,7 +43,7 @@ class Connection:
         False, "Reach KFP by a port forwarded through the kubeconfig, whatever host is set."
     )
     token_file: str = setting(
-        "", "File with a token, read anew for each request; KFP_DDP_TOKEN holds one itself."
+        "", "File with a token, read again for each request; KFP_DDP_TOKEN holds one itself."
     )
     cookie_file: str = setting(
         "",
@@ -54,7 +54,7 @@ class Connection:
     password_file: str = setting("", "File with the password; KFP_DDP_PASSWORD holds one itself.")
     iap_client_id: str = setting(
         "",
-        "Client of Google's Identity-Aware Proxy that stands before KFP.",
+        "Client of Google's Identity-Aware Proxy in front of KFP.",
         variable="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
     )
     ca_file: str = setting("", "File with the certificates to trust; empty for the usual ones.")
@@ -73,7 +73,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Config(Connection):
-    """All that a person sets once; flags of a command go before."""
+    """All configuration; flags of a command have priority."""
 
     experiment: str = setting("Default", "Experiment that runs are listed under.")
     registry: str = setting("ghcr.io/kfp-ddp", "Where launcher and trainer images are pulled from.")
@@ -84,7 +84,7 @@ class Config(Connection):
     destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
     model_registry: str = setting(
         "",
-        "Kubeflow Model Registry that promote and rollback tell, such as http://localhost:8080; "
+        "Kubeflow Model Registry that promote and rollback update, such as http://localhost:8080; "
         "KFP_DDP_MODEL_REGISTRY_TOKEN may hold a token for it.",
     )
     pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
@@ -102,7 +102,7 @@ class Set(NamedTuple):
     origin: str
 
 
-FIELDS = {each.name: each for each in fields(Config)}
+FIELDS = {item.name: item for item in fields(Config)}
 
 
 def files() -> list[Path]:
@@ -115,32 +115,32 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     """Each setting with where it is from: flag, environment, file or default.
 
     Args:
-        flags: What was given on the command line; None is not given.
+        flags: Flags of the command line; None if not set.
 
     Raises:
         InputError: a file or variable that cannot be used.
     """
-    found = {name: Set(each.default, "default") for name, each in FIELDS.items()}
+    values = {name: Set(item.default, "default") for name, item in FIELDS.items()}
     for path in reversed(files()):
-        found |= {name: Set(value, str(path)) for name, value in _of_file(path)}
-    found |= _of_environment()
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    return found | {name: Set(value, "flag") for name, value in given.items()}
+        values |= {name: Set(value, str(path)) for name, value in _of_file(path)}
+    values |= _of_environment()
+    set_flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    return values | {name: Set(value, "flag") for name, value in set_flags.items()}
 
 
 def config(flags: Mapping[str, Any] | None = None) -> Config:
     """The values alone."""
-    return Config(**{name: each.value for name, each in resolved(flags).items()})
+    return Config(**{name: item.value for name, item in resolved(flags).items()})
 
 
 def _of_environment() -> dict[str, Set]:
-    found = {}
-    for name, each in FIELDS.items():
-        for variable in (each.metadata.get("variable"), PREFIX + name.upper()):
+    values = {}
+    for name, item in FIELDS.items():
+        for variable in (item.metadata.get("variable"), PREFIX + name.upper()):
             text = os.environ.get(variable) if variable else None
             if text:
-                found[name] = Set(_typed(name, text, str(variable)), str(variable))
-    return found
+                values[name] = Set(_typed(name, text, str(variable)), str(variable))
+    return values
 
 
 def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
@@ -156,7 +156,7 @@ def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is no YAML: {one_line(error)}") from None
+        raise InputError(f"{path} is not YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} should hold lines such as host: https://kubeflow.example.com")
     for name, value in content.items():
@@ -180,6 +180,6 @@ def _typed(name: str, value: Any, origin: str) -> Any:
         if isinstance(value, float) and not 0 < value < float("inf"):
             raise InputError(f"{origin}: {name}={value:g} should be more than 0")
     if not isinstance(value, kind):
-        asked = {bool: "true or false", float: "a number", str: "text"}[kind]
-        raise InputError(f"{origin}: {name}={value!r} should be {asked}")
+        expected = {bool: "true or false", float: "a number", str: "text"}[kind]
+        raise InputError(f"{origin}: {name}={value!r} should be {expected}")
     return value

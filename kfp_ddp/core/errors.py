@@ -1,8 +1,8 @@
-"""The errors whose message is meant for the person who started the run.
+"""Errors with messages for the person who started the run.
 
     KfpDdpError
-    ├── InputError          what was given cannot be used
-    │   └── RefusedError    the KFP API server refuses it, or whoever asked
+    ├── InputError          the input is invalid
+    │   └── RefusedError    the KFP API server refuses the request or the user
     ├── StorageError        a volume or a bucket cannot be read or written
     │   └── UnavailableError   it does not respond for now: a retry may succeed
     ├── JobError            a job, or a training, ended without success
@@ -18,9 +18,9 @@ import os
 from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of an OSError that says a volume has no room."""
+"""Numbers of an OSError for a full volume."""
 PREEMPTED = 143
-"""Exit code of what stopped as asked, by SIGTERM as a rule, and may go on later."""
+"""Exit code of a process that stopped on request, as by SIGTERM, and can resume later."""
 
 
 class KfpDdpError(Exception):
@@ -28,7 +28,7 @@ class KfpDdpError(Exception):
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
-    """Whether the same again may succeed."""
+    """Whether a retry may succeed."""
 
 
 class InputError(KfpDdpError, ValueError):
@@ -38,7 +38,7 @@ class InputError(KfpDdpError, ValueError):
 
 
 class RefusedError(InputError):
-    """What the KFP API server refuses, or whom."""
+    """A request or a user that the KFP API server refuses."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class ServerError(KfpDdpError):
 
 
 class StorageError(KfpDdpError):
-    """A volume or a bucket that cannot be read or written, or that somebody else changed."""
+    """A volume or a bucket that cannot be read or written, or that another program changed."""
 
 
 class UnavailableError(StorageError):

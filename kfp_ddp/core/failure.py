@@ -1,4 +1,4 @@
-"""Why a run did not end with 0: one line for who started it, and for Kubernetes.
+"""Why a run failed: one line for its user and for Kubernetes.
 
 A rank that ends writes it for its node's launcher (`write_record`), that one takes the first cause
 of its ranks and leaves it for Kubernetes and the step (`report`), and the step takes the first
@@ -21,9 +21,9 @@ from kfp_ddp.core.errors import PREEMPTED
 TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes reads a container's last words; at most 4,096 bytes."""
 LONGEST = 700
-"""Characters of an error that are told: each takes up to four bytes."""
+"""Characters of an error that are recorded; each takes up to four bytes."""
 RECORD = "TORCHELASTIC_ERROR_FILE"
-"""The variable by which torch elastic tells a rank where to write its record."""
+"""Environment variable of torch elastic with the file for a rank's record."""
 LOST_PEER = re.compile(
     "|".join(
         (
@@ -40,11 +40,11 @@ LOST_PEER = re.compile(
     ),
     re.IGNORECASE,
 )
-"""What a program says when another rank, its node or the link to it went away."""
+"""Messages of a program that lost another rank, its node or the network."""
 
 
 def lost_peer(text: str) -> bool:
-    """Whether an error only says that another rank went away: a consequence, worth a retry."""
+    """Return whether an error is only a consequence of the loss of another rank."""
     return LOST_PEER.search(text) is not None
 
 
@@ -54,19 +54,19 @@ class Failure:
 
     exit_code: int
     rank: int
-    """-1 where it is no rank's."""
+    """-1 if it is not of a rank."""
     error: str
     retryable: bool
     time: float = dataclasses.field(default_factory=time.time)
     """When, in seconds since 1970: of several nodes' failures the first is the cause."""
     consequence: bool = False
-    """Whether it only says that another rank went away."""
+    """Whether it is only a consequence of the loss of another rank."""
     pod: str = ""
-    """The pod whose log tells more; known to the step alone, so it is not written."""
+    """The pod with the full log; known to the step only, so it is not written."""
 
     @property
     def words(self) -> str:
-        """The error, and whose it is where it is a rank's."""
+        """Return the error, with its rank if it has one."""
         return f"rank {self.rank}: {self.error}" if self.rank >= 0 else self.error
 
     def to_json(self) -> str:
@@ -77,9 +77,9 @@ class Failure:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The failure in the last line of `text`; None where it holds none.
+        """Return the failure in the last line of `text`; None if it has none.
 
-        Only rank and error must be there: a time that is not told is 0, an exit code 1.
+        Only rank and error are required: a missing time is 0, a missing exit code 1.
         """
         try:
             fields = json.loads(text.strip().splitlines()[-1])
@@ -129,9 +129,9 @@ def read(folder: Path) -> Failure | None:
 
 
 def write_record(failure: Failure, final: bool) -> None:
-    """Tell the launcher what ended this rank, in the form and the file of torch elastic.
+    """Write the failure of this rank in the format and the file of torch elastic.
 
-    It is `final` if the rank itself gave it as why it ended, as for input that cannot be used.
+    It is `final` if the rank itself determined the cause, as for invalid input.
 
     Raises:
         OSError: the file cannot be written.
@@ -139,33 +139,33 @@ def write_record(failure: Failure, final: bool) -> None:
     path = os.environ.get(RECORD)
     if not path:
         return
-    told = {"py_callstack": traceback.format_exc(), "timestamp": str(int(failure.time))}
+    details = {"py_callstack": traceback.format_exc(), "timestamp": str(int(failure.time))}
     record = {
         **dataclasses.asdict(failure),
-        "message": {"message": failure.error, "extraInfo": told},
+        "message": {"message": failure.error, "extraInfo": details},
         "final": final,
     }
     Path(path).write_text(json.dumps(record))
 
 
-def root_cause(error: Any, kept: str) -> Failure:
+def root_cause(error: Any, checkpoint: str) -> Failure:
     """The first failure of a node's ranks that is no consequence of another one.
 
     Args:
         error: torch elastic's ChildFailedError.
-        kept: What to say of the checkpoint where the ranks were preempted.
+        checkpoint: Text about the newest checkpoint, added where ranks were preempted.
     """
-    found = [_of_rank(rank, failure, kept) for rank, failure in error.failures.items()]
-    return min(found, key=_order)
+    failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
+    return min(failures, key=_order)
 
 
-def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
+def _of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:
     data = failure.error_file_data
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     message = data.get("message")
     line = str(message.get("message", "")) if isinstance(message, dict) else ""
     if code == PREEMPTED:
-        line = f"{line or 'preempted'}; {kept}"
+        line = f"{line or 'preempted'}; {checkpoint}"
     elif not line:
         line = f"ended by {failure.signal_name()}" if failure.exitcode < 0 else f"exit code {code}"
     return Failure(
@@ -178,12 +178,12 @@ def _of_rank(rank: int, failure: Any, kept: str) -> Failure:
     )
 
 
-def told(files: Iterable[Path], kept: str) -> Failure | None:
-    """The first failure that a rank itself gave as why it ended, by the ranks' error files.
+def final_failure(files: Iterable[Path], checkpoint: str) -> Failure | None:
+    """Return the first final failure in the ranks' error files.
 
-    `kept` is what to say of the checkpoint where the ranks stopped in order.
+    `checkpoint` is a text about the newest checkpoint, added where ranks were preempted.
     """
-    found = []
+    failures = []
     for path in files:
         try:
             text = path.read_text()
@@ -191,9 +191,10 @@ def told(files: Iterable[Path], kept: str) -> Failure | None:
         except (OSError, ValueError):
             continue
         if final and (failure := Failure.parse(text)):
-            said = f"{failure.error}; {kept}" if failure.exit_code == PREEMPTED else failure.error
-            found.append(dataclasses.replace(failure, error=said))
-    return first_cause(found)
+            if failure.exit_code == PREEMPTED:
+                failure = dataclasses.replace(failure, error=f"{failure.error}; {checkpoint}")
+            failures.append(failure)
+    return first_cause(failures)
 
 
 def _shortened(text: str) -> str:

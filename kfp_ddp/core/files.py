@@ -1,4 +1,4 @@
-"""Files that outlive a power cut, and names in a shared folder that lead nowhere else."""
+"""Durable files, and access to names below a folder without following links."""
 
 import contextlib
 import errno
@@ -39,12 +39,12 @@ def folder_below(root: Path, name: str | Path = "", make: bool = False) -> Itera
     `root` may be a link, as a mount point may; nothing below it is followed.
 
     Args:
-        root: A folder that is there.
+        root: An existing folder.
         name: The folder in it, as deep as it may be; `root` itself without a value.
         make: Whether to make what is missing, with mode 0755.
 
     Raises:
-        OSError: it is not there, or a link or a file stands on the way; with its whole path.
+        OSError: it is missing, or its path has a link or a file; with the full path.
         ValueError: the name leads out of `root`.
     """
     with _closing(_open_folder(root, name, make)) as descriptor:
@@ -54,7 +54,7 @@ def folder_below(root: Path, name: str | Path = "", make: bool = False) -> Itera
 class Folders:
     """The folders below a root, each opened once: for many files in few folders.
 
-    Any thread may ask; see `folder_below`.
+    Safe to use from any thread; see `folder_below`.
     """
 
     def __init__(self, root: Path, below: str | Path = "", make: bool = False) -> None:
@@ -72,10 +72,9 @@ class Folders:
         else:
             opened = _open_folder(self._root, self._below, self._make)
         if len(self._known) < _KEPT_OPEN:
-            kept = contextlib.nullcontext(opened)
-            found = self._known.setdefault(name, kept)
-            if found is kept:
-                return kept
+            cached = contextlib.nullcontext(opened)
+            if self._known.setdefault(name, cached) is cached:
+                return cached
         return _closing(opened)
 
     def close(self) -> None:
@@ -94,7 +93,7 @@ def _closing(descriptor: int) -> Iterator[int]:
 
 def _open_folder(root: Path, name: str | Path, make: bool) -> int:
     if Path(name).is_absolute():
-        raise ValueError(f"{name!s} is no folder below {root}")
+        raise ValueError(f"{name!s} is not a folder below {root}")
     with _closing(os.open(root, _FOLDER)) as top:
         return _walk(top, Path(name).parts, make, Path(root))
 
@@ -102,14 +101,14 @@ def _open_folder(root: Path, name: str | Path, make: bool) -> int:
 def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
     """A descriptor of its own for the folder that these names lead to, from an open one."""
     if ".." in parts:
-        raise ValueError(f"{'/'.join(parts)} is no folder below {root}")
+        raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
     for at, part in enumerate(parts):
         above = descriptor
         try:
-            made = make and _make_folder(part, above)
+            created = make and _make_folder(part, above)
             descriptor = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
-            if made:
+            if created:
                 os.fchmod(descriptor, 0o755)  # whatever the umask
         except OSError as error:
             error.filename = str(root.joinpath(*parts[: at + 1]))
@@ -172,16 +171,16 @@ def open_plain(name: str, folder: int) -> int:
 
 @contextlib.contextmanager
 def durable(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
-    """A new file to write, whose content is on the disk when the block ends.
+    """Yield a new file to write; its content is on the disk when the block ends.
 
-    What has its name, a link perhaps, goes first.
+    An existing file or link of this name is removed first.
 
     Args:
         path: Its name.
         root: A folder above it, below which no link is followed; its own without a value.
 
     Raises:
-        OSError: it cannot be made or written; with its whole path.
+        OSError: it cannot be created or written; with its full path.
     """
     with _folder_of(path, root) as folder, _written(path, folder) as file:
         yield file
@@ -191,7 +190,7 @@ def durable(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
 def atomic_write(
     path: Path, aside: Path | None = None, root: Path | None = None
 ) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when the block ends well, and else goes.
+    """Yield a file to write that gets its name if the block succeeds, and is deleted if not.
 
     Its content is on the disk by then; for the name to be, `fsync` its folder.
 
@@ -201,7 +200,7 @@ def atomic_write(
         root: A folder above both, below which no link is followed; their own without a value.
 
     Raises:
-        OSError: it cannot be made or written; with its whole path.
+        OSError: it cannot be created or written; with its full path.
     """
     aside = aside or path.with_name(f".{os.urandom(8).hex()}.tmp")
     with _folder_of(path, root) as into, _folder_of(aside, root) as folder:

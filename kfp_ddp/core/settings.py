@@ -1,4 +1,4 @@
-"""Typed settings whose errors are one line, in the words of somebody who sets them."""
+"""Typed settings with errors of one line, and typed records of files."""
 
 import json
 import re
@@ -20,11 +20,11 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     patterns: ClassVar[dict[str, str]] = {}
-    """What the patterns of fields ask for, in words."""
+    """Descriptions of the fields' patterns, for messages."""
     own: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a step sets itself, which nobody can give."""
+    """Fields that only the step sets."""
     secret: ClassVar[frozenset[str]] = frozenset()
-    """Fields whose values no error tells."""
+    """Fields whose values no error shows."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -44,12 +44,12 @@ class Settings(BaseModel):
             raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
 
     def given(self) -> dict[str, Any]:
-        """What was set, as JSON has it: a default that nobody set may yield, so it is left out."""
+        """Return the fields that were set, as JSON values; defaults are left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @classmethod
     def checked(cls, name: str, value: object) -> Any:
-        """The value of one field alone, as JSON has it.
+        """Return the validated value of one field, as JSON.
 
         Raises:
             InputError: the field does not take it.
@@ -66,7 +66,7 @@ class Settings(BaseModel):
 
     @classmethod
     def choices(cls, name: str) -> tuple[str, ...]:
-        """The texts that a field may be; empty where it is open."""
+        """Return the allowed texts of a field; empty if it is not a closed choice."""
         annotation = cls.model_fields[name].annotation
         closed = typing.get_origin(annotation) is typing.Literal
         return typing.get_args(annotation) if closed else ()
@@ -90,8 +90,8 @@ class Settings(BaseModel):
             return message
         reason = re.sub(r"^(Input|String|Value) ", "it ", message).partition(", unable to")[0]
         if problem["type"] == "tuple_type":
-            told = isinstance(value, str) and name not in cls.secret
-            reason = "it should be a list" + (f" such as {value.split()}" if told else "")
+            shows_value = isinstance(value, str) and name not in cls.secret
+            reason = "it should be a list" + (f" such as {value.split()}" if shows_value else "")
         if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
             reason = f"it should be {words}"
         shown = "" if name in cls.secret else f"={value!r}"
@@ -99,12 +99,12 @@ class Settings(BaseModel):
 
 
 def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Refuse what cannot be given here.
+    """Check that no setting of `own` is in the mapping.
 
     Args:
         subject: What the mapping is called, such as training.
         given: Settings by name.
-        own: Names that cannot be given, each with why: "is an input of its own".
+        own: Names that cannot be set, each with the reason: "is an input of its own".
 
     Raises:
         InputError: naming the first.
@@ -117,16 +117,16 @@ def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) 
 def split(
     subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What one mapping gives to each of the models that share it; their own fields are refused.
+    """Split a mapping into the fields of each model that shares it.
 
     Args:
         subject: What the mapping is called, such as job.
         given: Settings by name.
-        models: Who takes them; no two have a field of one name.
-        own: Further names that cannot be given, each with why.
+        models: The models; no two have a field of the same name.
+        own: Further names that cannot be set, each with the reason.
 
     Raises:
-        InputError: a name that no model has, or that cannot be given.
+        InputError: a name is unknown, or cannot be set.
     """
     offered = [[name for name in model.model_fields if name not in model.own] for model in models]
     known = [name for names in offered for name in names]
@@ -139,10 +139,10 @@ def split(
 
 
 def hint(name: str, known: typing.Sequence[str]) -> str:
-    """What was meant by an unknown name, to follow it in a message; '' where nothing is near."""
+    """Return a suggestion for an unknown name, to end a message; '' if none is close."""
     import difflib  # only an error needs it
 
-    near = [each for each in known if len(name) > 2 and each.startswith(name)]
+    near = [option for option in known if len(name) > 2 and option.startswith(name)]
     near = near or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

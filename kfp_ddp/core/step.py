@@ -1,4 +1,4 @@
-"""What every engine's entry point has in common when it runs as a step of a pipeline."""
+"""Common parts of all steps of a pipeline: errors, secrets and the job artifact."""
 
 import functools
 import json
@@ -14,13 +14,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 KEY = "/var/run/secrets/kfp-ddp/key.json"
-"""Where pipelines mount the service account's key of a bucket, if there is one."""
+"""Where pipelines mount the service account's key of a bucket."""
 NETRC = "/var/run/secrets/kfp-ddp/netrc"
 """The same with the logins at web servers, a key of the same secret."""
 
 KEY_NAME = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"
 """Pattern of the name of a key in the bucket's secret; empty for none."""
-KEY_NAME_MEANING = "the name of a key of the bucket's secret, not what the secret holds"
+KEY_NAME_MEANING = "the name of a key of the bucket's secret, not its content"
 
 HIDDEN = "(not recorded)"
 
@@ -46,20 +46,20 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def adopt_secrets() -> None:
-    """Use what is mounted, unless credentials were named otherwise."""
+    """Use mounted credentials, unless the environment names others."""
     for name, path in (("GOOGLE_APPLICATION_CREDENTIALS", KEY), ("NETRC", NETRC)):
         if os.path.exists(path):
             os.environ.setdefault(name, path)
 
 
 def secret(key: str) -> str:
-    """What a key of the bucket's secret holds: the mounted file, else the variable of this name.
+    """Return the content of a key of the bucket's secret: a mounted file, else a variable.
 
     Args:
         key: A plain name.
 
     Returns:
-        The text without white space around it; '' where there is no such key.
+        The text without white space around it; '' if the key is missing.
     """
     try:
         return (Path(KEY).parent / key).read_text(encoding="utf-8").strip()
@@ -68,14 +68,14 @@ def secret(key: str) -> str:
 
 
 def needed_secret(key: str, setting: str) -> str:
-    """The same of a key that has to be there.
+    """Return the content of a required key; see `secret`.
 
     Args:
         key: A plain name.
-        setting: What names it.
+        setting: The setting that names it.
 
     Raises:
-        InputError: it is not.
+        InputError: the key is missing.
     """
     content = secret(key)
     if not content:
@@ -87,35 +87,35 @@ def needed_secret(key: str, setting: str) -> str:
 
 
 def last_error(log: str) -> str:
-    """What a failed step said of it in its log: its `error:` line, else its exception, else ''."""
+    """Return the error in a failed step's log: its `error:` line, else its exception, else ''."""
     lines = [line.strip() for line in log.splitlines()]
-    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     raised = [line for line in lines if EXCEPTION.match(line)]
-    return next(iter(said[-1:] + raised[:1]), "")
+    return next(iter(errors[-1:] + raised[:1]), "")
 
 
 def write_job(artifact: Any, job: dict[str, Any]) -> None:
-    """Write the job as it ended to an output artifact.
+    """Write a finished job to an output artifact.
 
-    Without the server's bookkeeping, and without the values of variables: who may read artifacts
-    is not who may read the job.
+    Managed fields and the values of environment variables are left out, as more users may read
+    artifacts than jobs.
     """
-    found = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
+    result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:
-        found["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
+        result["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
+    path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
 
 
 def _without_values(tree: Any) -> Any:
-    """A part of a job in which each variable of a container has its name alone."""
+    """Return a part of a job without the values of environment variables."""
     if isinstance(tree, list):
-        return [_without_values(each) for each in tree]
+        return [_without_values(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    found = {key: _without_values(value) for key, value in tree.items()}
+    result = {key: _without_values(value) for key, value in tree.items()}
     if isinstance(tree.get("env"), list):
         hidden = {"value": HIDDEN}
-        found["env"] = [each | hidden if "value" in each else each for each in tree["env"]]
-    return found
+        result["env"] = [item | hidden if "value" in item else item for item in tree["env"]]
+    return result

@@ -20,26 +20,26 @@ from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.storage import leases, manifest
 
 OF_ONE_FOLDER = ("delete", "dry_run", "max_delete", "verify")
-"""Options that ask what a folder held before, which each node answers for itself."""
+"""Options about earlier content of a folder, which differs from node to node."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EachNode:
-    """What to bring."""
+    """A dataset that each node syncs itself: source, version and options."""
 
     source: str
     dataset: str
     digest: str
     options: Mapping[str, Any]
-    """Of the sync, by name."""
+    """Options of the sync, by name."""
 
     def address(self) -> str:
-        """One text for it, which no path can be."""
+        """Return the dataset as one text, which cannot be a path."""
         return PER_NODE + json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """What `address` wrote; raises InputError."""
+        """Parse the text that `address` returns; raises InputError."""
         try:
             return cls(**json.loads(address.removeprefix(PER_NODE)))
         except (ValueError, TypeError) as error:
@@ -49,29 +49,29 @@ class EachNode:
 
 
 def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a sync as nodes take them, each with a folder of its own.
+    """Return the options for a sync by each node.
 
     Raises:
-        InputError: one whose outcome would differ from node to node.
+        InputError: an option would have another result on each node.
     """
     if options.get("delete") is False:
         raise InputError(
             "sync sets delete=false, which keeps what a folder had before: with publish=each-node "
             "each node has a folder of its own; leave it out"
         )
-    found = {name: value for name, value in options.items() if name not in OF_ONE_FOLDER}
-    return {**found, "max_delete": 1.0}
+    shared = {name: value for name, value in options.items() if name not in OF_ONE_FOLDER}
+    return {**shared, "max_delete": 1.0}
 
 
 @contextlib.contextmanager
 def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
-    """The folder of a dataset; one that is to be brought is, below `folders.scratch_dir()`.
+    """Yield the local folder of a dataset; one per node is synced below `folders.scratch_dir()`.
 
     Args:
         dataset: A folder, or an address of `EachNode`.
-        run_dir: The task's folder, where the first who brings it leaves what the version holds:
-            what the source gains while a run goes on is left out by all who follow.
-        run_id: Who keeps the version from being collected where nodes share a folder.
+        run_dir: The task's folder. The first node writes the manifest there, so that others
+            ignore files that the source gained since.
+        run_id: The run that has a lease on the version, where nodes share a folder.
 
     Raises:
         StorageError: the source changed since it was listed, or cannot be read.
@@ -80,40 +80,40 @@ def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
     if not is_per_node(dataset):
         yield Path(dataset)
         return
-    wanted, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
+    request, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
     target = Path(folders.scratch_dir(), "data")
-    options = options_of(wanted.dataset, wanted.options)
+    options = options_of(request.dataset, request.options)
     only = {row.name for row in manifest.rows(listed)}
     with Progress() as progress:
-        found = sync(wanted.source, target, options, progress.watch, run_id=run_id, only=only)
-    print(report.line(found), flush=True)
-    if found.digest != wanted.digest:
+        result = sync(request.source, target, options, progress.watch, run_id=run_id, only=only)
+    print(report.line(result), flush=True)
+    if result.digest != request.digest:
         raise StorageError(
-            f"{found.source} is version {found.digest[:12]} by now, and the run began with "
-            f"{wanted.digest[:12]}: start a new run, or sync to a claim where the source changes "
-            "while runs go on"
+            f"{result.source} is version {result.digest[:12]} by now, but the run started with "
+            f"{request.digest[:12]}: start a new run, or sync to a PVC if the source changes "
+            "during runs"
         )
     if not listed.exists():
         with atomic_write(listed) as file:
-            file.write((found.path / manifest.NAME).read_bytes())
-    yield found.path
+            file.write((result.path / manifest.NAME).read_bytes())
+    yield result.path
 
 
 @contextlib.contextmanager
 def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterator[None]:
-    """Hold the folder of a run's task, and the version of a dataset where it is a version.
+    """Keep leases on the folder of a run's task and on its version of a dataset.
 
     Args:
-        holder: Id of the run, or name of the step where that is not known.
-        run_dir: Folder of the task, or its address.
+        holder: Id of the run, or name of the step.
+        run_dir: Folder of the task, or its URI.
         dataset: Folder of the dataset; '' for none.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if is_remote(str(run_dir)):
-            held.enter_context(leases.bucket_lease(str(run_dir), holder))
+            stack.enter_context(leases.bucket_lease(str(run_dir), holder))
         else:
-            held.enter_context(leases.folder_lease(RunFolder(run_dir).leases, holder))
+            stack.enter_context(leases.folder_lease(RunFolder(run_dir).leases, holder))
         version = leases_of(Path(dataset)) if dataset and not is_per_node(str(dataset)) else None
         if version is not None:
-            held.enter_context(leases.folder_lease(version, holder))
+            stack.enter_context(leases.folder_lease(version, holder))
         yield

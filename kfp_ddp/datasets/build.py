@@ -108,20 +108,20 @@ def download(context: Context, stage: FileStage, missing: Sequence[int], result:
 
 
 def stage_of(store: Store, result: Result, pack: str) -> FileStage:
-    """The stage for the layout that was asked for."""
+    """Return the stage for a packing."""
     kind = TarStage if pack == "tar" else FileStage
     return kind(store.build_folder(result.digest), result.names.listing, store.root)
 
 
 def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Changes:
-    """How the listing differs from a version; another dataset's only lends what is the same."""
+    """Return how the listing differs from a version; another dataset's only has unchanged files."""
     if before is None:
         return manifest.compare(listing, iter(()))
-    found = manifest.compare(listing, manifest.rows(before / manifest.NAME))
+    differences = manifest.compare(listing, manifest.rows(before / manifest.NAME))
     if manifest.dataset(before) != dataset:
-        found.added = sorted([*found.added, *found.changed])
-        found.changed, found.removed = [], []
-    return found
+        differences.added = sorted([*differences.added, *differences.changed])
+        differences.changed, differences.removed = [], []
+    return differences
 
 
 def _reuse(
@@ -153,7 +153,7 @@ def _reuse(
 def _damaged(
     root: Path, result: Result, verify: str, packed: bool, mtimes: "array[int]"
 ) -> list[int]:
-    """Indices of what is not as the manifest says; fills mtimes and checksums of the rest."""
+    """Return the indices of damaged files; set mtimes and checksums of the others."""
     listing, version = result.names.listing, result.path
     rows = {row.name: row for row in manifest.rows(version / manifest.NAME)}
     folders = Folders(root, version.relative_to(root))
@@ -179,24 +179,24 @@ def _damaged(
 
 
 def _sound(folders: Folders, row: manifest.Row, verify: str) -> int | None:
-    """The mtime of a file that is what the manifest says; None for one that is not.
+    """Return the mtime of a file that matches its row of the manifest; None for a damaged one.
 
-    "quick" trusts size and mtime, and reads the file if only the mtime differs; "full" reads. A
-    link on the way to it is damage.
+    "quick" compares size and mtime, and reads the file if only the mtime differs; "full" reads
+    it. A link in its path counts as damage.
     """
     within, _, name = (row.pack or row.name).rpartition("/")
     try:
         with folders.at(within) as folder:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             end = row.offset + row.size
-            if not stat.S_ISREG(found.st_mode) or found.st_size < end:
+            if not stat.S_ISREG(status.st_mode) or status.st_size < end:
                 return None
-            if not row.pack and found.st_size > end:
+            if not row.pack and status.st_size > end:
                 return None
-            trusted = verify == "quick" and (row.pack or found.st_mtime_ns == row.mtime_ns)
+            trusted = verify == "quick" and (row.pack or status.st_mtime_ns == row.mtime_ns)
             if not trusted and checksum(name, folder, row.offset, row.size) != row.crc:
                 return None
-            return found.st_mtime_ns
+            return status.st_mtime_ns
     except (OSError, ValueError):
         return None
 
@@ -229,11 +229,11 @@ def _replace_files(
 
 
 def _put_back(store: Store, version: Path, stage: FileStage, index: int) -> None:
-    """Rename a file of the stage to its place in a version; what is damaged there goes first."""
+    """Replace a damaged file of a version by that of the stage."""
     within, _, name = stage.listing.names[index].rpartition("/")
     parts = within.split("/") if within else []
     place = version.relative_to(store.root)
-    for at, part in enumerate(parts):  # neither a link nor a file may stand for a folder
+    for at, part in enumerate(parts):  # a link or a file in place of a folder is removed
         with folder_below(store.root, place.joinpath(*parts[:at]), make=True) as above:
             if not _is(stat.S_ISDIR, part, above):
                 remove(part, above)

@@ -1,4 +1,4 @@
-"""What a sync refuses before the first byte, into versions as into a plain folder."""
+"""Checks of a sync before the first byte is written."""
 
 import os
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ MARGIN = 1.02
 
 
 def check_apart(source: str, target: Path, mirror: bool) -> None:
-    """Refuse a source folder that a sync of it would write to, or copy again each time.
+    """Check that neither source nor target contains the other.
 
     Args:
         source: Where the data comes from.
-        target: The folder to sync to, whether it is there or not.
-        mirror: Whether all of the target is written, and not only its versions.
+        target: The folder to sync to; it may be missing.
+        mirror: Whether files are written to the target itself, not only to its versions.
 
     Raises:
-        InputError: one contains the other, whatever links lead there.
+        InputError: one contains the other, also by way of links.
     """
     address = canonical(source)
     if "://" in address:
@@ -41,29 +41,29 @@ def check_apart(source: str, target: Path, mirror: bool) -> None:
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    """Whether a path is a folder or below it, also where that is mounted in two places."""
+    """Return whether a path is a folder or below it, also by another mount."""
     if path.is_relative_to(folder):
         return True
     try:
-        return any(each.exists() and each.samefile(folder) for each in (path, *path.parents))
+        return any(p.exists() and p.samefile(folder) for p in (path, *path.parents))
     except OSError:
         return False
 
 
 def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
-    """Refuse what cannot fit.
+    """Check that the volume has space for the objects.
 
     Args:
-        target: The folder to sync to, whether it is there or not.
-        stage: Where the objects would land.
-        indices: The objects that are to come.
+        target: The folder to sync to; it may be missing.
+        stage: The stage that they are downloaded to.
+        indices: Indices of the objects.
 
     Raises:
         StorageError: too few bytes or inodes are free.
     """
     size, files = sum(stage.listing.sizes[i] for i in indices), stage.inodes(indices)
-    there = next(path for path in (target, *target.parents) if path.is_dir())
-    free = os.statvfs(there)
+    existing = next(path for path in (target, *target.parents) if path.is_dir())
+    free = os.statvfs(existing)
     have = free.f_bavail * free.f_frsize
     if size * MARGIN > have:
         raise StorageError(
@@ -78,21 +78,21 @@ def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
 
 
 def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -> None:
-    """Refuse what would not fit, less what an interrupted run has brought; changes nothing.
+    """Check the space for a dry run; files of an interrupted run are not counted.
 
     Raises:
         StorageError: too few bytes or inodes are free.
     """
     arrived = set(stage.recover())
-    wanted = stage.files(None if isinstance(stage, TarStage) else missing)
-    check_room(target, stage, [i for i in wanted if i not in arrived])
+    planned = stage.files(None if isinstance(stage, TarStage) else missing)
+    check_room(target, stage, [i for i in planned if i not in arrived])
 
 
 def check_deletion(removed: int, files: int, source: str, options: Options) -> None:
-    """The guard against a bucket that was emptied, or is still being filled.
+    """Check that the source was not emptied and is not still being filled.
 
     Raises:
-        InputError: the share of files that would go is over `max_delete`.
+        InputError: more than the share `max_delete` of the files would be deleted.
     """
     if files and removed > options.max_delete * files:
         raise InputError(
@@ -102,7 +102,7 @@ def check_deletion(removed: int, files: int, source: str, options: Options) -> N
 
 
 def check_sizes(listing: Listing, options: Options, source: str) -> None:
-    """The guard against what is no part of a dataset, such as a backup beside the images.
+    """Check for objects that are not part of a dataset, such as a backup.
 
     Raises:
         InputError: an object is larger than `max_object_mb`.
@@ -117,10 +117,10 @@ def check_sizes(listing: Listing, options: Options, source: str) -> None:
 
 
 def check_lost(result: Result, missing: Sequence[int]) -> None:
-    """Refuse what neither the source nor the version before can give.
+    """Check that each file exists in the source or in the version before.
 
     Raises:
-        StorageError: a file that only the version before had is damaged or gone there.
+        StorageError: a file that only the version before had is damaged or missing there.
     """
     names = result.names
     lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]

@@ -1,4 +1,4 @@
-"""The disk that a sync writes to: files, folders, and in one line what it refuses."""
+"""Files and folders on the disk that a sync writes to, and its errors."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> StorageError:
-    """The one line for a target that cannot be written."""
+    """Return the error for a target that cannot be written."""
     return StorageError(
         f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
         "or make the folder writable for this uid (on a claim: fsGroup)"
@@ -51,7 +51,7 @@ def unwritable(path: Path, error: OSError) -> StorageError:
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
-    """The one line for what is in a target and cannot be read."""
+    """Return the error for a file of the target that cannot be read."""
     return StorageError(
         f"cannot read {path} as uid {os.geteuid()}: {error.strerror or error}; make it readable "
         "for this uid, exclude it (as folder/**), or sync without delete"
@@ -60,7 +60,7 @@ def unreadable(path: Path, error: OSError) -> StorageError:
 
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Tell in one line what a full or failing disk refuses; a source tells its own faults.
+    """Turn an OSError of the disk into a StorageError; sources handle their own.
 
     Raises:
         StorageError: instead of an OSError.
@@ -72,10 +72,10 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def plain_folder(root: Path, path: Path) -> None:
-    """Make a folder below `root` with mode 0755, or accept one that is there, through no link.
+    """Create a folder below `root` with mode 0755 unless it exists; links are not followed.
 
     Raises:
-        StorageError: something else is there, or it cannot be made.
+        StorageError: a link or a file has its name, or it cannot be created.
     """
     try:
         with folder_below(root, path.relative_to(root), make=True):
@@ -87,12 +87,12 @@ def plain_folder(root: Path, path: Path) -> None:
 
 
 def no_folder(path: Path) -> StorageError:
-    """The one line for what stands where a folder must be."""
+    """Return the error for a link or file in place of a folder."""
     return StorageError(f"{path} is a link or a file where a folder must be; remove it")
 
 
 def remove(name: str, folder: int) -> None:
-    """Remove a file, a link or a whole folder from the folder with this descriptor."""
+    """Remove a file, a link or a folder tree from the folder with this descriptor."""
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a listing says of the images to train on, before the first of them is read."""
+"""Check the images of a listing before the first of them is downloaded."""
 
 from array import array
 from bisect import bisect_left
@@ -17,25 +17,25 @@ from kfp_ddp.training.layout import Layout, Rule, lay_out
 from kfp_ddp.training.sides import SIDES, TRAIN
 
 FEW = 10
-"""Images of a class to train on that are told as few."""
+"""A class with fewer training images gets a warning."""
 _SHOWN = 5
 _TRAIN = SIDES.index(TRAIN)
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a dataset by class and side, and what is odd about them."""
+    """The images of a dataset by class and split, with warnings."""
 
     layout: Layout
     warnings: tuple[str, ...]
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
-        found = self.layout
+        """Return a summary in one line."""
+        layout = self.layout
         text = (
-            f"images: {found.form}: {len(found.classes):,} classes, {len(found.train):,} to train "
-            f"on, {len(found.val):,} to validate, {len(found.test):,} to test"
+            f"images: {layout.form}: {len(layout.classes):,} classes, {len(layout.train):,} to "
+            f"train on, {len(layout.val):,} to validate, {len(layout.test):,} to test"
         )
         return printable("; warning: ".join([text, *self.warnings]))
 
@@ -58,23 +58,23 @@ def check(context: Context, rule: Rule, listing: Listing) -> Images:
 
 
 def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
-    """The images of a sorted listing, and what is odd about them.
+    """Return the images of a sorted listing, with warnings.
 
     Raises:
-        InputError: what cannot train, in one line.
+        InputError: no training is possible with them.
     """
-    found = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
-    warnings = (*found.notes, *uneven(found), *_duplicates(listing, found))
-    return Images(found, warnings)
+    layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
+    warnings = (*layout.notes, *uneven(layout), *_duplicates(listing, layout))
+    return Images(layout, warnings)
 
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
-    """The table of labels, which is brought first."""
+    """Download the table of labels."""
     import tempfile  # only such a table needs it
 
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
-        tables = [each for each in listing.names if each.lower().endswith((".csv", ".jsonl"))]
+        tables = [name for name in listing.names if name.lower().endswith((".csv", ".jsonl"))]
         hint = f"; it has {', '.join(tables[:_SHOWN])}" if tables else ""
         raise InputError(f"labels={name} is not in it{hint}")
     if listing.sizes[index] > LARGEST:
@@ -93,21 +93,23 @@ def _table(context: Context, name: str, listing: Listing) -> Labels:
             stage.close()
 
 
-def uneven(found: Layout) -> Iterator[str]:
-    """Classes that a side lacks, or that have few images to train on, in words."""
-    number = len(found.classes)
-    train, val = found.train.counts(number), found.val.counts(number)
+def uneven(layout: Layout) -> Iterator[str]:
+    """Yield warnings for classes without validation images or with few training images."""
+    number = len(layout.classes)
+    train, val = layout.train.counts(number), layout.val.counts(number)
     names = [
-        f"{name} ({there:,} to train on)"
-        for name, there, held in zip(found.classes, train, val, strict=True)
-        if not held
+        f"{name} ({images:,} to train on)"
+        for name, images, validating in zip(layout.classes, train, val, strict=True)
+        if not validating
     ]
     what = "without images to validate"
     if len(names) == number - 1:
         what += ", so nothing is told apart"
     yield from _some(names, what)
     few = [
-        f"{name} ({there})" for name, there in zip(found.classes, train, strict=True) if there < FEW
+        f"{name} ({images})"
+        for name, images in zip(layout.classes, train, strict=True)
+        if images < FEW
     ]
     yield from _some(few, f"with less than {FEW} images to train on")
 
@@ -119,11 +121,11 @@ def _some(names: Sequence[str], what: str) -> Iterator[str]:
         yield f"{len(names):,} {classes} {what}: {', '.join(names[:_SHOWN])}{more}"
 
 
-def _duplicates(listing: Listing, found: Layout) -> Iterator[str]:
-    """Images of one size and checksum that stand on two sides, or in two classes."""
+def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
+    """Yield warnings for images with the same content in two splits or two classes."""
     target = array("i", [-1]) * len(listing)
     side = bytearray(len(listing))
-    for number, part in enumerate(found.parts.values()):
+    for number, part in enumerate(layout.parts.values()):
         for name, label in part:
             index = bisect_left(listing.names, name)
             target[index], side[index] = label, number
@@ -144,10 +146,10 @@ def _duplicates(listing: Listing, found: Layout) -> Iterator[str]:
     ):
         if pairs:
             index, before = pairs[0]
-            held, other = sorted((index, before), key=lambda at: side[at] == _TRAIN)
+            image, other = sorted((index, before), key=lambda at: side[at] == _TRAIN)
             one = len(pairs) == 1
             yield (
                 f"{len(pairs):,} image{'' if one else 's'}{which} {'has' if one else 'have'} the "
-                f"content of one of {of}, {listing.names[held]} that of {listing.names[other]} "
+                f"content of one of {of}, {listing.names[image]} that of {listing.names[other]} "
                 f"first: {so}"
             )

@@ -1,4 +1,4 @@
-"""The journal of what has arrived, from which a run after a kill continues."""
+"""Journal of downloaded files, from which an interrupted sync resumes."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Journal:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Go on where the journal ends; raises OSError."""
+        """Open the journal to append; raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with folder_below(self._root, self._name.parent) as folder:
             self._descriptor = os.open(self._name.name, flags, 0o644, dir_fd=folder)
@@ -52,7 +52,7 @@ class Journal:
             self._descriptor = -1
 
     def note(self, name: str, size: int, crc: int, mtime_ns: int, inode: int) -> None:
-        """Write that this file has arrived; any thread may."""
+        """Add a downloaded file; safe to call from any thread."""
         line = f"[{json.dumps(name)}, {size}, {crc}, {mtime_ns}, {inode}]"
         with self._lock:
             self._lines.append(line)
@@ -60,12 +60,12 @@ class Journal:
                 self._flush()
 
     def read(self) -> Iterator[Arrived]:
-        """What earlier runs have noted; nothing where there is no journal."""
+        """Yield the files in the journal; none if it is missing."""
         trusted = False
         for line in self._json_lines():
             if isinstance(line, dict):
                 trusted = bool(_boot()) and line.get("boot") == _boot()
-            elif isinstance(line, list) and [type(each) for each in line] == _KINDS:
+            elif isinstance(line, list) and [type(value) for value in line] == _KINDS:
                 name, size, crc, mtime_ns, inode = line
                 yield Arrived(name, size, crc, mtime_ns, inode, trusted)
 
@@ -89,7 +89,7 @@ class Journal:
 
 
 def _boot() -> str:
-    """An id of this start of the machine; '' where there is none."""
+    """Return an id of the current boot of the machine; '' if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

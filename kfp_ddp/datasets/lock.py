@@ -1,4 +1,4 @@
-"""One sync at a time writes a target."""
+"""Lock of a target: one sync at a time writes to it."""
 
 import contextlib
 import fcntl
@@ -16,19 +16,19 @@ from kfp_ddp.datasets.disk import unwritable
 
 @contextlib.contextmanager
 def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
-    """Hold the target against other runs; the kernel frees it if this one dies.
+    """Lock the target against other syncs; the kernel releases it if this process dies.
 
     Args:
         root: The target.
         wait: The most seconds to wait for another run.
-        what: What this one syncs, for those that wait for it.
-        watch: Called with who holds it, when this one has to wait.
+        what: The source, shown to syncs that wait.
+        watch: Called with the holder of the lock when this sync has to wait.
 
     Yields:
-        Whether it had to wait.
+        True if it had to wait.
 
     Raises:
-        StorageError: another run held it for more than `wait` seconds.
+        StorageError: another sync has had the lock for more than `wait` seconds.
     """
     try:
         descriptor = _opened(root, "lock")
@@ -45,9 +45,9 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def briefly(root: Path) -> Iterator[None]:
-    """Keep others for a moment from handing out versions, and from removing them.
+    """Lock the handing out and removal of versions for a moment.
 
-    Who may not write there goes on without: what is handed out so, nobody can note.
+    Without the right to write there is no lock, as no version can be handed out or removed.
 
     Raises:
         StorageError: the file system has no locks.
@@ -104,7 +104,7 @@ def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
 
 
 def _write_holder(descriptor: int, holder: str) -> None:
-    """Write who holds the lock, for those that wait; a full disk is no reason to stop."""
+    """Write the holder of the lock, for syncs that wait; errors are ignored."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode("utf-8", "replace"), 0)
@@ -113,4 +113,4 @@ def _write_holder(descriptor: int, holder: str) -> None:
 
 def _read_holder(descriptor: int) -> str:
     text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text) or "it does not say which"
+    return "".join(c if c.isprintable() else "?" for c in text) or "unknown"

@@ -1,4 +1,4 @@
-"""A plain folder as the target: the source's files themselves, as a command line is used.
+"""Sync to a plain folder with the files themselves, without versions.
 
 Everything new is downloaded and verified aside, in `.kfsync`; only then are files renamed into
 place, and extras deleted last. Folders are opened one by one without following links, so a link
@@ -33,11 +33,11 @@ from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing, folders_of
 
 _NEVER = (".kfsync", "lost+found")
-"""Folders at the root that are no part of what is mirrored: ours, and the file system's."""
+"""Folders at the root that are never mirrored."""
 
 
 def update(context: Context, root: Path, result: Result) -> Result:
-    """Make the folder hold what was listed.
+    """Make the folder equal to the listing.
 
     Raises:
         Changed: objects changed under the download.
@@ -138,11 +138,11 @@ class _Plan:
             with self._folder(within) as folder:
                 if not name:
                     return "same"
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if not stat.S_ISREG(found.st_mode) or found.st_size != self._listing.sizes[index]:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode) or status.st_size != self._listing.sizes[index]:
                     return "differs"
-                self.mtimes[index] = found.st_mtime_ns
-                if trusted == found.st_mtime_ns and self._options.verify != "full":
+                self.mtimes[index] = status.st_mtime_ns
+                if trusted == status.st_mtime_ns and self._options.verify != "full":
                     return "same"
                 same = checksum(name, folder) == self._listing.crcs[index]
                 return "same" if same else "differs"
@@ -152,7 +152,7 @@ class _Plan:
             raise unreadable(self.root / self._listing.names[index], error) from error
 
     def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
-        """The folder of the target, which is looked for once if it is not there."""
+        """Return a folder of the target; a missing one is looked up once only."""
         if name in self._absent:
             raise FileNotFoundError
         try:
@@ -161,7 +161,7 @@ class _Plan:
             self._absent.add(name)
             raise
 
-    def _walk(self, wanted: Filter) -> None:
+    def _walk(self, selected: Filter) -> None:
         """Count what is in the target of what is synced, and note what the listing lacks of it."""
         listed = set(map(self._form, self._listing.names))
         folders = [""]
@@ -176,11 +176,11 @@ class _Plan:
                 raise unreadable(self.root / within, error) from error
             for entry in entries:
                 name = f"{within}/{entry.name}" if within else entry.name
-                if name in _NEVER or wanted.passes_over(name):
+                if name in _NEVER or selected.passes_over(name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
-                elif wanted.takes(name):
+                elif selected.takes(name):
                     self.present += 1
                     if self._form(name) not in listed:
                         self.extras.append(name)

@@ -43,7 +43,7 @@ class Names:
 def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
     """Judge every name before a byte is written.
 
-    `folds` says that the target's file system holds names that differ by case or by Unicode
+    `folds` means that the target's file system treats names that differ by case or by Unicode
     normalisation as one.
 
     Raises:
@@ -62,18 +62,20 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
             f"or set hostile_names to skip or encode"
         )
     if policy == "skip":
-        kept = listing.take([i for i in range(len(listing)) if i not in bad])
-        return Names(kept, [(listing.names[i], bad[i]) for i in sorted(bad)], folds=folds)
+        selected = listing.take([i for i in range(len(listing)) if i not in bad])
+        return Names(selected, [(listing.names[i], bad[i]) for i in sorted(bad)], folds=folds)
     return _encode(listing, bad, folds)
 
 
 def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
     """The listing without the markers at its top, and those, each with the reason."""
-    found = [name for name in MARKERS if name in listing.names]
-    if not found:
+    markers = [name for name in MARKERS if name in listing.names]
+    if not markers:
         return listing, []
-    kept = listing.take([i for i, name in enumerate(listing.names) if name not in found])
-    return kept, [(name, "marks its writer's work as done, and is not data") for name in found]
+    selected = listing.take([i for i, name in enumerate(listing.names) if name not in markers])
+    return selected, [
+        (name, "marks its writer's work as done, and is not data") for name in markers
+    ]
 
 
 def judge(name: str, size: int = 0) -> str:
@@ -121,7 +123,7 @@ def folds_names(folder: Path, probe: bool = True) -> bool:
         folder = folder.parent
     try:
         with folder_below(folder) as nearest:
-            number = os.urandom(8).hex()  # so that it is nobody's file
+            number = os.urandom(8).hex()  # a name that no other program uses
             _touch(_PROBE % number, nearest)
             try:
                 return _folds(nearest, number)
@@ -154,19 +156,19 @@ def _folds(folder: int, number: str) -> bool:
     return any(_there(name % number, folder) for name in _LOOKALIKES)
 
 
-def fitting(kept: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
-    """Those of the names that can be files beside a listing's, of which none stands in the way.
+def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
+    """Return the names that can be files beside those of a listing, without conflicts.
 
     `folds` is as for `apply`.
     """
     taken = _Taken(folds)
     taken.add(*listing.names)
-    found = set()
-    for name in sorted(kept):
+    accepted = set()
+    for name in sorted(names):
         if taken.leaves(name):
             taken.add(name)
-            found.add(name)
-    return found
+            accepted.add(name)
+    return accepted
 
 
 def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
@@ -214,7 +216,7 @@ def fold(name: str) -> str:
 
 
 class _Taken:
-    """Files and folders that are there, and what fits beside them on their file system."""
+    """Existing files and folders, and which names fit beside them."""
 
     def __init__(self, folds: bool) -> None:
         self._form: Callable[[str], str] = fold if folds else str
@@ -259,7 +261,7 @@ def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """Names for a bad one, the most telling first, without an end."""
+    """Yield replacements for an invalid name, the most readable first, endlessly."""
     target, digest = _percent(name), hashlib.sha256(_raw(name)).hexdigest()
     yield target
     yield f"{target[:200]}%{digest[:16]}"

@@ -1,6 +1,6 @@
 """Options of a sync, and the name of its dataset.
 
-A dataclass and not a pydantic model, whose import takes 0.2 s: `settings` makes a model of it.
+A dataclass and not a pydantic model, as that import takes 0.2 s; `settings` makes a model of it.
 """
 
 import hashlib
@@ -53,8 +53,8 @@ class Options:
     )
     verify: Literal["list", "quick", "full"] = _option(
         "list",
-        "How to check what is there already: list trusts it, quick compares sizes and times, full "
-        "reads every byte, also of what a new version takes over. What is damaged is brought anew.",
+        "How to check existing files: list trusts them, quick compares sizes and times, full reads "
+        "every byte, also of files that a new version reuses. Damaged files are downloaded again.",
     )
     pack: Literal["none", "tar"] = _option(
         "none",
@@ -78,14 +78,14 @@ class Options:
     )
     keep_hours: float = _option(
         168.0,
-        "Keep versions too that a sync handed out in the last so many hours, for readers that hold "
-        "no lease: a run that is tried again later, and who reads what the command line wrote.",
+        "Also keep versions that a sync handed out within this number of hours, for readers "
+        "without a lease: a run that is retried later, and readers of what the command line wrote.",
         ge=0,
     )
     lock_wait: int = _option(
         86400,
         "Seconds to wait for another sync of the same folder, which may be the first of a large "
-        "dataset. A version that is there already waits for nobody.",
+        "dataset. An existing version does not wait.",
         ge=0,
     )
     timeout: float = _option(30.0, "Longest silence of a peer in seconds.", ge=0.01)
@@ -96,7 +96,7 @@ class Options:
 
 
 def dataset_name(dataset: str, source: str) -> str:
-    """The name that was given, or else one that no other source has.
+    """Return the given name, or one that no other source has.
 
     That is the last part of the source's address, and six digits of a hash of all of it.
 
@@ -114,7 +114,7 @@ def dataset_name(dataset: str, source: str) -> str:
 
 
 def canonical(source: str) -> str:
-    """The one spelling of a source: whole paths, no slash at the end, no query or login."""
+    """Return the canonical form of a source: absolute, without final slash, query and login."""
     if not source:
         return ""
     scheme, mark, rest = source.partition("://")

@@ -90,7 +90,7 @@ class TarStage(FileStage):
         return _shard(self._shards[index]), self._starts[index]
 
     def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a whole, verified body; see `Stage.put`."""
+        """Write a complete, verified body; see `Stage.put`."""
         descriptor, start = self.begin(index)
         try:
             write_all(descriptor, data, start)
@@ -111,13 +111,13 @@ class TarStage(FileStage):
             raise unwritable(self.path(index), error) from error
 
     def drop(self, index: int, descriptor: int) -> None:
-        """The archive stays open for its other members; see `Stage.drop`."""
+        """Keep the archive open for its other members; see `Stage.drop`."""
 
     def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
         """Take an unchanged member from a file of the version before, if its bytes are right."""
         size = self.listing.sizes[index]
         descriptor, start = self.begin(index)
-        found = position = 0
+        computed = position = 0
         try:
             source = open_below(before, name)
         except OSError:
@@ -126,12 +126,12 @@ class TarStage(FileStage):
             with source as file:
                 file.seek(offset)
                 while position < size and (data := file.read(min(_CHUNK, size - position))):
-                    found = google_crc32c.extend(found, data)
+                    computed = google_crc32c.extend(computed, data)
                     write_all(descriptor, data, start + position)
                     position += len(data)
         except OSError as error:
             raise unwritable(self.path(index), error) from error
-        if position != size or found != crc:
+        if position != size or computed != crc:
             return False
         self.listing.crcs[index] = crc
         self.finish(index, descriptor, crc)
@@ -152,12 +152,12 @@ class TarStage(FileStage):
         """The archive that the object is in, in this stage."""
         return self.tree / self.member_offset(index)[0]
 
-    def kept(self, done: set[int]) -> set[str]:
+    def retained(self, done: set[int]) -> set[str]:
         """Names in the tree that a new start does not clear away."""
         return {self.member_offset(index)[0] for index in done}
 
     def unframed(self, version: Path) -> set[int]:
-        """Members of a version whose header, or the end of whose archive, is not right."""
+        """Return the members of a version with an invalid header or archive end."""
         bad = set[int]()
         for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):
             try:
@@ -168,8 +168,10 @@ class TarStage(FileStage):
             with file:
                 for index in members:
                     header = self._header(index)
-                    found = os.pread(file.fileno(), len(header), self._starts[index] - len(header))
-                    if found != header:
+                    content = os.pread(
+                        file.fileno(), len(header), self._starts[index] - len(header)
+                    )
+                    if content != header:
                         bad.add(index)
                 if os.pread(file.fileno(), 3 * _BLOCK, self._sizes[shard]) != bytes(2 * _BLOCK):
                     bad.add(index)

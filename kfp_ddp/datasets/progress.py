@@ -31,7 +31,7 @@ class Throttle:
         self.rate, self._free_at = rate, 0.0
 
     def delay(self, count: int) -> float:
-        """Seconds to wait before `count` more bytes may pass; they count as passed."""
+        """Count `count` bytes and return the seconds to wait before they may pass."""
         if not self.rate:
             return 0
         now = time.monotonic()
@@ -40,7 +40,7 @@ class Throttle:
 
 
 class Progress:
-    """Prints what a sync's `watch` tells it, until the block ends."""
+    """Prints the phases of a sync and its progress until the block ends."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -65,7 +65,7 @@ class Progress:
             self._stream.flush()
 
     def watch(self, phase: str, meter: Meter | None, files: int, size: int) -> None:
-        """A phase starts; while downloading, the meter tells how far it is."""
+        """Start a phase; a download has a meter."""
         self._files, self._bytes, self._meter = files, size, meter
         self._began = time.monotonic()
         if meter is None:
@@ -79,9 +79,9 @@ class Progress:
                 self._write(self.line(self._meter))
 
     def line(self, meter: Meter) -> str:
-        """How far, how fast, how long still."""
+        """Return a line with progress, rate and remaining time."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        # Files tell more than bytes when a body is brought twice, bytes when a file is large.
+        # Retried bodies count twice in bytes, and large files hardly count in files.
         share = max(meter.files / self._files, meter.bytes / max(self._bytes, 1))
         share = min(share, 1.0 if meter.files == self._files else 0.99)
         full = int(share * _BAR)

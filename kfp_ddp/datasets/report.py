@@ -1,4 +1,4 @@
-"""What a sync did, in words: a line for the log, Markdown for the pipeline's UI."""
+"""Report of a sync: a line for the log, Markdown for the pipeline's UI."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ _CLASSES = 200
 
 
 def line(result: Result) -> str:
-    """One line, for logs and the terminal."""
+    """Return one line for logs and the terminal."""
     head = f"{printable(result.source)} is version {result.digest[:12]}: {result.files:,} files, "
     head += human(result.bytes)
     if result.names.skipped:
@@ -31,7 +31,7 @@ def line(result: Result) -> str:
 
 
 def table(result: Result) -> list[str]:
-    """What a dry run would do, a line a file: action, size in bytes, name."""
+    """Return the plan of a dry run, one line per file: action, size in bytes, name."""
     listing, changes = result.names.listing, result.changes
     lines = [f"{'action':8} {'bytes':>14}  name"]
     for action, indices in (("add", changes.added), ("replace", changes.changed)):
@@ -50,7 +50,7 @@ def table(result: Result) -> list[str]:
 
 
 def markdown(result: Result) -> str:
-    """The report of a run."""
+    """Return the report in Markdown."""
     changes = result.changes
     rate = result.downloaded_bytes / max(result.seconds, 1e-3)
     facts = [
@@ -63,7 +63,7 @@ def markdown(result: Result) -> str:
         ("Outcome", _outcome(result)),
         ("Downloaded", f"{result.downloaded:,} files, {human(result.downloaded_bytes)}"),
         ("Linked from the version before", f"{result.linked:,}"),
-        ("Kept from an interrupted run", f"{result.resumed:,}"),
+        ("Resumed from an interrupted run", f"{result.resumed:,}"),
         ("Retried requests", f"{result.retries:,}"),
         ("Seconds", f"{result.seconds:.2f} ({human(rate)}/s)"),
         ("Old versions removed", _removed(result)),
@@ -72,29 +72,35 @@ def markdown(result: Result) -> str:
     text += [f"| {name} | {value} |" for name, value in facts]
     text += _images(result.images) if result.images else []
     listing = result.names.listing
-    for title, found in (
+    for title, entries in (
         ("Added", [listing.names[i] for i in changes.added]),
         ("Changed", [listing.names[i] for i in changes.changed]),
         ("Removed", changes.removed),
         ("Skipped", [f"{name!r}: {reason}" for name, reason in result.names.skipped]),
         ("Renamed", [f"{old!r} is {new!r}" for old, new in result.names.encoded.items()]),
     ):
-        if found:
-            text += ["", f"## {title}: {len(found):,}", ""]
-            text += [f"- `{code(name)}`" for name in found[:_SHOWN]]
-            text += [f"- and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
+        if entries:
+            text += ["", f"## {title}: {len(entries):,}", ""]
+            text += [f"- `{code(name)}`" for name in entries[:_SHOWN]]
+            text += [f"- and {len(entries) - _SHOWN:,} more"] if len(entries) > _SHOWN else []
     return "\n".join(text) + "\n"
 
 
 def _images(images: "Images") -> list[str]:
-    """What a training would find, with the counts of each class."""
-    found, number = images.layout, len(images.layout.classes)
-    total = sum(len(part) for part in found.parts.values())
-    lines = ["", f"## Images: {total:,} in {number:,} classes", "", f"From {cell(found.form)}.", ""]
+    """Return the lines about images, with the counts of each class."""
+    layout, number = images.layout, len(images.layout.classes)
+    total = sum(len(part) for part in layout.parts.values())
+    lines = [
+        "",
+        f"## Images: {total:,} in {number:,} classes",
+        "",
+        f"From {cell(layout.form)}.",
+        "",
+    ]
     lines += [f"- {cell(warning)}" for warning in images.warnings]
-    lines += ["", f"| class | {' | '.join(found.parts)} |", "|---|---|---|---|"]
-    columns = [part.counts(number) for part in found.parts.values()]
-    rows = list(zip(found.classes, *columns, strict=True))
+    lines += ["", f"| class | {' | '.join(layout.parts)} |", "|---|---|---|---|"]
+    columns = [part.counts(number) for part in layout.parts.values()]
+    rows = list(zip(layout.classes, *columns, strict=True))
     lines += [f"| {cell(name)} | {a:,} | {b:,} | {c:,} |" for name, a, b, c in rows[:_CLASSES]]
     lines += [f"| and {number - _CLASSES:,} more | | | |"] if number > _CLASSES else []
     return lines
@@ -106,7 +112,7 @@ def _outcome(result: Result) -> str:
         return f"dry run, nothing written{refusal}"
     if result.unchanged:
         return "unchanged, nothing copied"
-    return f"{result.repaired:,} damaged files mended" if result.repaired else "new version"
+    return f"{result.repaired:,} damaged files repaired" if result.repaired else "new version"
 
 
 def _removed(result: Result) -> str:

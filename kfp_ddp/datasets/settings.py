@@ -30,31 +30,31 @@ class _Model(Settings):
 
 
 _FIELDS: Any = {
-    each.name: (each.type, Field(each.default, **each.metadata)) for each in fields(Options)
+    field.name: (field.type, Field(field.default, **field.metadata)) for field in fields(Options)
 }
 SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
 
 
-def options_of(dataset: str, given: Mapping[str, Any]) -> Options:
+def options_of(dataset: str, settings: Mapping[str, Any]) -> Options:
     """The options that a pipeline's mapping gives, checked.
 
     Raises:
         InputError: one line that names the first setting that is unknown or cannot be used.
     """
-    (mine,) = split("sync", given, SyncSettings, own={})
-    return Options(**dict(SyncSettings.create(dataset=dataset, **mine)))
+    (values,) = split("sync", settings, SyncSettings, own={})
+    return Options(**dict(SyncSettings.create(dataset=dataset, **values)))
 
 
-def rule_of(given: Mapping[str, Any]) -> Rule | None:
-    """How images are laid out, from settings of the training; None where there are none.
+def rule_of(settings: Mapping[str, Any]) -> Rule | None:
+    """Return the layout rule of the images from settings of the training; None without.
 
     Raises:
         InputError: one line that names the first setting that is unknown or cannot be used.
     """
-    if not given:
+    if not settings:
         return None
     others = set(TrainConfig.model_fields) - set(Rule._fields)
     own = dict.fromkeys(others, "is a setting of the training and not of the layout")
-    (mine,) = split("layout", given, TrainConfig, own=own)
-    config = TrainConfig.create(data=".", output_dir=".", **mine)
+    (values,) = split("layout", settings, TrainConfig, own=own)
+    config = TrainConfig.create(data=".", output_dir=".", **values)
     return Rule(config.val_fraction, config.labels)

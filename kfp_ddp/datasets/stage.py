@@ -21,13 +21,13 @@ class Stage(Protocol):
     """Where verified bodies go; called by many threads, once an object."""
 
     def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a whole, verified body."""
+        """Write a complete, verified body."""
 
     def begin(self, index: int) -> tuple[int, int]:
         """Open a place for a large body: a file descriptor, and where in it the body starts."""
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
-        """The body at that place is whole and verified; closes the descriptor."""
+        """Mark the body as complete and verified; close the descriptor."""
 
     def drop(self, index: int, descriptor: int) -> None:
         """The body failed for good; closes the descriptor."""
@@ -53,7 +53,7 @@ class FileStage:
         self._journal = Journal(self.root, below / "journal")
 
     def open(self) -> set[int]:
-        """Make the folders and return the indices that an earlier run has already brought."""
+        """Create the folders; return the indices that an earlier sync downloaded."""
         for path in (self.tree, self.folder / "parts"):
             plain_folder(self.root, path)
         with self._parts.at("") as parts:
@@ -90,7 +90,7 @@ class FileStage:
         return self.tree / self.listing.names[index]
 
     def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a whole, verified body; see `Stage.put`."""
+        """Write a complete, verified body; see `Stage.put`."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self.folders.at(within) as folder:
@@ -143,12 +143,12 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with before.at(within) as source, self.folders.at(within) as folder:
-                found = os.stat(name, dir_fd=source, follow_symlinks=False)
-                if not stat.S_ISREG(found.st_mode) or found.st_size != self.listing.sizes[index]:
+                status = os.stat(name, dir_fd=source, follow_symlinks=False)
+                if not stat.S_ISREG(status.st_mode) or status.st_size != self.listing.sizes[index]:
                     return False
-                if (read or found.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
+                if (read or status.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
                     return False
-                mtime_ns = found.st_mtime_ns
+                mtime_ns = status.st_mtime_ns
                 try:
                     os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
                 except (FileExistsError, FileNotFoundError):
@@ -185,10 +185,10 @@ class FileStage:
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
         """Fix the mode, and note the file's identity."""
-        found = os.fstat(descriptor)
-        if found.st_mode & _READABLE != _READABLE:  # the umask was strict
+        status = os.fstat(descriptor)
+        if status.st_mode & _READABLE != _READABLE:  # the umask was strict
             os.fchmod(descriptor, 0o644)
-        self.note(index, crc, found.st_mtime_ns, found.st_ino)
+        self.note(index, crc, status.st_mtime_ns, status.st_ino)
 
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
         """Write in the journal that this object has arrived."""
@@ -197,7 +197,7 @@ class FileStage:
         self._journal.note(name, size, crc, mtime_ns, inode)
 
     def recover(self) -> Iterator[int]:
-        """Indices whose file is noted in the journal and still what was noted."""
+        """Yield the indices of files that still match the journal."""
         names, sizes = self.listing.names, self.listing.sizes
         for file in self._journal.read():
             index = bisect_left(names, file.name)
@@ -216,26 +216,26 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self.folders.at(within) as folder:
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if (found.st_size, found.st_mtime_ns, found.st_ino) != (
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                if (status.st_size, status.st_mtime_ns, status.st_ino) != (
                     noted.size,
                     noted.mtime_ns,
                     noted.inode,
                 ):
                     return False
-                if not stat.S_ISREG(found.st_mode):
+                if not stat.S_ISREG(status.st_mode):
                     return False
                 return noted.trusted or checksum(name, folder) == noted.crc
         except OSError:
             return False
 
-    def kept(self, done: set[int]) -> set[str]:
+    def retained(self, done: set[int]) -> set[str]:
         """Names in the tree that a new start does not clear away."""
         return {self.listing.names[index] for index in done}
 
     def _clear(self, done: set[int]) -> None:
         """Remove every file that is not proven, and every link."""
-        keep = self.kept(done)
+        keep = self.retained(done)
         within = [""]
         while within:
             name = within.pop()

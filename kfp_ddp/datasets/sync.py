@@ -1,4 +1,4 @@
-"""The protocol: list, judge names, digest, compare, check, lock, download, publish."""
+"""Sync a source to a target: list, check names, compare, lock, download, publish."""
 
 import os
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kfp_ddp.training.layout import Rule
 
 LISTINGS = 2
-"""How often a source is listed whose objects are replaced under the download."""
+"""How often a source is listed if its objects change during the download."""
 
 
 def sync(
@@ -38,20 +38,20 @@ def sync(
     rule: "Rule | None" = None,
     only: Collection[str] = (),
 ) -> Result:
-    """Bring the target to what the source holds.
+    """Make the target equal to the source.
 
     Args:
         source_url: The source; see `open_source`.
         target: The folder.
-        options: What a person chose.
+        options: Options of the sync.
         watch: Called when a phase starts.
-        retry: How stubbornly to ask; a default without a value.
-        run_id: The pipeline run that gets the version, which stays for as long as the run lives.
-        rule: How the images of a version are laid out, which is then checked on the listing.
-        only: The names to take, as an earlier listing had them; none for all that are there.
+        retry: The retry policy; None for the default.
+        run_id: The pipeline run that gets the version and has a lease on it.
+        rule: The layout of the images, which is checked on the listing; None for no check.
+        only: The names to take, from an earlier listing; empty for all.
 
     Raises:
-        InputError: what was given cannot be used, before a byte is written.
+        InputError: the input is invalid; raised before a byte is written.
         StorageError: the source cannot be read, or the target not be written.
     """
     began = time.monotonic()
@@ -70,7 +70,7 @@ def sync(
     context = Context(source, options, retry or Retry(), watch, run_id, rule, only)
     if source.exposed:
         where = f"{source.url} comes over plain http://"
-        context.phase(f"{where}, so anybody on the way can read and change it")
+        context.phase(f"{where}, so it can be read and changed on the way")
     for _ in range(LISTINGS):
         try:
             result = _attempt(context, target, dataset)
@@ -78,7 +78,7 @@ def sync(
             continue
         return replace(result, seconds=time.monotonic() - began)
     raise StorageError(
-        f"{source.url} kept changing during two attempts; sync when its writer is done"
+        f"{source.url} changed during each of two attempts; sync when its writer is done"
     )
 
 
@@ -128,7 +128,7 @@ def _publish(context: Context, store: Store, result: Result) -> bool:
 
 
 def _list(context: Context, target: Path) -> names.Names:
-    """What the source holds now, under names that can be files."""
+    """List the source, with names that are valid files."""
     source, options = context.source, context.options
     context.phase("listing")
     listing, markers = names.without_markers(source.listing())
@@ -139,8 +139,8 @@ def _list(context: Context, target: Path) -> names.Names:
     folds = names.folds_names(target, probe=not options.dry_run)
     judged = names.apply(listing, options.hostile_names, folds)
     if context.only:
-        found = enumerate(judged.listing.names)
-        judged.listing = judged.listing.take([i for i, name in found if name in context.only])
+        indices = [i for i, name in enumerate(judged.listing.names) if name in context.only]
+        judged.listing = judged.listing.take(indices)
     judged.skipped[:0] = markers
     return judged
 
@@ -173,7 +173,7 @@ def _dry_run(context: Context, store: Store, result: Result) -> Result:
 
 
 def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None:
-    """Add to the listing what the dataset's version before has and the source no longer."""
+    """Add files to the listing that the version before has and the source lacks."""
     if before is None or manifest.dataset(before) != dataset:
         return
     listing = judged.listing
@@ -195,7 +195,7 @@ def _check_images(context: Context, result: Result) -> Result:
 
 
 def _check_deletion(store: Store, result: Result, options: Options) -> None:
-    """Refuse a new version that lacks too much of the one before, of the same dataset.
+    """Check that a new version does not lack too many files of the version before.
 
     Raises:
         InputError: the share of removed files is over `max_delete`.
@@ -207,6 +207,7 @@ def _check_deletion(store: Store, result: Result, options: Options) -> None:
     same_source = canonical(str(head.get("source", ""))) == canonical(result.source)
     if head.get("dataset") != result.dataset and not same_source:
         return
-    found = manifest.compare(result.names.listing, manifest.rows(before / manifest.NAME))
-    files = len(found.removed) + len(found.same) + len(found.changed)
-    checks.check_deletion(len(found.removed), files, result.source, options)
+    differences = manifest.compare(result.names.listing, manifest.rows(before / manifest.NAME))
+    removed = len(differences.removed)
+    files = removed + len(differences.same) + len(differences.changed)
+    checks.check_deletion(removed, files, result.source, options)

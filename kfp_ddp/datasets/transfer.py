@@ -1,4 +1,4 @@
-"""Download many objects at once, each verified over its whole body before it counts."""
+"""Download many objects at once, each verified by the checksum of its body."""
 
 import asyncio
 import math
@@ -87,8 +87,8 @@ class Transfer:
         """Open all connections for small bodies; for large ones, add more while they bring more."""
         workers, growth = 0, Growth(lambda: self.meter.bytes)
         while self._feed and workers < self._connections:
-            wanted = max(workers, STREAMS) if self._large_next else self._connections
-            more = min(wanted, self._connections - workers, len(self._feed))
+            target = max(workers, STREAMS) if self._large_next else self._connections
+            more = min(target, self._connections - workers, len(self._feed))
             for _ in range(more):
                 group.create_task(self._work())
             workers += more
@@ -113,7 +113,7 @@ class Transfer:
             reader.close()
 
     def _next(self, reader: Reader | None = None) -> Job | None:
-        """Take an object from the feed; the reader is told, to ask for it at once."""
+        """Take an object from the feed; the reader requests it at once."""
         if not self._feed:
             return None
         index, listing = self._feed.popleft(), self._listing
@@ -124,7 +124,7 @@ class Transfer:
         return index, entry
 
     async def _bring(self, reader: Reader, job: Job) -> Job | None:
-        """Move one object, stubbornly; what comes next, which was asked for meanwhile."""
+        """Move one object with retries; return the next, which is requested meanwhile."""
         index, entry = job
         for attempt in range(self._retry.attempts):
             following = None
@@ -168,7 +168,7 @@ class Transfer:
         self._stage.put(index, data, crc)
 
     def _check(self, index: int, crc: int) -> None:
-        """The one rule: the crc32c of the whole body is that of the listing."""
+        """Compare the crc32c of the body with the listing."""
         listing = self._listing
         if not listing.tags and crc != listing.crcs[index]:
             raise Transient(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
@@ -210,7 +210,7 @@ class Transfer:
                 await asyncio.sleep(self._retry.delay(breaks))
 
     def _pause(self, size: int) -> float:
-        """Count so many bytes, and tell how many seconds they have to wait."""
+        """Count bytes; return the seconds that they have to wait."""
         with self._lock:
             self.meter.bytes += size
             return self._throttle.delay(size)
@@ -220,7 +220,7 @@ class Transfer:
 
 
 class _Target:
-    """Where a large body is written: so many bytes of it yet, with this crc32c."""
+    """The file of a large body, with the size and crc32c of what is written."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor, self._start = descriptor, start
@@ -234,17 +234,17 @@ class _Target:
 
 
 class Growth:
-    """Tells when twice as many large bodies at once are of use.
+    """Decides when to double the number of large downloads at once.
 
     They are while the processor is idle. They have threads of their own, which leave the
     interpreter's lock: where the processor is not idle, twice as many are tried, and again if they
-    brought more. Too many keep taking the lock from one another:
+    increased the rate. Too many contend for the lock:
     20 x 50 MB over TLS took 1.8 to 2.1 s with 2 to 4 of them at once on two cores, and 2.8 s
     with 20.
     """
 
     def __init__(self, arrived: Callable[[], int]) -> None:
-        """A growth of the transfer that has brought `arrived()` bytes."""
+        """Watch a transfer that has received `arrived()` bytes."""
         self._arrived, self._best = arrived, 0.0
 
     async def period(self) -> bool:

@@ -4,8 +4,8 @@
     <root>/current -> versions/<digest12>
     <root>/.kfsync/{lock, building/<digest12>/, leases/<digest12>/, trash/}
 
-A version is built under .kfsync and renamed to its place when it is whole and on disk, so no
-reader sees half of one. No link below the root is followed.
+A version is built under .kfsync and renamed when it is complete and on disk, so no reader sees a
+partial one. No link below the root is followed.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ class Store:
         self.versions = root / "versions"
 
     def version(self, digest: str) -> Path:
-        """Where the version with this digest lives, whether it is there or not."""
+        """Return the folder of the version with this digest; it may be missing."""
         return self.versions / digest[:12]
 
     def complete(self, digest: str) -> bool:
-        """Whether the version is there, whole, and of this digest and no other."""
+        """Return whether the version exists, is complete and has this digest."""
         return success(self.version(digest)) == digest
 
     def current(self) -> Path | None:
-        """The version that `current` points to, if it is whole."""
+        """Return the version that `current` points to, if it is complete."""
         try:
             target = os.readlink(self.root / "current")
         except OSError:
@@ -57,19 +57,19 @@ class Store:
     def before(self, dataset: str) -> Path | None:
         """What a new version of this dataset is compared with and takes unchanged files from.
 
-        That is the dataset's newest version; `current`, whosever it is, where there is none.
+        That is the dataset's newest version, else `current`, which may be another dataset's.
         """
         current, own = self.current(), [path for _, path in self.versions_of(dataset)]
         return current if current in own or not own else own[0]
 
     def versions_of(self, dataset: str) -> list[tuple[int, Path]]:
         """When each complete version of a dataset was handed out last, and the version."""
-        found = []
+        versions = []
         for path in self.versions.glob("*"):
             if success(path) and manifest.dataset(path) == dataset:
                 with contextlib.suppress(FileNotFoundError):  # another sync has removed it
-                    found.append((self.handed_out(path), path))
-        return sorted(found, reverse=True)
+                    versions.append((self.handed_out(path), path))
+        return sorted(versions, reverse=True)
 
     def handed_out(self, version: Path) -> int:
         """When a version was handed out last, in nanoseconds; raises OSError if it is gone."""
@@ -114,12 +114,12 @@ class Store:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
         fsync(tree)
-        self.clear([self.take_away(version)])  # damaged, if it is there: it was not complete
+        self.clear([self.take_away(version)])  # an existing one is incomplete, so damaged
         self._move(tree, version)
         fsync(self.versions)
 
     def flip(self, digest: str) -> None:
-        """Point `current` at the version; whoever comes last is right."""
+        """Point `current` at the version; the last caller wins."""
         target = f"versions/{digest[:12]}"
         link = self.root / "current"
         if link.is_symlink() and os.readlink(link) == target:
@@ -136,13 +136,13 @@ class Store:
             raise unwritable(link, error) from error
 
     def hand_out(self, digest: str, run_id: str = "") -> bool:
-        """Note that a run gets this version now, by a lease too if it says which run it is.
+        """Record that a run gets this version, with a lease if the run is known.
 
         False if the version was removed meanwhile. Where nothing can be noted, nothing is: what is
         not ours to write is not ours to remove either.
 
         Raises:
-            StorageError: something else stands where the lease must be.
+            StorageError: something else has the name of the lease.
         """
         version, leases = self.version(digest), self.leases(digest)
         try:
@@ -162,18 +162,18 @@ class Store:
         return True
 
     def leases(self, digest: str) -> Path:
-        """Where those who use a version leave leases."""
+        """Return the folder of the leases on a version."""
         return self.work / "leases" / digest[:12]
 
     def take_away(self, path: Path) -> str:
-        """Take a folder, if it is there, out of sight at once; what to `clear` then."""
+        """Move a folder, if it exists, to the trash; return its name there for `clear`."""
         gone = f"{path.name}-{os.urandom(8).hex()}"
         with contextlib.suppress(FileNotFoundError):
             self._move(path, self.work / "trash" / gone)
         return gone
 
     def clear(self, gone: Iterable[str]) -> None:
-        """Remove what was taken away."""
+        """Delete folders in the trash."""
         with folder_below(self.root, ".kfsync/trash") as trash:
             for name in gone:
                 remove(name, trash)
@@ -188,7 +188,7 @@ class Store:
 
 
 def leases_of(version: Path) -> Path | None:
-    """Where those who use a version leave leases; None for a folder that is no version."""
+    """Return the folder of the leases on a version; None for a folder that is not a version."""
     if version.parent.name != "versions":
         return None
     return Store(version.parents[1]).leases(version.name)
@@ -239,7 +239,7 @@ def collect(store: Store, options: Options, dataset: str, version: Path) -> Coll
 
 
 def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> bool:
-    """Whether a version was handed out since we looked, or is held."""
+    """Return whether a version was handed out meanwhile, or has a lease."""
     leases = store.leases(path.name)
     try:
         if store.handed_out(path) != when:

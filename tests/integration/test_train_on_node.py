@@ -161,7 +161,7 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_ther
 @pytest.mark.parametrize(
     ("digest", "code", "line", "again"),
     [
-        ("f" * 64, 1, "by now, and the run began with ffffffffffff: start a new run", True),
+        ("f" * 64, 1, "by now, but the run started with ffffffffffff: start a new run", True),
         ("", 2, "names no dataset", False),
     ],
 )

@@ -81,7 +81,7 @@ def test_show_never_prints_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ("port_forward: maybe\n", "kfp-ddp.yaml: port_forward='maybe' should be true or false"),
         ("host: [a]\n", "kfp-ddp.yaml: host=['a'] should be text"),
         ("- a\n", "kfp-ddp.yaml should hold lines such as host: https://kubeflow.example.com"),
-        ("a: b: c\n", "kfp-ddp.yaml is no YAML: mapping values are not allowed here"),
+        ("a: b: c\n", "kfp-ddp.yaml is not YAML: mapping values are not allowed here"),
     ],
 )
 def test_a_file_that_cannot_be_used(files: dict[str, Path], text: str, told: str) -> None:

@@ -66,7 +66,7 @@ def test_a_source_that_is_another_by_now_is_refused(
         monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "another-pod"))
     name = "2.jpg" if first else "1.jpg"
     (source / "train/cat" / name).write_bytes(b"another")
-    with pytest.raises(StorageError, match=r"by now, and the run began with .*: start a new run"):
+    with pytest.raises(StorageError, match=r"by now, but the run started with .*: start a new run"):
         at_hand(dataset, run_dir).__enter__()
 
 

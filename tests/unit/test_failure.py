@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.core.failure import RECORD, Failure, first_cause, lost_peer, told, write_record
+from kfp_ddp.core.failure import (
+    RECORD,
+    Failure,
+    final_failure,
+    first_cause,
+    lost_peer,
+    write_record,
+)
 
 
 def test_a_failure_is_read_as_it_was_written() -> None:
@@ -81,6 +88,8 @@ def test_the_record_of_a_rank_is_told_where_it_is_final(
         monkeypatch.setenv(RECORD, str(path))
         write_record(failure, final)
     kept = "the checkpoint of step 5 is durable"
-    assert told(files, kept) == Failure(143, 1, f"the heartbeat is stale; {kept}", True, 2.0)
+    assert final_failure(files, kept) == Failure(
+        143, 1, f"the heartbeat is stale; {kept}", True, 2.0
+    )
     monkeypatch.delenv(RECORD)
     write_record(Failure(1, 0, "x", False), final=True)

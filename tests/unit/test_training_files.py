@@ -124,7 +124,7 @@ def test_only_plain_files_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "a/../../b"])
 def test_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no folder below"), folder_below(tmp_path, name, True):
+    with pytest.raises(ValueError, match="not a folder below"), folder_below(tmp_path, name, True):
         pass
 
 
@@ -148,6 +148,6 @@ def test_folders_open_each_folder_however_many_stay_open(
     (tmp_path / "below/b").symlink_to(tmp_path)
     with pytest.raises(NotADirectoryError, match="below/b'"), folders.at("b/c"):
         pass
-    with pytest.raises(ValueError, match="no folder below"), folders.at("a/../.."):
+    with pytest.raises(ValueError, match="not a folder below"), folders.at("a/../.."):
         pass
     folders.close()

@@ -38,18 +38,18 @@ class Cluster:
         return self._ask(f"patch claim {name}", "PATCH", path, {"metadata": metadata})
 
     def delete_claim(self, name: str) -> None:
-        """Delete a claim if it is there."""
+        """Delete a PVC if it exists."""
         self._ask(f"delete claim {name}", "DELETE", self._claim_path(name), empty=404)
 
     def delete_unchanged(self, claim: Object) -> bool:
-        """Delete a claim unless somebody has changed it since it was read; whether it was."""
+        """Delete a PVC unless it changed since it was read; return whether it was deleted."""
         about = claim["metadata"]
         seen = {"uid": about["uid"], "resourceVersion": about["resourceVersion"]}
         what, path = f"delete claim {about['name']}", self._claim_path(about["name"])
         return bool(self._ask(what, "DELETE", path, {"preconditions": seen}, empty=409))
 
     def live_runs(self) -> Callable[[str], bool]:
-        """Tells which runs live.
+        """Return a function that tests whether a run is alive.
 
         Raises:
             StorageError: it cannot be seen.
@@ -62,15 +62,15 @@ class Cluster:
 
     def users(self, claim: str, writing: bool = False) -> list[str]:
         """Names of the pods that use a claim and have not ended; `writing`: not read-only."""
-        found = []
+        pods = []
         for pod in self._list("list pods", core(self.namespace, "pods")):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
             for volume in pod["spec"].get("volumes", []):
                 source = volume.get("persistentVolumeClaim", {})
                 if source.get("claimName") == claim and not (writing and source.get("readOnly")):
-                    found.append(pod["metadata"]["name"])
-        return found
+                    pods.append(pod["metadata"]["name"])
+        return pods
 
     def attached(self, volume: str) -> list[str]:
         """Names of the nodes that a volume is attached to.
@@ -100,7 +100,7 @@ class Cluster:
         self._ask(what, "POST", self._custom_path(kind), body, empty=409)
 
     def delete_custom(self, kind: tuple[str, str, str], name: str) -> None:
-        """Delete such an object if it is there."""
+        """Delete an object of this kind if it exists."""
         self._ask(f"delete {kind[2]} {name}", "DELETE", self._custom_path(kind, name), empty=404)
 
     def storage_class(self, name: str) -> Object | None:
@@ -154,10 +154,10 @@ class Cluster:
                 return {}
             if error.status in STARTING:
                 raise Refused(f"{what}: {error.reason}") from error
-            said = one_line(error.message)
-            if error.transient and error.status:  # without a status it says so itself
-                said = f"the API server does not answer ({said})"
-            raise StorageError(f"cannot {what}: {said}") from error
+            reason = one_line(error.message)
+            if error.transient and error.status:  # without a status the message says so
+                reason = f"the API server does not answer ({reason})"
+            raise StorageError(f"cannot {what}: {reason}") from error
 
 
 def connect() -> Cluster | None:

@@ -39,8 +39,8 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     Raises:
         KfpDdpError: an input cannot be used, or the version not be published.
     """
-    (given,) = split("options", options, Options, own={})
-    request = Request.create(**inputs, **given)
+    (settings,) = split("options", options, Options, own={})
+    request = Request.create(**inputs, **settings)
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
     elif request.publish == "each-node":
@@ -87,22 +87,22 @@ def on_each_node(request: Request) -> Published:
         InputError: an option of the sync that each of them would take otherwise.
     """
     options = options_on_nodes(request.sync)
-    wanted = EachNode(request.source, request.dataset, request.digest, options)
+    dataset = EachNode(request.source, request.dataset, request.digest, options)
     note = f"each pod that reads it brings version {request.digest[:12]} of {request.source} itself"
-    return Published(request.claim, wanted.address(), "each-node", [note])
+    return Published(request.claim, dataset.address(), "each-node", [note])
 
 
 def local(request: Request) -> Published:
-    """Without a claim: the folder itself, if it is whole.
+    """Return the folder itself, without a PVC, if it is complete.
 
     Raises:
         StorageError: it is not, or it holds another version.
     """
-    found = success(Path(request.path))
-    if found != request.digest:
-        state = f"holds {found[:12]}" if found else "is not complete"
+    digest = success(Path(request.path))
+    if digest != request.digest:
+        state = f"holds {digest[:12]}" if digest else "is not complete"
         raise StorageError(
             f"version {request.path} {state}, expected {request.digest[:12]}; run data_sync again"
         )
-    note = f"no claim {request.claim} here: the folder is whole and is used as it is"
+    note = f"no claim {request.claim} here: the folder is complete and is used as it is"
     return Published(request.claim, request.path, "in-place", [note])

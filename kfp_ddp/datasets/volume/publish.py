@@ -13,7 +13,7 @@ _PD = "pd.csi.storage.gke.io"
 
 
 def publish(cluster: Cluster, request: Request) -> Published:
-    """Publish by the strategy asked for; `auto` falls back to in-place, and says so.
+    """Publish by the requested strategy; `auto` falls back to in-place with a note.
 
     Raises:
         InputError: the claim is missing.
@@ -49,13 +49,13 @@ def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
         return "in-place", "the claim can be mounted by many"
     name = staging["spec"].get("storageClassName")
     try:
-        found = cluster.storage_class(name) if name else None
+        storage_class = cluster.storage_class(name) if name else None
     except Refused:
         return "in-place", f"the storage class {name} is not visible to this service account"
-    if found is None or found["provisioner"] in _LOCAL:
+    if storage_class is None or storage_class["provisioner"] in _LOCAL:
         return "in-place", "the storage can make no copies"
-    driver = found["provisioner"]
-    multi_zone = found.get("parameters", {}).get("enable-multi-zone-provisioning") == "true"
+    driver = storage_class["provisioner"]
+    multi_zone = storage_class.get("parameters", {}).get("enable-multi-zone-provisioning") == "true"
     if driver == _PD and not multi_zone:
         return "clone", "a persistent disk is cloned fastest"
     try:
@@ -95,7 +95,7 @@ def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
 
 
 def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
-    """Delete published claims of the dataset that are old and that nobody uses.
+    """Delete published PVCs of the dataset that are old and not in use.
 
     In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
     `keep_claims` newest, 0 for all; returns the names deleted.
@@ -109,20 +109,20 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
         f"{key}={value}"
         for key, value in (MANAGED | {f"{DOMAIN}/dataset": request.dataset}).items()
     )
-    found = [
+    claims = [
         claim
         for claim in cluster.claims(selector)
         if claim["metadata"]["name"].startswith("ds-")
         and "deletionTimestamp" not in claim["metadata"]
     ]
-    found.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
-    old = [each for each in found[request.keep_claims :] if each["metadata"]["name"] != current]
+    claims.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
+    old = [claim for claim in claims[request.keep_claims :] if claim["metadata"]["name"] != current]
     alive = cluster.live_runs() if old else lambda run_id: False
-    return [each["metadata"]["name"] for each in old if _collected(cluster, each, alive)]
+    return [claim["metadata"]["name"] for claim in old if _collected(cluster, claim, alive)]
 
 
 def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) -> bool:
-    """Delete a claim that nobody uses, with its snapshot; whether it was."""
+    """Delete an unused PVC with its snapshot; return whether it was deleted."""
     name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
     runs = [run for key, run in notes.items() if key.startswith(LEASE)]
     if any(map(alive, runs)) or cluster.users(name) or not cluster.delete_unchanged(claim):
@@ -131,7 +131,7 @@ def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) ->
         try:
             cluster.delete_custom(kind, name)
         except Refused:
-            continue  # not installed, or no right to it: then there is none of ours
+            continue  # not installed or forbidden, so there is none to delete
     return True
 
 
