@@ -168,7 +168,7 @@ def test_plain_http_from_elsewhere_is_told_once(web: Web, tmp_path: Path) -> Non
 
         url = address(web).replace("127.0.0.1", host)
         sync(url, tmp_path / host, QUICK, watch, RETRY)
-        notice = f"{url} comes over plain http://, so anybody on the way can read and change it"
+        notice = f"{url} comes over plain http://, so it can be read and changed on the way"
         assert told.count(notice) == times
 
 
