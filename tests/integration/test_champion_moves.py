@@ -192,7 +192,7 @@ def test_a_bucket_that_never_stands_still_is_one_line(bucket: Bucket) -> None:
     where = open_store("gs://models/exports")
     move(where, "m", A, "")
     bucket.before_write = lambda: bucket.put("exports/m/CHAMPION", f"{A}\n".encode())
-    with pytest.raises(StorageError, match="changed by another writer meanwhile") as caught:
+    with pytest.raises(StorageError, match="changed by another writer") as caught:
         move(where, "m", B, A)
     assert "\n" not in str(caught.value)
 

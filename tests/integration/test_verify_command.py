@@ -152,7 +152,7 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
         (["verify", "."], "there is no bundle at .: give the folder that a run names"),
         (["verify", "none"], "bundle='none' is a folder that does not exist"),
         (["verify", "gs:/x"], "bundle='gs:/x' is not an address: write gs://x"),
-        (["verify", "ftp://x"], "give gs://, s3:// or az://"),
+        (["verify", "ftp://x"], "give gs://, s3://, az://"),
         (["sign", "EXPORTS"], "give --key to sign with, or --signature"),
         (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is not a private key"),
     ],
