@@ -68,8 +68,6 @@ class RunFolder:
         """Leases of the folder's users; see `kfp_ddp.storage.leases`."""
         self.initial_weights = self.path / "launcher.initial-weights"
         """A folder for initial weights that were downloaded from a URI."""
-        self.bundle = self.path / self.BUNDLE
-        self.trace_request = self.path / self.TRACE_REQUEST
         self.traces = self.path / self.TRACES
 
     def log_positions(self, job: str) -> Path:

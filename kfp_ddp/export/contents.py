@@ -1,5 +1,6 @@
 """The files of a bundle except its manifest: formats, descriptions, measurements, model card."""
 
+import os
 import shutil
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
@@ -140,7 +141,10 @@ def write_repository(
     """Write the repository to `folder`; the model is a hard link where the file system has them."""
     version = folder / name / "1"
     version.mkdir(parents=True)
-    bundle.link(onnx, version / "model.onnx")
+    try:
+        os.link(onnx, version / "model.onnx")
+    except OSError:
+        shutil.copyfile(onnx, version / "model.onnx")
     labels = [" ".join(line.split()) for line in classes]  # a line each, whatever a name holds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
     (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), image_size))

@@ -380,14 +380,6 @@ def upload(folder: Path, name: str, where: Store) -> str:
     return f"{where.uri}/{target}"
 
 
-def link(source: Path, target: Path) -> None:
-    """Create a hard link, or a copy if the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:
     """Write indented JSON; refuse numbers that are not finite."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)

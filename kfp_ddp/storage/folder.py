@@ -24,6 +24,7 @@ import google_crc32c
 
 from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.files import atomic_write, folder_below, open_below
+from kfp_ddp.core.text import printable
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
@@ -35,12 +36,8 @@ LOST_AND_FOUND = "lost+found"
 _READERS = 8
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
-_UNAVAILABLE = frozenset(
-    {
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
-        *(errno.ENOTCONN, errno.EAGAIN),
-    }
-)
+_UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
+_UNAVAILABLE = _UNREACHABLE | {errno.ESTALE, errno.EAGAIN}
 """Numbers of an OSError where a file server does not respond."""
 _BROKEN = frozenset({*FULL, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
@@ -255,17 +252,17 @@ class FolderSource:
             is_folder = stat.S_ISDIR(os.stat(self.root).st_mode)
         except FileNotFoundError as error:
             raise InputError(
-                f"source folder {_display(self.root)} does not exist; check the path"
+                f"source folder {printable(str(self.root))} does not exist; check the path"
             ) from error
         except OSError as error:
             raise _unreadable(self.root, error) from error
         if not is_folder:
-            raise InputError(f"source {_display(self.root)} is a file; give the folder of it")
+            raise InputError(f"source {printable(str(self.root))} is a file; give the folder of it")
         names, pins, markers = self._walk()
         if not names:
             raise InputError(
-                f"source folder {_display(self.root)} holds no files to sync; check the path, and "
-                "what is included and excluded"
+                f"source folder {printable(str(self.root))} holds no files to sync; "
+                "check the path, and what is included and excluded"
             )
         listing = Listing()
         with ThreadPoolExecutor(_READERS) as pool:
@@ -294,7 +291,7 @@ class FolderSource:
             with self._reading(folder), self._folder(folder) as descriptor:
                 here = _pin(os.fstat(descriptor))
                 if here in above:
-                    path = _display(self.root / folder)
+                    path = printable(str(self.root / folder))
                     raise InputError(f"source {path} is a link to a folder above it")
                 entries = list(os.scandir(descriptor))
                 if not entries and folder:
@@ -326,13 +323,13 @@ class FolderSource:
             return "nothing"
         if link and self._symlinks != "follow":
             raise InputError(
-                f"source {_display(path)} is a symbolic link; set symlinks to skip or follow"
+                f"source {printable(str(path))} is a symbolic link; set symlinks to skip or follow"
             )
         if stat.S_ISDIR(mode):
             return "folder"
         if stat.S_ISREG(mode):
             return "file"
-        raise InputError(f"source {_display(path)} is neither a file nor a folder; remove it")
+        raise InputError(f"source {printable(str(path))} is neither a file nor a folder; remove it")
 
     def _checksum(self, name: str, pin: int) -> tuple[int, int]:
         size = crc = 0
@@ -395,12 +392,6 @@ def _pin(status: os.stat_result) -> int:
 
 def _unreadable(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"cannot read source {_display(path)}: {error.strerror}; check its permissions, and the "
-        "disk it is on"
+        f"cannot read source {printable(str(path))}: {error.strerror}; check its "
+        "permissions, and the disk it is on"
     )
-
-
-def _display(path: Path) -> str:
-    """Return a path with foreign names in one line."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)

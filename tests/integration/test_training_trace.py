@@ -96,5 +96,5 @@ def test_what_nobody_would_answer_is_said_at_once(
 def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path)
     assert TraceRequest.read(folder) is None
-    folder.trace_request.write_text(text)
+    (folder.path / folder.TRACE_REQUEST).write_text(text)
     assert TraceRequest.read(folder) is None

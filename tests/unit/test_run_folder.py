@@ -12,7 +12,8 @@ from kfp_ddp.core.run_folder import RunFolder, open_run_dir, task_title
 
 def test_names_of_files_do_not_change() -> None:
     folder = RunFolder("/w/r")
-    assert {path.name for path in vars(folder).values()} == {
+    constants = {name for key, name in vars(RunFolder).items() if key.isupper()}
+    assert {path.name for path in vars(folder).values()} | constants == {
         *("r", "config.json", "metrics.jsonl", "dataset.jsonl", "checkpoints", "begun-by", "logs"),
         *("tensorboard", "profile", "launcher.heartbeat", "process.json", "ranks", ".leases"),
         *("launcher.initial-weights", "bundle", "launcher.trace.json", "traces"),
