@@ -75,12 +75,12 @@ def preflight(
             val/<class>/.
         recipe: Proven settings of a training, which yours override; none for finetune where
             training has an init_from, and otherwise for the defaults: a ResNet-50 in 90 epochs.
-        model: Network to train: a classifier of torchvision by its name, cifar_resnet8, 14 or 20
-            for small images, or mine.py:build for a function of a file of your own. auto: as the
-            recipe has it.
+        model: Network to train: a torchvision classifier by its name, cifar_resnet8, 14 or 20 for
+            small images, or mine.py:build for a function of your own file. auto: as the recipe has
+            it.
         epochs: Passes over the training images. 0: as the recipe has it.
-        batch_size: Images in a step, on all ranks together; unless it is set, fewer where the
-            dataset or the number of ranks asks for it. 0: as the recipe has it.
+        batch_size: Images in a step, over all ranks; unless set, it is lowered to fit the dataset
+            and the number of ranks. 0: as the recipe has it.
         training: Further settings of the training by name, such as {"precision": "bf16"}.
         backend: Where to train: a pytorchjob of the Training Operator, a trainjob of the Trainer,
             or local, processes of the step itself.

@@ -188,15 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         names = [n for n in names if n > after]
         size = min(bucket.page, int(query.get("maxResults", PAGE)))
         page: dict[str, object] = {
-            "items": [
-                {
-                    "name": n,
-                    "size": str(len(bucket.objects[n].data)),
-                    "generation": str(bucket.objects[n].generation),
-                    "crc32c": bucket.objects[n].crc,
-                }
-                for n in names[:size]
-            ]
+            "items": [properties(n, bucket.objects[n]) for n in names[:size]]
         }
         if len(names) > size:
             page["nextPageToken"] = names[size - 1]
@@ -215,6 +207,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reset()
         elif fault.isdigit():
             self.error(HTTPStatus(int(fault)))
+        elif query.get("alt") != "media":
+            self.answer(HTTPStatus.OK, properties(name, stored))
         else:
             self.body(stored, fault)
 
@@ -288,6 +282,16 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+
+def properties(name: str, stored: Stored) -> dict[str, str]:
+    """Return an object's properties as the JSON API does, numbers as text."""
+    return {
+        "name": name,
+        "size": str(len(stored.data)),
+        "generation": str(stored.generation),
+        "crc32c": stored.crc,
+    }
 
 
 class _Server(ThreadingHTTPServer):

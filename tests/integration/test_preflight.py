@@ -136,11 +136,11 @@ def test_the_last_champion_is_that_of_the_destination(
         ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is not an address: write gs://bucket/x"),
         (
             {"work": "gs://bucket/x", "job": {"elastic": "1:2"}},
-            "job sets elastic='1:2', which replaces pods while others run, and work in a bucket",
+            "job sets elastic='1:2', which replaces pods while others run",
         ),
         (
             {"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}},
-            "job sets restart_policy='OnFailure', where pods come anew",
+            "job sets restart_policy='OnFailure', which replaces pods",
         ),
         (
             {"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0},
@@ -225,7 +225,7 @@ def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
     assert check(summary, champion=str(tmp_path / "resnet"), destination=str(tmp_path))
     with pytest.raises(SystemExit, match="is not found: correct it, or give last"):
         check(summary, champion=str(tmp_path / "resnet"))
-    with pytest.raises(SystemExit, match=f"there is no folder {tmp_path}/misspelt: correct"):
+    with pytest.raises(SystemExit, match=f"{tmp_path}/misspelt does not exist: correct"):
         check(summary, champion=missing)
 
 

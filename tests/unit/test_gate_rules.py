@@ -246,7 +246,7 @@ def test_names_are_escaped_in_the_markdown(tmp_path: Path) -> None:
         ({"champion": "/c"}, "champion is set but evaluation is empty"),
         ({"bundle": "/b"}, "bundle is set but evaluation is empty"),
         ({"evaluation": "/nowhere/evaluation.json"}, "cannot be read: No such file"),
-        ({"evaluation": "RUN", "champion": "ftp://c"}, "ftp://c cannot be used"),
+        ({"evaluation": "RUN", "champion": "ftp://c"}, "ftp://c: give gs://"),
         ({"evaluation": "RUN", "champion": "BROKEN"}, "is not an evaluation: split"),
         ({"evaluation": "OTHER"}, "connect both to the same evaluate step"),
         *(({"accuracy": value}, "0 to 1") for value in (math.nan, math.inf, -0.1, 1.1)),
