@@ -155,7 +155,7 @@ def _describe(task: str, folder: Path, size: int) -> Downloaded:
     newest = newest_checkpoint(folder)
     return Downloaded(
         task=task,
-        bundle=_existing(files.bundle),
+        bundle=_existing(files.path / RunFolder.BUNDLE),
         report=_existing(files.evaluation("val") / REPORT),
         loss_curve=_existing(folder / LOSS_CURVE),
         checkpoint=newest.path if newest else None,

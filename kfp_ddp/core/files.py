@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -234,3 +235,11 @@ def _written(path: Path, folder: int) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link, or a copy if the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

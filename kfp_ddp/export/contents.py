@@ -1,6 +1,5 @@
 """The files of a bundle except its manifest: formats, descriptions, measurements, model card."""
 
-import os
 import shutil
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
@@ -8,6 +7,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.core.files import link_or_copy
 from kfp_ddp.export import card, formats, infra, prove, provenance, variants
 from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
@@ -141,10 +141,7 @@ def write_repository(
     """Write the repository to `folder`; the model is a hard link where the file system has them."""
     version = folder / name / "1"
     version.mkdir(parents=True)
-    try:
-        os.link(onnx, version / "model.onnx")
-    except OSError:
-        shutil.copyfile(onnx, version / "model.onnx")
+    link_or_copy(onnx, version / "model.onnx")
     labels = [" ".join(line.split()) for line in classes]  # a line each, whatever a name holds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
     (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), image_size))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
@@ -191,7 +191,7 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
         for name in bundles.files(folder):
             if name not in skipped:
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
-                bundles.link(folder / name, made / name)
+                link_or_copy(folder / name, made / name)
         for name, path in there.items():
             shutil.copyfile(path, made / name)
         bundles.write_json(made / LINEAGE, lineage.record(dataset_digest))
