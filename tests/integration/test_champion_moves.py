@@ -154,6 +154,7 @@ def test_no_update_of_many_processes_is_lost(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [".counter.lock", "counter"]
 
 
+@pytest.mark.slow
 def test_of_many_that_beat_one_champion_exactly_one_takes_its_place(place: str) -> None:
     where = open_store(place)
     for turn in range(5):

@@ -69,6 +69,7 @@ def written(root: Path, task: str) -> list[Path]:
     return sorted(root.glob(f"artifacts/*/{task}/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minimum", "blessed"), [(0.34, True), (1.0, False)])
 def test_from_checkpoint_to_destination(
     trained_checkpoint: Path,

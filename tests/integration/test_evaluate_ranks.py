@@ -66,6 +66,7 @@ def figures(run_dir: Path) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in OF_A_RUN}
 
 
+@pytest.mark.slow
 def test_two_ranks_of_the_step_write_what_one_process_writes(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def ranks(request: Request, world: int) -> None:
     assert [each.exitcode for each in processes] == [0] * world
 
 
+@pytest.mark.slow
 def test_test_split_and_champion_are_evaluated_on_the_same_ranks(
     trained_checkpoint: Path,
     blurred_checkpoint: Path,

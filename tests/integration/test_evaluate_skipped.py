@@ -94,6 +94,7 @@ def test_where_none_can_be_read_it_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_champion_that_skipped_others_is_evaluated_on_what_the_challenger_read(
     skipping: Path, trained_checkpoint: Path, trained_dataset: Path, damaged: Path, tmp_path: Path
 ) -> None:

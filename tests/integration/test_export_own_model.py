@@ -94,6 +94,7 @@ def test_a_format_that_the_network_cannot_have_is_told_and_the_others_count(made
     assert not re.search("onnxruntime|KServe|ONNX opset", card)
 
 
+@pytest.mark.slow
 def test_the_example_in_its_card_runs(made: Path, trained_dataset: Path) -> None:
     card = (made / "bundle" / "README.md").read_text()
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]

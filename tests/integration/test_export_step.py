@@ -82,6 +82,7 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
     }
 
 
+@pytest.mark.slow
 def test_a_network_with_filters_is_exported_too(
     blurred_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:

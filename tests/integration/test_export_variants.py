@@ -71,6 +71,7 @@ def images_of(dataset: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
 def test_what_is_told_of_a_form_is_what_its_file_says_of_every_image_of_the_split(
     name: str, made: Path, trained_dataset: Path
@@ -162,6 +163,7 @@ def test_the_step_takes_them_from_the_release_and_makes_none_again(
         export.python_func(**given, release={"variants": ["int8", "aoti"]})
 
 
+@pytest.mark.slow
 def test_a_second_export_writes_the_same_bytes(
     made: Path,
     trained_checkpoint: Path,
@@ -250,6 +252,7 @@ def test_without_training_images_int8_is_left_out(
     assert not (source.folder / "model.int8.onnx").exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_is_repeated_in_a_bucket_leaves_no_form_that_is_not_asked_for_now(
     trained_checkpoint: Path,
     trained_dataset: Path,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -46,6 +47,7 @@ def accuracy(run: TrainConfig) -> float:
     return float(loop.saving.latest["accuracy"])
 
 
+@pytest.mark.slow
 def test_it_beats_the_same_from_scratch_at_equal_epochs(tmp_path: Path) -> None:
     before = write(tmp_path / "old", OLD, 0, train=60, val=10)
     given = {**COMMON, "data": str(before), "output_dir": str(tmp_path / "before")}

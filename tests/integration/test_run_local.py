@@ -46,6 +46,7 @@ def summary(ran: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_report_and_a_bundle(
     ran: "subprocess.CompletedProcess[str]", summary: dict[str, Any], photos: Path
 ) -> None:

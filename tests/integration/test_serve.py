@@ -128,6 +128,7 @@ def logits(answer: dict[str, Any]) -> NDArray[np.float32]:
     return np.array(output["data"], np.float32).reshape(output["shape"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 9])
 def test_an_answer_has_the_numbers_of_the_checkpoint(
     server: Server, sealed: Path, trained_checkpoint: Path, batch: int
@@ -286,6 +287,7 @@ def test_nobody_takes_the_model_away_by_a_request(server: Server) -> None:
     assert server.ask(asking(IMAGE)).status_code == 200
 
 
+@pytest.mark.slow
 def test_openvino_says_the_same_and_a_stop_lets_it_answer(
     sealed: Path, trained_checkpoint: Path, tmp_path: Path
 ) -> None:

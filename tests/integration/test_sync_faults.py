@@ -51,6 +51,7 @@ def test_mendable_fault_gives_the_right_bytes(
     assert result.retries == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("fault", [*MENDABLE, "403"])
 def test_lasting_fault_fails_and_keeps_the_version_before(

@@ -20,6 +20,7 @@ from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, start, unpacked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", ["none", "tar"])
 def test_kill_at_random_instants_then_a_run_that_completes(
     bucket: Bucket, tmp_path: Path, pack: str

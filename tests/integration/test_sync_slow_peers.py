@@ -116,6 +116,7 @@ DRIPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drip", DRIPS)
 def test_peer_that_drips_is_given_up(peer: Dripping, tmp_path: Path, drip: str) -> None:
     url = serve(peer, *DRIPS[drip])
@@ -123,6 +124,7 @@ def test_peer_that_drips_is_given_up(peer: Dripping, tmp_path: Path, drip: str) 
         sync(url, tmp_path / "target", QUICK, retry=RETRY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drip", ["small", "large"])
 def test_peer_that_drips_over_tls_is_given_up(
     secure_peer: Dripping, tmp_path: Path, drip: str

@@ -79,6 +79,7 @@ def test_token_that_expires_in_the_middle_is_renewed_once(guarded: Bucket, tmp_p
     assert result.retries <= 4, "one for each connection at most"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pages", "tokens"),
     [([""], []), (["", "503"], []), ([""], ["reset0"]), ([""], ["503"] * 4)],

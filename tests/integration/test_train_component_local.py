@@ -106,6 +106,7 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
     output = (trained / "log").read_text()
     outputs = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
@@ -167,6 +168,7 @@ def test_bad_input_is_one_line_before_any_rank(
     assert not (tmp_path / "work" / "run-1" / "train" / "logs").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_rank_is_named_with_its_exception(tmp_path: Path, dataset: Path) -> None:
     broken = Path(shutil.copytree(dataset, tmp_path / "data"))
     next((broken / "train").rglob("*.png")).write_bytes(b"no picture")
@@ -177,6 +179,7 @@ def test_a_failing_rank_is_named_with_its_exception(tmp_path: Path, dataset: Pat
     assert launchers(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_step(
     tmp_path: Path, dataset: Path, number: signal.Signals
@@ -199,6 +202,7 @@ def test_no_process_outlives_the_step(
         assert "training was stopped; newest checkpoint: step" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_from_its_checkpoint(
     tmp_path: Path, dataset: Path, trained: Path
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(
     assert [event["resumed_from_step"] for event in starts] == [0, 6]
 
 
+@pytest.mark.slow
 def test_two_tasks_and_two_iterations_of_one_run_never_meet(tmp_path: Path, dataset: Path) -> None:
     work, started = tmp_path / "work", {}
     tasks = {("train", "7"): 0.1, ("train", "8"): 0.01, ("train-2", ""): 0.001}

@@ -135,6 +135,7 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_there(
     tmp_path: Path, work: Path, dataset: str
 ) -> None:

@@ -35,6 +35,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["data", "control"])
 def test_a_collective_whose_peer_is_silent_ends_by_the_jobs_time_out(
     tmp_path: Path, group: str

@@ -76,6 +76,7 @@ def preempted_at(run: TrainConfig) -> int:
     return newest.step
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_returns_0_and_no_failure(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_run_that_ends_returns_0_and_no_failure(
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_the_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
     """The command of the README, in a shell, without our launcher."""
     torchrun = f"{Path(sys.executable).with_name('torchrun')} --standalone --nproc-per-node 2"
@@ -135,6 +137,7 @@ def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Lau
     assert (told.rank, told.retryable, told.consequence) == (-1, False, False)
 
 
+@pytest.mark.slow
 def test_sigterm_and_a_lost_rank_end_as_they_should(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -165,6 +168,7 @@ def test_sigterm_and_a_lost_rank_end_as_they_should(
     assert told["retryable"] is True
 
 
+@pytest.mark.slow
 def test_a_stop_without_a_save_does_not_claim_one(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -194,6 +198,7 @@ def test_a_stop_without_a_save_does_not_claim_one(
     assert told.rank == 0
 
 
+@pytest.mark.slow
 def test_nodes_that_do_not_meet_are_told(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -207,6 +212,7 @@ def test_nodes_that_do_not_meet_are_told(
     assert told["retryable"] is True
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_as_they_would_again_are_not_started_again(
     tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -221,6 +227,7 @@ def test_ranks_that_fail_as_they_would_again_are_not_started_again(
     assert launched[0].output().count("rank 0 of 2 on") == 1
 
 
+@pytest.mark.slow
 def test_ranks_started_again_go_on_also_where_they_were_to_begin_anew(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -237,6 +244,7 @@ def test_ranks_started_again_go_on_also_where_they_were_to_begin_anew(
     assert [p.name for p in (tmp_path / "run").glob("checkpoints.old-*")] == ["checkpoints.old-0"]
 
 
+@pytest.mark.slow
 def test_ranks_save_and_stop_when_their_launcher_is_killed(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -252,6 +260,7 @@ def test_ranks_save_and_stop_when_their_launcher_is_killed(
     assert preempted_at(run) > 0
 
 
+@pytest.mark.slow
 def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -277,6 +286,7 @@ def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
     assert told.error == f"the heartbeat is stale; the checkpoint of step {step} is durable"
 
 
+@pytest.mark.slow
 def test_losing_a_node_goes_on_with_fewer_ranks(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
@@ -308,6 +318,7 @@ def test_losing_a_node_goes_on_with_fewer_ranks(
     assert about["micro_batch_size"] == 4
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_the_others_ends_when_told(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:

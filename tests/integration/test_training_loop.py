@@ -54,6 +54,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
     """All that makes a recipe one, on few small images and for the large ones a small network."""
@@ -77,6 +78,7 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
     assert len(events(tmp_path / "run", "eval")) == 2
 
 
+@pytest.mark.slow
 def test_evaluation_counts_every_image_once_on_any_world_size(data: Path, tmp_path: Path) -> None:
     """20 images on 1 and 3 ranks: shares of 20ths, and the same but for the order of float sums."""
     seen = []
@@ -90,6 +92,7 @@ def test_evaluation_counts_every_image_once_on_any_world_size(data: Path, tmp_pa
     assert seen[1] == pytest.approx(seen[0], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
     plain = {"ema_decay": 0.0, "epochs": 2, "checkpoint_steps": 6}
     ddp = config(data, tmp_path / "ddp", **plain)
@@ -117,6 +120,7 @@ def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path)
     assert "strategy was ddp, single or one rank and is now fsdp" in refused.output()
 
 
+@pytest.mark.slow
 def test_fsdp_on_one_rank_is_not_resumed_on_two(data: Path, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp", epochs=2)
     assert train(run, 1) == [0]
@@ -140,6 +144,7 @@ def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path, 
     checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000012")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 1e38])
 def test_a_diverging_run_stops_and_can_go_on_from_before(
     data: Path, tmp_path: Path, weight_decay: float
@@ -163,6 +168,7 @@ def test_a_diverging_run_stops_and_can_go_on_from_before(
     assert all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_gb", [0.0, 0.1])
 def test_a_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: float) -> None:
     root = dataset(tmp_path / "data")
@@ -182,6 +188,7 @@ def test_a_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: 
     assert events(tmp_path / "skip", "step")[-1]["skipped_images"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
 def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(data: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -208,6 +215,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(data: Path, tmp_path
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can remount a file system read-only")
 def test_a_claim_that_becomes_read_only_stops_with_one_line(data: Path, tmp_path: Path) -> None:
     claim = tmp_path / "run" / "checkpoints"
@@ -230,6 +238,7 @@ def test_a_claim_that_becomes_read_only_stops_with_one_line(data: Path, tmp_path
         subprocess.run(["umount", "-l", str(claim)], check=True)
 
 
+@pytest.mark.slow
 def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=5)
     assert train(run, 2) == [0, 0]
@@ -245,6 +254,7 @@ def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_
     assert state_hash(run) == reference
 
 
+@pytest.mark.slow
 def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> None:
     """A link to itself (ELOOP) stands for a network file system that answers ESTALE."""
     run = config(data, tmp_path / "run", epochs=2)
@@ -266,6 +276,7 @@ def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> 
     assert f"resumed from {found[0]}" in again.output()
 
 
+@pytest.mark.slow
 def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
     port = free_port()
     run = config(
@@ -292,6 +303,7 @@ def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
     assert f"MFU {events(tmp_path / 'run', 'end')[0]['mfu'] * 100:.1f} %" in ranks.output()
 
 
+@pytest.mark.slow
 def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
     """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
     heard: list[tuple[str | None, dict[str, Any]]] = []
@@ -323,6 +335,7 @@ def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
     assert all(isinstance(metric["value"], str) for metric in last["metrics"])
 
 
+@pytest.mark.slow
 def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without(
     tmp_path: Path,
 ) -> None:
@@ -342,6 +355,7 @@ def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without
     assert "images=convert" in strict.output()
 
 
+@pytest.mark.slow
 def test_images_are_counted_once_over_two_nodes(tmp_path: Path) -> None:
     """Each node has its cache; here both are on this machine, with one rank each."""
     root = dataset(tmp_path / "data")
@@ -354,6 +368,7 @@ def test_images_are_counted_once_over_two_nodes(tmp_path: Path) -> None:
     assert "of 116 images checked, 1 are not RGB" in ranks.output()
 
 
+@pytest.mark.slow
 def test_a_short_run_is_seen_and_one_that_is_over_says_so(data: Path, tmp_path: Path) -> None:
     """36 steps with a line each 50: the first and the last; then fewer epochs than were done."""
     run = config(data, tmp_path / "run", log_steps=50)
@@ -367,6 +382,7 @@ def test_a_short_run_is_seen_and_one_that_is_over_says_so(data: Path, tmp_path: 
     assert len(events(tmp_path / "run", "step")) == 2
 
 
+@pytest.mark.slow
 def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) -> None:
     run = config(
         data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0
@@ -381,6 +397,7 @@ def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) ->
     assert ranks.wait() == [143, 143]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_gradient_is_clipped_to_its_norm_over_all_ranks(strategy: str, tmp_path: Path) -> None:
     """One step of two ranks: at momentum 0.9 Nesterov's first step is 1.9 times the gradient."""

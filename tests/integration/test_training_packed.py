@@ -26,6 +26,7 @@ def archives(folders: Path) -> Path:
     return sync(str(folders), folders.parent / "claim", Options(pack="tar")).path
 
 
+@pytest.mark.slow
 def test_archives_of_less_than_the_buffer_train_to_the_bits_of_folders(
     folders: Path, archives: Path, tmp_path: Path
 ) -> None:
@@ -42,6 +43,7 @@ def test_archives_of_less_than_the_buffer_train_to_the_bits_of_folders(
     assert len(ended) == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_windows_of_archives_goes_on_exactly_and_on_other_ranks(
     archives: Path, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_straggler_is_one_that_the_others_wait_for(
     )
 
 
+@pytest.mark.slow
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     root = dataset(tmp_path / "data", train=48)
     run = config(root, tmp_path / "run", epochs=2, log_steps=2)
@@ -124,6 +125,7 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
     assert [told(folder, rank)["phase"] for rank in (0, 1)] == ["save", "save"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_tells_no_more(tmp_path: Path) -> None:
     """The other waits for it in a step, and goes on telling so."""
     root = dataset(tmp_path / "data")

@@ -33,6 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dataset(tmp_path_factory.mktemp("recipes") / "data", train=32, val=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_killed_in_a_save_and_resumed_it_ends_with_the_same_bits(
     data: Path, tmp_path: Path, strategy: str
@@ -50,6 +51,7 @@ def test_killed_in_a_save_and_resumed_it_ends_with_the_same_bits(
     assert state_hash(parts) == state_hash(whole)
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_differ_by_the_order_of_float_sums(data: Path, tmp_path: Path) -> None:
     ends = []
     for world in (1, 2):

@@ -46,6 +46,7 @@ def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
     return state_hash(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_killed_at_any_instant(number: int, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     assert _interrupt_and_resume(data, tmp_path / "run", number) == uninterrupted
@@ -59,6 +60,7 @@ def test_killed_at_a_hundred_instants(
     assert _interrupt_and_resume(data, tmp_path / "run", number) == uninterrupted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["torch.save", "os.fsync", "os.replace"])
 def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=3)
@@ -71,6 +73,7 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
     assert state_hash(run) == uninterrupted
 
 
+@pytest.mark.slow
 def test_an_attempt_of_the_same_run_goes_on_also_where_it_was_to_begin_anew(
     data: Path, uninterrupted: str, tmp_path: Path
 ) -> None:
@@ -85,6 +88,7 @@ def test_an_attempt_of_the_same_run_goes_on_also_where_it_was_to_begin_anew(
     assert "resumed from" not in other.output()
 
 
+@pytest.mark.slow
 def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", epochs=200, warmup_epochs=0)
     ranks = Ranks(run, 2)
@@ -97,6 +101,7 @@ def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: P
     assert f'"step": {newest.step}, "reason"' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> None:
     """2 ranks, then 1, then 4: the weights differ by the order of float sums only."""
     whole = config(data, tmp_path / "whole", micro_batch_size=2, epochs=2, checkpoint_steps=4)

@@ -19,6 +19,7 @@ def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
     return tracing.trace(str(place), rank, 3, Path("unused"), minutes, lambda line: None)
 
 
+@pytest.mark.slow
 def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def tracked(store: Path) -> list[Any]:
     return [client, *client.search_runs([experiment.experiment_id])]
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_in_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

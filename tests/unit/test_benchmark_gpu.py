@@ -41,6 +41,7 @@ def test_a_gpu_s_other_talents_are_tried_on_the_cpu(root: Path) -> None:
     assert single.recording("cifar_resnet8", 16, "cpu")["graph_vs_eager_small_batch"] > 0
 
 
+@pytest.mark.slow
 def test_two_ranks_time_their_exchange(root: Path, tmp_path: Path) -> None:
     fields = SMALL | {"strategy": "fsdp"}
     given = (str(tmp_path / "answer"), free_port(), str(root), "cifar_resnet8", 16, fields)

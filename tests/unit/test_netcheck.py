@@ -145,6 +145,7 @@ def measured_here(*words: str) -> "subprocess.CompletedProcess[str]":
     return done
 
 
+@pytest.mark.slow
 def test_ranks_of_this_machine_measure() -> None:
     done = measured_here("--json")
     assert (done.stderr, done.stdout.count("\n")) == ("", 1)
@@ -156,6 +157,7 @@ def test_ranks_of_this_machine_measure() -> None:
     assert found.nodes[0].interface == "lo"
 
 
+@pytest.mark.slow
 def test_a_person_reads_what_was_found_without_lines_for_programs() -> None:
     done = measured_here()
     assert done.stderr == "measuring the network between 2 processes of this machine\n"

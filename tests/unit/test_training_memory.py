@@ -30,6 +30,7 @@ def faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_freed_memory_is_used_again_without_asking_the_kernel() -> None:
     assert 4 * faults("keep") < faults("as it is")

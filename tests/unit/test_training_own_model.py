@@ -55,6 +55,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load_model(newest.path)[0].state_dict()
 
 
+@pytest.mark.slow
 def test_a_run_with_dropout_resumes_to_the_bit_and_on_two_ranks_up_to_float_order(
     data: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_it_is_told_images_settings_and_arguments_and_its_weights_become_a_check
     assert "nothing to train" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) -> None:
     words = settings(data, EXAMPLE.read_text(), epochs=12, learning_rate=0.05, batch_size=8)
     config = TrainConfig.create(**words)
