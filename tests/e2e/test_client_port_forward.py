@@ -92,7 +92,7 @@ def test_a_command_ends_its_forward(grounds: Grounds) -> None:
 
 
 def test_a_namespace_without_kfp(grounds: Grounds) -> None:
-    told = "there is no service ml-pipeline of namespace elsewhere: give --kfp-namespace"
+    told = "ml-pipeline of namespace elsewhere not found"
     with (
         pytest.raises(InputError, match=told),
         open_client(Connection(kfp_namespace="elsewhere")),

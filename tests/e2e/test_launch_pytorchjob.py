@@ -82,7 +82,7 @@ def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Ground
     (before,) = step.jobs()
     step.evict()
     assert step.wait() == "Lost"
-    assert "will be taken up again" in step.attempts[0].log()
+    assert "keeps running for the retry" in step.attempts[0].log()
     step.start()
     assert step.wait() == "Succeeded", step.log()
     (after,) = step.jobs()

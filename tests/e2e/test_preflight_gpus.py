@@ -93,7 +93,7 @@ def test_gpus_by_another_name_are_not_left_idle_by_silence(scene: Scene) -> None
 def test_gpus_that_are_left_idle_on_purpose_are_named(scene: Scene) -> None:
     with advertised(scene.grounds.api, 3) as gpu:
         run = scene.run(source="gs://nowhere", gpus_per_node=0).play()
-    said = "warning: no GPU is asked for (gpus_per_node=0): this trains on CPUs"
+    said = "warning: no GPU is requested (gpus_per_node=0): this trains on CPUs"
     assert f"{said}, though nodes have 3 {gpu}" in run.steps["preflight"].log.splitlines()
 
 

@@ -92,15 +92,15 @@ STOPS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...], str, str, str]] =
         _claim("classless", storageClassName="gold"),
         ("--data-claim", "classless"),
         "claim classless",
-        "waits for the storage class gold, which is not there",
-        "delete it, and make it anew with one of late, small, standard",
+        "waits for the storage class gold",
+        "with one of late, small, standard",
     ),
     "a claim of one pod": (
         _claim("single", "ReadWriteOncePod"),
         ("--work-claim", "single"),
         "claim single",
         "is ReadWriteOncePod, and the launching step and the workers mount it at once",
-        "make it anew as ReadWriteMany",
+        "again as ReadWriteMany",
     ),
     "no secret": (
         None,
@@ -212,7 +212,7 @@ def test_a_quota_is_asked_by_what_argo_leaves_out_and_mended_by_its_remedy(
     assert before[0] == "bad"
     assert "failed quota: compute: must specify" in before[1]
     level = "PodSecurity restricted (of kfp-ddp compile --restricted)"
-    assert after == ("ok", f"are taken, by {level} and quota compute", "")
+    assert after == ("ok", f"are admitted, by {level} and quota compute", "")
     assert (small[0], small[2]) == ("bad", "raise that quota")
     assert "exceeded quota: compute" in small[1]
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -117,13 +116,19 @@ class Meter(logging.Handler):
             seconds=seconds,
             cpu_share=(time.process_time() - self.cpu_began) / seconds,
             busiest_share=max((b - a for a, b in windows), default=0) / (WINDOW * LOOK_SECONDS),
-            rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            rss_mb=_peak_memory_mb(),
             sockets=self.sockets,
             connections=self.connections,
             requests=self.asked.total(),
             threads=self.threads,
             by_request=dict(self.asked),
         )
+
+
+def _peak_memory_mb() -> float:
+    """Return the peak of this program alone; ru_maxrss includes the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _sockets() -> int:
