@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import resource
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -242,4 +241,6 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
+        import shutil  # few programs that import this module need it
+
         shutil.copyfile(source, target)
