@@ -1,7 +1,9 @@
 """GPUs that only count: an extended resource of the node, as its administrator may advertise it."""
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kubernetes import client
 
@@ -12,8 +14,19 @@ GPU = "kfp-ddp.test/gpu"
 
 @contextmanager
 def advertised(api: client.ApiClient, count: int) -> Iterator[str]:
-    """Let the first node have `count` of them while the block lasts; their name."""
+    """Give the first node `count` of them during the block, and yield their name.
+
+    The node is one for all test processes, so one of them at a time may do this.
+    """
     core = client.CoreV1Api(api)
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _advertising(core, count):
+            yield GPU
+
+
+@contextmanager
+def _advertising(core: client.CoreV1Api, count: int) -> Iterator[None]:
     node = core.list_node().items[0].metadata.name
     path = "/status/capacity/" + GPU.replace("~", "~0").replace("/", "~1")
     core.patch_node_status(node, [{"op": "add", "path": path, "value": str(count)}])
@@ -23,6 +36,6 @@ def advertised(api: client.ApiClient, count: int) -> Iterator[str]:
 
     try:
         until(allocatable, f"{GPU} on {node}", 60)
-        yield GPU
+        yield
     finally:
         core.patch_node_status(node, [{"op": "remove", "path": path}])
