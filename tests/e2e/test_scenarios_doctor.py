@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import grounds, queues
-from tests.e2e.harness.gpus import advertised
+from tests.e2e.harness.gpus import advertised, no_gpus
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.rights import DEPLOY, RUNNER
 from tests.e2e.harness.scene import DATA, WORK, namespace
@@ -177,7 +177,8 @@ def test_what_fits_is_no_trouble(
 
 
 def test_gpus_that_are_left_open_need_nodes_with_some_and_the_right_to_look(fit: Grounds) -> None:
-    _, found = _examine(fit.namespace)
+    with no_gpus():
+        _, found = _examine(fit.namespace)
     bad = {each["what"]: each["remedy"] for each in found if each["state"] == "bad"}
     assert set(bad) == {"rights on nodes", "GPUs"}
     assert "deploy/rbac/nodes" in bad["rights on nodes"]

@@ -14,15 +14,17 @@ GPU = "kfp-ddp.test/gpu"
 
 @contextmanager
 def advertised(api: client.ApiClient, count: int) -> Iterator[str]:
-    """Give the first node `count` of them during the block, and yield their name.
+    """Give the first node `count` of them during the block, and yield their name."""
+    with no_gpus(), _advertising(client.CoreV1Api(api), count):
+        yield GPU
 
-    The node is one for all test processes, so one of them at a time may do this.
-    """
-    core = client.CoreV1Api(api)
+
+@contextmanager
+def no_gpus() -> Iterator[None]:
+    """Let no other test process advertise GPUs during the block: the node is one for all."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with _advertising(core, count):
-            yield GPU
+        yield
 
 
 @contextmanager
