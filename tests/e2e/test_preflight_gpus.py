@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness.gpus import advertised
+from tests.e2e.harness.gpus import advertised, no_gpus
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
@@ -68,7 +68,8 @@ def test_without_the_right_to_see_nodes_it_names_the_ways_out(scene: Scene) -> N
 
 @pytest.mark.usefixtures("right")
 def test_nothing_trains_on_cpus_by_silence(scene: Scene) -> None:
-    said = error(asked(scene))
+    with no_gpus():
+        said = error(asked(scene))
     assert said.startswith("error: no node has nvidia.com/gpu: give gpus_per_node, 0 to"), said
 
 
