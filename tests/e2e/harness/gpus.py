@@ -41,3 +41,4 @@ def _advertising(core: client.CoreV1Api, count: int) -> Iterator[None]:
         yield
     finally:
         core.patch_node_status(node, [{"op": "remove", "path": path}])
+        until(lambda: GPU not in core.read_node(node).status.allocatable, f"no {GPU}", 60)
