@@ -37,8 +37,6 @@ class Check(NamedTuple, Generic[T]):
     name: str
     run: Callable[[T], list[Finding]]
     """May raise InputError in place of a bad finding."""
-    offline: bool = False
-    """Whether it needs neither a cluster nor a bucket."""
 
 
 def run_checks(checks: Iterable[Check[T]], subject: T) -> list[Finding]:

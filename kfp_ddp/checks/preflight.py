@@ -351,7 +351,7 @@ CHECKS: tuple[Check[Run], ...] = (
     Check("destination", check_destination),
     Check("release", check_publishing),
     Check("backend", check_backend),
-    Check("batch", check_ranks, offline=True),
+    Check("batch", check_ranks),
     Check("evaluation", check_evaluation),
 )
 

@@ -25,8 +25,6 @@ class Kind(NamedTuple):
         aliases: Schemes of other programs for the same.
         bucket: Pattern of the names of buckets; '' if there are none.
         characters: The characters of these names besides small letters, as text.
-        kserve: URI by which KServe reads a bundle, with `{bundle}`, `{rest}` and `{account}` to
-            replace; '' if it cannot.
         secret_env: Keys of the bucket's secret that become environment variables of the steps.
     """
 
@@ -36,7 +34,6 @@ class Kind(NamedTuple):
     aliases: tuple[str, ...] = ()
     bucket: str = ""
     characters: str = ""
-    kserve: str = ""
     secret_env: tuple[str, ...] = ()
 
 
@@ -51,7 +48,6 @@ KINDS = (
         aliases=("gcs",),
         bucket=_BUCKET,
         characters="digits, '-', '_' and '.'",
-        kserve="{bundle}",
     ),
     Kind(
         "s3",
@@ -60,7 +56,6 @@ KINDS = (
         aliases=("s3a", "s3n"),
         bucket=_BUCKET,
         characters="digits, '-', '_' and '.'",
-        kserve="{bundle}",
         secret_env=(
             *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
             *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
@@ -73,7 +68,6 @@ KINDS = (
         aliases=("azure",),
         bucket=_CONTAINER,
         characters="digits and single '-'",
-        kserve="https://{account}.blob.core.windows.net/{rest}",
         secret_env=(
             *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
             *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
