@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.models.evaluation import ClassChange, Compared, Evaluation, Told, wilson
+from kfp_ddp.models.evaluation import ClassChange, Compared, Evaluation, Prediction, wilson
 
 
 def compare(
     challenger: Evaluation,
     champion: Evaluation,
-    predictions: tuple[Mapping[str, Told], Mapping[str, Told]] | None,
+    predictions: tuple[Mapping[str, Prediction], Mapping[str, Prediction]] | None,
     *,
     where: str,
     version: str,
@@ -36,7 +36,7 @@ def compare(
     )
     if predictions is None:
         return compared
-    won, lost = discordant(*({p: one.right for p, one in side.items()} for side in predictions))
+    won, lost = discordant(*({p: one.correct for p, one in side.items()} for side in predictions))
     low, high = newcombe(challenger.correct, champion.correct, won, challenger.samples)
     return compared.model_copy(
         update={
@@ -51,7 +51,7 @@ def compare(
 
 
 def _changes(
-    names: Iterable[str], challenger: Mapping[str, Told], champion: Mapping[str, Told]
+    names: Iterable[str], challenger: Mapping[str, Prediction], champion: Mapping[str, Prediction]
 ) -> list[ClassChange]:
     """Return the classes in which the two differ."""
     counts = {name: [0, 0, 0, 0] for name in names}
@@ -59,7 +59,7 @@ def _changes(
         own = counts.get(one.target)
         if own is None:  # not a class of the evaluation
             continue
-        ours, theirs = one.right, champion[path].right
+        ours, theirs = one.correct, champion[path].correct
         for at, is_so in enumerate((True, ours, theirs, ours and not theirs)):
             own[at] += is_so
     changes = []

@@ -20,7 +20,7 @@ from kfp_ddp.evaluation.request import Measuring, Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
 from kfp_ddp.models.champion import Champion
-from kfp_ddp.models.evaluation import AGAIN, PREDICTIONS, Evaluation
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.distributed import World, alone
@@ -113,7 +113,7 @@ class Evaluator:
             started=started,
             skipped=first.result.skipped,
         )
-        target = self.request.target / AGAIN
+        target = self.request.target / CHAMPION_FOLDER
         results.write(target, target.parents[1], result, {PREDICTIONS: predictions.to_csv()})
         return result
 

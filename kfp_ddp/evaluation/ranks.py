@@ -13,7 +13,7 @@ from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models.evaluation import AGAIN, FILE, PREDICTIONS, Compared, Evaluation
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.training.sides import TEST
 
@@ -115,7 +115,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     if champion is not None:
         if again is not None:
             print(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
-        compared = _compared(result, rows, champion, again, target / AGAIN)
+        compared = _compared(result, rows, champion, again, target / CHAMPION_FOLDER)
         result = result.model_copy(update={"compared": compared})
     if on_test is not None:
         folder = RunFolder(run_dir).evaluation(TEST)
@@ -166,9 +166,11 @@ def _compared(
     other = again or champion.evaluation
     if not other.same_samples(result):
         return None
-    own_predictions = result.told(predictions.encode(), PREDICTIONS)
+    own_predictions = result.parse_predictions(predictions.encode(), PREDICTIONS)
     try:
-        other_predictions = again.read_told(folder) if again is not None else champion.told()
+        other_predictions = (
+            again.read_predictions(folder) if again is not None else champion.predictions()
+        )
     except InputError as error:
         print(f"the gain on the champion has no interval: {error}")
         other_predictions = None

@@ -14,7 +14,7 @@ from kfp_ddp import report as reports
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, read_below
 from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.models.evaluation import AGAIN, FILE, Baseline, Evaluation, reason, wilson
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Baseline, Evaluation, reason, wilson
 from kfp_ddp.storage import manifest
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def prepare(target: Path, root: Path) -> None:
             pass
         for name in (FILE, VERDICT):
             (target / name).unlink(missing_ok=True)
-        if (target / AGAIN).is_symlink():
-            (target / AGAIN).unlink()
-        elif (target / AGAIN).exists():
-            shutil.rmtree(target / AGAIN)
+        if (target / CHAMPION_FOLDER).is_symlink():
+            (target / CHAMPION_FOLDER).unlink()
+        elif (target / CHAMPION_FOLDER).exists():
+            shutil.rmtree(target / CHAMPION_FOLDER)
         with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
             pass
     except OSError as error:

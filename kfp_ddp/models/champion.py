@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
-from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Told
+from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Prediction
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.storage.store import Store, sha256_of
@@ -53,7 +53,7 @@ class Champion:
         names = (one.name for one in challenger.classes if one.samples)
         return next((name for name in names if name not in known), "")
 
-    def told(self) -> dict[str, Told] | None:
+    def predictions(self) -> dict[str, Prediction] | None:
         """Return the prediction for each sample by path; None without a file of predictions.
 
         Raises:
@@ -61,7 +61,11 @@ class Champion:
         """
         name = self.evaluation.predictions
         content = self.bundle.read(name, LARGEST_PREDICTIONS)
-        return None if content is None else self.evaluation.told(content, f"{self.uri}/{name}")
+        return (
+            None
+            if content is None
+            else self.evaluation.parse_predictions(content, f"{self.uri}/{name}")
+        )
 
     def fetch_weights(self, folder: Path) -> Path:
         """Download the weights to `folder`, checked against the manifest; return the file.

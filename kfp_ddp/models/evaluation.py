@@ -1,4 +1,4 @@
-"""What an evaluation found, as `evaluation.json` holds it. Free of torch, for gate and export."""
+"""The record of an evaluation, `evaluation.json`. Does not import torch."""
 
 import csv
 import io
@@ -14,12 +14,12 @@ from kfp_ddp.core.settings import Stored, first_fault
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
-AGAIN = "champion"
-"""Beside the evaluation of a model: that of the champion on the same samples."""
+CHAMPION_FOLDER = "champion"
+"""Folder beside a model's evaluation: the champion's evaluation on the same samples."""
 LARGEST = 64 << 20
-"""Bytes of an evaluation that is read: 200 classes with their confusion have 0.2 MB."""
+"""Limit in bytes; 200 classes with their confusion have 0.2 MB."""
 LARGEST_PREDICTIONS = 512 << 20
-"""Bytes of predictions that are read: a million samples have some 100 MB."""
+"""Limit in bytes; a million samples have some 100 MB."""
 PREDICTION_COLUMNS = ("path", "target", "predicted", "confidence", "loss")
 Z_95 = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -32,10 +32,10 @@ class Interval(Stored):
 
 
 class ClassResult(Stored):
-    """One class: how many samples it has, and how well they and only they were told.
+    """Metrics of one class.
 
-    Low and high are of 95 % Wilson score intervals, None where there was nothing to divide by or
-    an earlier version wrote it; `roc_auc` is of this class against the rest.
+    Low and high are of 95 % Wilson score intervals, None for no samples or in records of earlier
+    versions; `roc_auc` is of this class against the rest.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ClassResult(Stored):
 
 
 class Slice(Stored):
-    """The samples of which a tag has one value, and their accuracy with its Wilson interval."""
+    """Accuracy with its Wilson interval on the samples for which a tag has one value."""
 
     name: str
     """Of the tag."""
@@ -64,14 +64,14 @@ class Slice(Stored):
 
 
 class Baseline(Stored):
-    """The largest class of the split: the accuracy of who always says it."""
+    """The largest class of the split: the accuracy of always predicting it."""
 
     name: str
     share: float
 
 
 class ClassChange(Stored):
-    """Samples of a class that only the model told right, and those that only the champion did.
+    """Samples of a class that only the model (`won`) or only the champion (`lost`) got right.
 
     `gain` is that of the recall, with its 95 % interval.
     """
@@ -88,13 +88,13 @@ class ClassChange(Stored):
 class Compared(Stored):
     """The model against the champion on the same samples.
 
-    `gain` is that of the accuracy. The rest is known where both have predictions: samples that only
-    the one or the other told right, Newcombe's 95 % interval of the gain, McNemar's exact one-sided
-    p-value, and the classes in which the two differ, in the order of the classes.
+    `gain` is that of the accuracy. If both have predictions: the samples that only one of them got
+    right, Newcombe's 95 % interval of the gain, McNemar's exact one-sided p-value, and the classes
+    in which the two differ.
     """
 
     champion: str
-    """Where it lies."""
+    """Its URI."""
     champion_version: str
     champion_accuracy: float
     gain: float
@@ -107,31 +107,31 @@ class Compared(Stored):
 
 
 class CalibrationBin(Stored):
-    """Samples whose confidence lay in one fifteenth of 0 to 1: their number and two means."""
+    """Samples whose confidence is in one fifteenth of 0 to 1: their number and two means."""
 
     samples: int
     confidence: float
     accuracy: float
 
 
-class Told(NamedTuple):
-    """What a sample is, by its folder, and whether it was told to be that."""
+class Prediction(NamedTuple):
+    """The true class of a sample, and whether it was predicted."""
 
     target: str
-    right: bool
+    correct: bool
 
 
 class Evaluation(Stored):
     """Metrics of one checkpoint on one split; every sample counted exactly once.
 
     `accuracy_low` and `accuracy_high` bound a 95 % Wilson score interval. `loss` is the mean
-    cross-entropy in nats, without label smoothing. Macro means leave out classes that were
-    neither there nor predicted. `samples_digest` identifies the samples by path and class,
-    `split_digest` by path, size and crc32c, where the version has a manifest; `skipped` files of
-    the split cannot be read and were left out, as in training under on_bad_image=skip.
-    `balanced_accuracy` is the mean recall of the classes with samples, `macro_roc_auc` the mean of
-    each such class against the rest. `intervals` are 95 % bootstrap intervals of the metrics that
-    they are named after. What has a default is absent from records of earlier versions.
+    cross-entropy in nats, without label smoothing. Macro means leave out classes without samples
+    and predictions. `samples_digest` identifies the samples by path and class, `split_digest` by
+    path, size and crc32c, if the version has a manifest; `skipped` is the number of files that
+    cannot be read and were left out (on_bad_image=skip). `balanced_accuracy` is the mean recall of
+    the classes with samples, `macro_roc_auc` the mean of each such class against the rest.
+    `intervals` are 95 % bootstrap intervals by metric. Fields with a default are missing in records
+    of earlier versions.
     """
 
     format: Literal[1] = 1
@@ -172,7 +172,7 @@ class Evaluation(Stored):
     hardware: str = ""
     world_size: int = Field(1, ge=1)
     written: str = ""
-    """When, in UTC as ISO 8601."""
+    """UTC, ISO 8601."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Evaluation":
@@ -183,63 +183,63 @@ class Evaluation(Stored):
         return self
 
     @classmethod
-    def parse(cls, text: str, where: str) -> "Evaluation":
-        """The record in `text`, which came from `where`.
+    def parse(cls, text: str, uri: str) -> "Evaluation":
+        """Return the record in `text`, the content of `uri`.
 
         Raises:
-            InputError: naming the first field that is missing or wrong.
+            InputError: a field is missing or invalid.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise InputError(
-                f"{where} is not an evaluation: {first_fault(error)}; "
+                f"{uri} is not an evaluation: {first_fault(error)}; "
                 "give the evaluation.json that the evaluate component wrote"
             ) from None
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
-        """The record in the file `path`.
+        """Return the record in a file.
 
         Raises:
-            InputError: if the file cannot be read or is not an evaluation.
+            InputError: it cannot be read, or is invalid.
         """
         return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
 
-    def read_told(self, folder: Path) -> dict[str, Told]:
-        """For each sample, by path, what the predictions in `folder` tell of it.
+    def read_predictions(self, folder: Path) -> dict[str, Prediction]:
+        """Return the predictions in `folder` by path.
 
         Raises:
-            InputError: they cannot be read, or are not those of this evaluation.
+            InputError: they cannot be read, or are of another evaluation.
         """
         path = folder / self.predictions
-        return self.told(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
+        return self.parse_predictions(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
 
-    def told(self, predictions: bytes, where: str) -> dict[str, Told]:
-        """The same from the content of the predictions, which came from `where`."""
+    def parse_predictions(self, content: bytes, uri: str) -> dict[str, Prediction]:
+        """Return the predictions in the content of `uri` by path; raise as `read_predictions`."""
         try:
-            rows = csv.DictReader(io.StringIO(predictions.decode(), newline=""))
-            found = {
-                r["path"]: Told(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
+            rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
+            predictions = {
+                r["path"]: Prediction(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
                 for r in rows
             }
         except (ValueError, KeyError, csv.Error) as error:
             raise InputError(
-                f"{where} are no predictions: {reason(error)}; run evaluate again"
+                f"{uri} has no predictions: {reason(error)}; run evaluate again"
             ) from None
-        right = sum(one.right for one in found.values())
-        if (len(found), right) != (self.samples, self.correct):
+        correct = sum(one.correct for one in predictions.values())
+        if (len(predictions), correct) != (self.samples, self.correct):
             raise InputError(
-                f"{where} has {right} of {len(found)} samples right, the evaluation "
+                f"{uri} has {correct} of {len(predictions)} samples correct, the evaluation "
                 f"beside it {self.correct} of {self.samples}: keep predictions.csv beside the "
                 "evaluation.json it belongs to"
             )
-        return found
+        return predictions
 
     def differs(self, other: "Evaluation") -> str:
-        """Why the two are not known to be of the same samples; '' if they are.
+        """Return why the samples of the two may differ; '' if they are the same.
 
-        Content counts where both know a digest of it; paths alone where neither does.
+        Digests of the content are compared if both have one; paths alone if neither has.
         """
         if (self.samples_digest, self.samples) != (other.samples_digest, other.samples):
             return "evaluated on other samples"
@@ -249,16 +249,16 @@ class Evaluation(Stored):
         if both is not None:
             return "" if both[0] == both[1] else "evaluated on other samples"
         if any(map(any, digests)):
-            return "evaluated on samples of the same names, but one side knows no digest of them"
+            return "evaluated on samples of the same names, but one side has no digest of them"
         return ""
 
     def same_samples(self, other: "Evaluation") -> bool:
-        """Are both known to be of the same samples?"""
+        """Return whether both are of the same samples."""
         return not self.differs(other)
 
     @property
     def of_known_content(self) -> bool:
-        """Whether it has a digest of what its samples contain."""
+        """Whether it has a digest of the content of its samples."""
         return bool(self.split_digest or self.dataset_digest)
 
 
@@ -272,7 +272,7 @@ def _read(path: Path, limit: int, what: str) -> bytes:
 
 
 def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
+    """Return the Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
     p = correct / samples
     shrink = 1 + z * z / samples
     centre = (p + z * z / (2 * samples)) / shrink
@@ -281,7 +281,7 @@ def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
 
 
 def slice_of(name: str, value: str, correct: int, samples: int) -> Slice:
-    """A slice from its counts."""
+    """Return a slice from its counts."""
     low, high = wilson(correct, samples)
     accuracy = correct / samples
     counts = {"samples": samples, "correct": correct}
@@ -289,5 +289,5 @@ def slice_of(name: str, value: str, correct: int, samples: int) -> Slice:
 
 
 def reason(error: BaseException) -> str:
-    """Why a file operation failed, without the path that the message around it names already."""
+    """Return why a file operation failed, without the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -207,7 +207,9 @@ def test_a_champion_that_lacks_a_class_of_the_split_is_compared_on_the_others(
     assert (mine.samples, again.samples, again.correct) == (49, 48, its.correct)
     blessed, reason = judged(folder, champion)
     assert not blessed
-    right = sum(one.right for one in mine.read_told(folder).values() if one.target != "violet")
+    right = sum(
+        one.correct for one in mine.read_predictions(folder).values() if one.target != "violet"
+    )
     assert f"improvement on the champion {(right - its.correct) / 48:.4f} < 0" in reason
     assert "re-evaluated on the 48 samples of its classes" in reason
 

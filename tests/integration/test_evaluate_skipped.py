@@ -64,7 +64,7 @@ def test_they_are_left_out_counted_and_said(
     assert f"on_bad_image=skip; the first: {BROKEN[1]}" in capsys.readouterr().out
     rows = (Path(path).parent / "predictions.csv").read_text().splitlines()[1:]
     assert not {row.split(",")[0] for row in rows} & set(BROKEN)
-    assert len(record.read_told(Path(path).parent)) == 46
+    assert len(record.read_predictions(Path(path).parent)) == 46
 
 
 def test_the_others_come_to_what_they_come_to_without_them(

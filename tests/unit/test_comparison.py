@@ -9,21 +9,21 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import compare, mcnemar, newcombe
-from kfp_ddp.models.evaluation import ClassResult, Evaluation, Told, wilson
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, Prediction, wilson
 from tests.exports import evaluated
 
-Side = dict[str, Told]
+Side = dict[str, Prediction]
 
 
 def sides(rows: list[tuple[str, bool, bool]]) -> tuple[Side, Side]:
     """Class, and whether the challenger and the champion told it, of each sample."""
-    ours = {f"{at}.png": Told(name, right) for at, (name, right, _) in enumerate(rows)}
-    theirs = {f"{at}.png": Told(name, right) for at, (name, _, right) in enumerate(rows)}
+    ours = {f"{at}.png": Prediction(name, right) for at, (name, right, _) in enumerate(rows)}
+    theirs = {f"{at}.png": Prediction(name, right) for at, (name, _, right) in enumerate(rows)}
     return ours, theirs
 
 
 def record(folder: Path, side: Side) -> Evaluation:
-    right, n = sum(one.right for one in side.values()), len(side)
+    right, n = sum(one.correct for one in side.values()), len(side)
     names = sorted({one.target for one in side.values()})
     classes = [ClassResult(name=name, samples=1, precision=0, recall=0, f1=0) for name in names]
     counts = {"samples": n, "correct": right, "accuracy": right / n, "classes": classes}

@@ -11,9 +11,9 @@ from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most
 from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models.champion import Champion
-from kfp_ddp.models.evaluation import AGAIN, FILE, Compared, Evaluation, Told
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Compared, Evaluation, Prediction
 
-Predictions = dict[str, Told]
+Predictions = dict[str, Prediction]
 _MAX_NAMED = 3
 """Classes in a line."""
 
@@ -65,7 +65,7 @@ def compare_with_champion(
     own, other, note = challenger, champion.evaluation, ""
     own_predictions = _predictions(challenger, folder, rules.max_p_value < 1)
     if champion.evaluation.same_samples(challenger):
-        other_predictions = champion.told()
+        other_predictions = champion.predictions()
         if other_predictions is None and rules.max_p_value < 1:
             raise InputError(
                 f"max_p_value compares sample by sample, but {champion.uri}/"
@@ -75,7 +75,7 @@ def compare_with_champion(
         if not challenger.of_known_content:
             note = " (the samples have the same names; neither side has a digest of their content)"
     else:
-        again = _evaluated_again(folder / AGAIN, champion)
+        again = _evaluated_again(folder / CHAMPION_FOLDER, champion)
         if again is not None and again.same_samples(challenger):
             scope = "on this split"
         elif again is not None and (
@@ -85,7 +85,7 @@ def compare_with_champion(
             scope = f"on the {own.samples} samples of its classes"
         else:
             return Comparison([Check("champion", False, incomparable(champion, challenger))])
-        other, other_predictions = again, again.read_told(folder / AGAIN)
+        other, other_predictions = again, again.read_predictions(folder / CHAMPION_FOLDER)
         note = f" (champion {champion.version} re-evaluated {scope}: {again.accuracy:.4f})"
     both = None
     if own_predictions is not None and other_predictions is not None:
@@ -143,7 +143,7 @@ def incomparable(champion: Champion, challenger: Evaluation) -> str:
 def _predictions(challenger: Evaluation, folder: Path, required: bool) -> Predictions | None:
     if not required and not (folder / challenger.predictions).is_file():
         return None
-    return challenger.read_told(folder)
+    return challenger.read_predictions(folder)
 
 
 def _evaluated_again(folder: Path, champion: Champion) -> Evaluation | None:
@@ -171,7 +171,7 @@ def _known_classes(
         again.dataset_digest,
     ):
         return None
-    correct = sum(one.right for one in part.values())
+    correct = sum(one.correct for one in part.values())
     return challenger.model_copy(update={"samples": len(part), "correct": correct}), part
 
 
