@@ -9,7 +9,7 @@ from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
 from kfp_ddp.models.champion import find, list_versions, move, read_pointer
-from kfp_ddp.models.registry import Registry, agree, registry_of
+from kfp_ddp.models.registry import Registry, registry_of
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
@@ -188,7 +188,7 @@ def _set_champion(
                 f"see kfp-ddp models {name}, then try again"
             )
     if registry is not None:
-        agree(registry, where, name)
+        registry.agree(where, name)
     return version, now
 
 

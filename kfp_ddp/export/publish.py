@@ -18,7 +18,7 @@ from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.models.champion import compared_with, move
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.registry import Registry, agree, register, registry_of
+from kfp_ddp.models.registry import Registry, registry_of
 from kfp_ddp.models.release import MODELS, Deployment, Registering, Signing, part_of
 from kfp_ddp.models.serving.rollout import in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
@@ -106,7 +106,7 @@ def run(
                 if keep:
                     _prune(models, keep, part_of(release, Deployment).service)
             if registry is not None:
-                agree(registry, where, model_name)
+                registry.agree(where, model_name)
         said = _described(folder, model_name, uri or bundle, lineage, stays)
         said["champion"] = bool(uri) and not stays
         said["signed_by"] = fingerprint(key.public_key()) if key is not None else ""
@@ -228,7 +228,7 @@ def publish(
     """
     uri, version = bundles.upload(folder, name, where), bundles.version(folder)
     if registry is not None:
-        register(registry, where, name, version)
+        registry.register(where, name, version)
     found = move(where, name, version, expected, run_id)
     if found == version:
         return uri, ""

@@ -161,13 +161,13 @@ def other_json(handler: Handler) -> bool:
     return True
 
 
-def gone(handler: Handler) -> bool:
+def drop(handler: Handler) -> bool:
     """The connection ends without an answer."""
     handler.close_connection = True
     return True
 
 
-def done_but_lost(handler: Handler) -> bool:
+def lose_answer(handler: Handler) -> bool:
     """What is asked for is done, and the answer is lost."""
     handler.wfile = open("/dev/null", "wb")  # noqa: SIM115
     handler.close_connection = True
@@ -177,4 +177,4 @@ def done_but_lost(handler: Handler) -> bool:
 def silence(handler: Handler) -> bool:
     """No answer, for as long as the server is up."""
     handler.registry.closing.wait()
-    return gone(handler)
+    return drop(handler)

@@ -1,8 +1,7 @@
 """Client of Kubeflow Model Registry; all calls are idempotent.
 
-The public class of the library, `ModelRegistry`, cannot complete an interrupted registration, sends
-the token of the pod's account in the clear, and refuses https without a token and an address with a
-path, so this uses the API client below it.
+The library's class `ModelRegistry` cannot complete an interrupted registration, sends the token of
+the pod's account over http, and refuses https without a token, so this uses the client below it.
 """
 
 import asyncio
@@ -18,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import one_line
-from kfp_ddp.models.registry.record import BUNDLE, Record, Value
+from kfp_ddp.models.champion import list_versions, read_pointer
+from kfp_ddp.models.registry.record import BUNDLE, Record, Value, record_of
 from kfp_ddp.models.release import Registering
+from kfp_ddp.storage.store import Store
 
 if TYPE_CHECKING:
     from model_registry.types import ModelVersion, RegisteredModel
@@ -43,7 +44,11 @@ _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 class Registry:
-    """A registry server."""
+    """A registry server.
+
+    Methods raise InputError if it denies access or is not a registry, and StorageError if it does
+    not respond or refuses a request.
+    """
 
     def __init__(self, address: str, token: str, author: str) -> None:
         if find_spec("model_registry") is None:
@@ -55,49 +60,43 @@ class Registry:
         self._author = author
 
     def check(self) -> None:
-        """Raise an error if it does not respond or denies access.
-
-        Raises:
-            InputError: it is not a registry, or refuses the token.
-            StorageError: it does not respond.
-        """
+        """Raise an error if it does not respond or denies access; changes nothing."""
         from model_registry.types import ListOptions
 
         options = ListOptions(limit=1)
         self._call("listed", lambda api: api.get_registered_models(options), LOOK)
 
-    def register(self, record: Record) -> str:
-        """Create or complete a version with its artifact; correct ones are not written.
+    def register(self, where: Store, model: str, version: str) -> str:
+        """Register a bundle at a destination with its artifact; return the id in the registry.
 
-        Args:
-            record: The version.
-
-        Returns:
-            The id of the version.
+        It is a candidate until `agree` makes it the champion; correct entries are not written.
 
         Raises:
-            InputError: the registry refuses the token.
-            StorageError: it does not respond, or refuses the version.
+            InputError: the bundle is missing or damaged.
         """
+        record = record_of(where, model, version)
         return self._call("registered", lambda api: self._register(api, record))
 
-    def agree(self, model: str, uri: str, champion: str, existing: Container[str]) -> bool:
-        """Set the stages of a model's versions from its destination.
+    def agree(self, where: Store, model: str) -> None:
+        """Set the stages of a model's versions: the champion, former ones, and deleted ones.
 
-        Args:
-            model: Its name.
-            uri: URI of the model's exports; versions from elsewhere are not changed.
-            champion: The version that CHAMPION names; '' for none.
-            existing: The versions at the destination.
-
-        Returns:
-            True if the champion is registered or there is none.
+        CHAMPION decides; the version that it names is registered if it is missing. Versions with
+        bundles elsewhere are not changed.
 
         Raises:
-            InputError: the registry refuses the token.
-            StorageError: it does not respond.
+            InputError: the champion is damaged.
         """
-        return self._call("updated", lambda api: self._agree(api, model, uri, champion, existing))
+        uri, champion = f"{where.uri}/{model}", read_pointer(where, model)
+        existing = set(list_versions(where, model).get(model, []))
+
+        def update() -> bool:
+            return self._call(
+                "updated", lambda api: self._agree(api, model, uri, champion, existing)
+            )
+
+        if not update():
+            self.register(where, model, champion)
+            update()
 
     async def _register(self, api: Api, record: Record) -> str:
         from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
@@ -148,6 +147,7 @@ class Registry:
     async def _agree(
         self, api: Api, model: str, uri: str, champion: str, existing: Container[str]
     ) -> bool:
+        """Return whether the champion is registered or there is none."""
         from mr_openapi import ModelVersionState as State
 
         registered_model = await api.get_registered_model_by_params(model)
@@ -174,12 +174,7 @@ class Registry:
     def _call(
         self, what: str, call: Callable[[Api], Awaitable[R]], patience: float | None = None
     ) -> R:
-        """Make a call, with retries; `what` is the participle for the error message.
-
-        Raises:
-            InputError: it refuses the token, or is not a registry.
-            StorageError: it does not respond, or refuses the request.
-        """
+        """Make a call, with retries; `what` is the participle for the error message."""
         import aiohttp
         from mr_openapi.exceptions import ApiException, OpenApiException
 

@@ -42,12 +42,7 @@ class Record:
 
 
 def record_of(where: Store, name: str, version: str) -> Record:
-    """Return the record of a bundle at a destination.
-
-    Args:
-        where: The destination.
-        name: Of the model.
-        version: Of the bundle.
+    """Return the record of a bundle of the model `name` at a destination.
 
     Raises:
         InputError: it is missing, damaged or cannot be read.
