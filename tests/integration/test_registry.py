@@ -77,7 +77,9 @@ def registered(address: str, name: str) -> dict[str, dict[str, Any]]:
             }
         return versions
 
-    return opened(address)._call("read", read)
+    registry = opened(address)
+    registry.check()  # which finds the version of the API
+    return registry._call("read", read)
 
 
 def stages(address: str, name: str) -> dict[str, Any]:
@@ -351,6 +353,23 @@ def test_the_account_token_is_not_sent_over_http(
     monkeypatch.setattr(client, "_POD_TOKEN", tmp_path / "token")
     assert client._own_token(encrypted=True) == "of the account"
     assert client._own_token(encrypted=False) == ""
+
+
+@pytest.mark.parametrize("api", ["v1", "v1alpha3"])
+def test_servers_of_both_apis_are_used(
+    registry_server: RegistryServer,
+    where: Store,
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    api: str,
+) -> None:
+    registry_server.api = api
+    registry = opened(registry_server.url)
+    move(where, name, published(where, name, tmp_path, 3), "", "run-3")
+    registry.agree(where, name)
+    assert set(stages(registry_server.url, name).values()) == {"champion"}
+    assert ("v1alpha3" in capsys.readouterr().out) == (api == "v1alpha3")
 
 
 @pytest.fixture

@@ -1,8 +1,4 @@
-"""The contract of Model Registry's API, read from the client that was generated of it.
-
-Each operation of `mr_openapi` says its method, path, query, the type of its body and the types of
-its answers by status.
-"""
+"""The contract of Model Registry's API, read from its generated client, `mr_openapi`."""
 
 import inspect
 import re
@@ -16,7 +12,7 @@ from mr_openapi import ModelRegistryServiceApi
 
 @dataclass(frozen=True)
 class Operation:
-    """One of the API."""
+    """An operation of the API."""
 
     name: str
     method: str
@@ -27,15 +23,15 @@ class Operation:
     answers: dict[int, str]
 
     def match(self, method: str, path: str) -> dict[str, str] | None:
-        """The parameters in a path, if this is the operation that was asked for."""
+        """Return the parameters in a path, None for another operation."""
         pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", self.path)
-        found = re.fullmatch(pattern, path) if method == self.method else None
-        return found.groupdict() if found else None
+        match = re.fullmatch(pattern, path) if method == self.method else None
+        return match.groupdict() if match else None
 
 
 @cache
 def operations() -> tuple[Operation, ...]:
-    """All of them, in the order of the client."""
+    """Return all operations in the order of the client."""
     return tuple(
         _operation(name.removesuffix("_with_http_info"))
         for name in vars(ModelRegistryServiceApi)
@@ -46,8 +42,8 @@ def operations() -> tuple[Operation, ...]:
 def _operation(name: str) -> Operation:
     call = getattr(ModelRegistryServiceApi, name)
     sent = inspect.getsource(getattr(ModelRegistryServiceApi, f"_{name}_serialize"))
-    given = list(inspect.signature(call).parameters.values())
-    bodies = [each for each in given if f"_body_params = {each.name}\n" in sent]
+    parameters = list(inspect.signature(call).parameters.values())
+    bodies = [one for one in parameters if f"_body_params = {one.name}\n" in sent]
     return Operation(
         name,
         _only(r'method="(\w+)"', sent),
@@ -62,8 +58,8 @@ def _operation(name: str) -> Operation:
 
 
 def _only(pattern: str, text: str) -> str:
-    (found,) = re.findall(pattern, text)
-    return str(found)
+    (match,) = re.findall(pattern, text)
+    return str(match)
 
 
 def _type_name(annotation: Any) -> str:
@@ -71,12 +67,12 @@ def _type_name(annotation: Any) -> str:
     return str(getattr(inner, "__name__", inner))
 
 
-def departs(kind: str, said: Any) -> str:
-    """What of an object the type of the contract does not have or take; '' where it fits."""
+def mismatch(kind: str, content: Any) -> str:
+    """Return what does not fit a type of the contract; '' if all does."""
     try:
-        found = getattr(mr_openapi, kind).from_dict(said)
+        parsed = getattr(mr_openapi, kind).from_dict(content)
     except (ValueError, AttributeError, TypeError) as error:
         return f"{kind}: {' '.join(str(error).split())[:300]}"
-    fields = type(getattr(found, "actual_instance", found)).model_fields
-    lost = said.keys() - {field.alias or name for name, field in fields.items()}
-    return f"{kind} has no such {', '.join(sorted(lost))}" if lost else ""
+    fields = type(getattr(parsed, "actual_instance", parsed)).model_fields
+    unknown = content.keys() - {field.alias or name for name, field in fields.items()}
+    return f"{kind} has no such {', '.join(sorted(unknown))}" if unknown else ""

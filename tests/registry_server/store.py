@@ -1,4 +1,4 @@
-"""What a registry holds, in memory; each operation is a method of its name in the contract."""
+"""A registry in memory; each operation is a method with its name in the contract."""
 
 import itertools
 import time
@@ -8,8 +8,8 @@ Row = dict[str, Any]
 _FIXED = {"id", "name", "createTimeSinceEpoch", "registeredModelId", "artifactType"}
 
 
-class Refused(Exception):  # noqa: N818 (an answer)
-    """An answer that is not what was asked for."""
+class RefusedError(Exception):
+    """A refused request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,12 +39,12 @@ class Store:
         return change(one("registered model", self.models, id=registered_model_id), body)
 
     def get_registered_model_versions(self, query: Row, registered_model_id: str) -> Row:
-        rows = [each for each in self.versions if each["registeredModelId"] == registered_model_id]
+        rows = [row for row in self.versions if row["registeredModelId"] == registered_model_id]
         return page(rows, query)
 
     def find_model_version(self, query: Row) -> Row:
-        wanted = {"name": query["name"], "registeredModelId": query["parentResourceId"]}
-        return one("model version", self.versions, **wanted)
+        keys = {"name": query["name"], "registeredModelId": query["parentResourceId"]}
+        return one("model version", self.versions, **keys)
 
     def create_model_version(self, query: Row, body: Row) -> Row:
         one("registered model", self.models, id=body["registeredModelId"])
@@ -61,8 +61,10 @@ class Store:
         one("model version", self.versions, id=model_version_id)
         if "id" in body:
             return change(one("model artifact", self.artifacts, id=body["id"]), body)
-        if any(each["name"] == body["name"] for each in self._artifacts(model_version_id)):
-            raise Refused(409, f"model artifact with name {body['name']} already exists: conflict")
+        if any(row["name"] == body["name"] for row in self._artifacts(model_version_id)):
+            raise RefusedError(
+                409, f"model artifact with name {body['name']} already exists: conflict"
+            )
         row = self._new("model artifact", self.artifacts, body, "id")
         self._of[row["id"]] = model_version_id
         return row
@@ -71,42 +73,42 @@ class Store:
         return change(one("model artifact", self.artifacts, id=model_artifact_id), body)
 
     def _artifacts(self, version: str) -> list[Row]:
-        return [each for each in self.artifacts if self._of.get(each["id"]) == version]
+        return [row for row in self.artifacts if self._of.get(row["id"]) == version]
 
     def _new(self, kind: str, rows: list[Row], body: Row, *unique: str) -> Row:
-        """A row of a name that no other one has, among those that share `unique`."""
-        for each in rows:
-            if all(each.get(key) == body.get(key) for key in ("name", *unique)):
-                raise Refused(409, f"{kind} with name {body['name']} already exists: conflict")
+        """Add a row; its name must be unique among rows with the same values of `unique`."""
+        for other in rows:
+            if all(other.get(key) == body.get(key) for key in ("name", *unique)):
+                raise RefusedError(409, f"{kind} with name {body['name']} already exists: conflict")
         row = {**body, "id": str(next(self._ids)), "createTimeSinceEpoch": now()}
         row["lastUpdateTimeSinceEpoch"] = row["createTimeSinceEpoch"]
         rows.append(row)
         return row
 
 
-def one(kind: str, rows: list[Row], **wanted: str) -> Row:
-    """The row that is so."""
-    for each in rows:
-        if all(each.get(key) == value for key, value in wanted.items()):
-            return each
-    raise Refused(404, f"no {kind} found for {wanted}: not found")
+def one(kind: str, rows: list[Row], **keys: str) -> Row:
+    """Return the row with these values."""
+    for row in rows:
+        if all(row.get(key) == value for key, value in keys.items()):
+            return row
+    raise RefusedError(404, f"no {kind} found for {keys}: not found")
 
 
 def change(row: Row, body: Row) -> Row:
-    """What the body has takes the place of what the row had: properties as a whole."""
+    """Update a row from a body, which replaces all properties."""
     row.update({key: value for key, value in body.items() if key not in _FIXED})
     row["lastUpdateTimeSinceEpoch"] = now()
     return row
 
 
 def page(rows: list[Row], query: Row) -> Row:
-    """Some of the rows, and a token for the next."""
+    """Return a page of rows, and a token for the next."""
     size, start = int(query.get("pageSize", 20)), int(query.get("nextPageToken") or 0)
-    found, end = rows[start : start + size], start + size
+    items, end = rows[start : start + size], start + size
     token = str(end) if end < len(rows) else ""
-    return {"items": found, "nextPageToken": token, "pageSize": size, "size": len(found)}
+    return {"items": items, "nextPageToken": token, "pageSize": size, "size": len(items)}
 
 
 def now() -> str:
-    """Milliseconds, as text."""
+    """Return Unix milliseconds as text."""
     return str(time.time_ns() // 1_000_000)

@@ -39,6 +39,8 @@ ANSWER = 30.0
 STAGE, CHAMPION = "stage", "champion"
 CANDIDATE, FORMER, ARCHIVED = "candidate", "former", "archived"
 PAGE = 100
+API, OLDER_API = "/v1/", "/v1alpha3/"
+"""The client uses the first; servers up to 0.3.8 have only the second, with the same requests."""
 _TOKEN_FILE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -58,6 +60,7 @@ class Registry:
         self.address = address.rstrip("/")
         self._token = token
         self._author = author
+        self._api = API
 
     def check(self) -> None:
         """Raise an error if it does not respond or denies access; changes nothing."""
@@ -183,6 +186,10 @@ class Registry:
             try:
                 return asyncio.run(asyncio.wait_for(self._connected(call), ANSWER))
             except ApiException as error:
+                if self._api == API and "404 page not found" in str(error.body):
+                    self._api = OLDER_API
+                    print(f"the registry {self.address} has the API v1alpha3", flush=True)
+                    continue
                 if not 500 <= (error.status or 0) <= 599 or time.monotonic() + pause > until:
                     raise self._refused(what, error) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -207,6 +214,10 @@ class Registry:
 
         configuration = Configuration(host=self.address, access_token=self._token or None)
         async with ApiClient(configuration) as connection:
+            serialize = connection.param_serialize
+            connection.param_serialize = lambda *, resource_path, **more: serialize(
+                resource_path=resource_path.replace(API, self._api, 1), **more
+            )
             api = ModelRegistryAPIClient(configuration)
             api.get_client = lambda: nullcontext(ModelRegistryServiceApi(connection))
             return await call(api)
