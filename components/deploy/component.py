@@ -13,19 +13,19 @@ def deploy(
     release: dict = {},  # noqa: B006
     run_id: str = "",
 ) -> NamedTuple("Deployed", [("url", str), ("version", str)]):
-    """Roll a bundle out on KServe: tried with its own sample first, and taken back if it fails.
+    """Roll a bundle out on KServe: test it with its own sample, and roll it back if it fails.
 
     Args:
-        bundle: Address of a published bundle, which KServe can read; empty to do nothing.
-        deploy_report: What was rolled out, and where it answers.
+        bundle: URI of a published bundle, which KServe can read; empty to do nothing.
+        deploy_report: The result.
         model_name: Name of the model in the bundle.
-        release: Settings of the release by name, those of the service among them; the README lists
-            them. Without a service nothing is done.
-        run_id: Of the run, which the service remembers: another run that deploys takes it over.
+        release: Settings of the release by name; the README lists those of the service. Without a
+            service nothing is done.
+        run_id: ID of the run, recorded in the service, so that another run can take it over.
 
     Returns:
-        url: Where the service answers inside the cluster; empty where nothing was done.
-        version: The bundle's, which answers there.
+        url: URL of the service inside the cluster; empty if nothing was done.
+        version: Version of the bundle that it serves.
     """
     inputs = dict(locals())
     from kfp_ddp.models.serving.engine import run

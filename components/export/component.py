@@ -15,19 +15,18 @@ def export(
     split: str = "val",
     release: dict = {},  # noqa: B006
 ) -> str:
-    """Export a checkpoint as a bundle that other runtimes serve, proven against the checkpoint.
+    """Export a checkpoint as a bundle for other runtimes, compared with the checkpoint.
 
     Args:
         checkpoint: Folder of the checkpoint, as train returned it.
         run_dir: Folder of the run; the bundle is written to bundle/ below it.
-        dataset_path: Folder of the dataset version; its images prove that the formats agree.
+        dataset_path: Folder of the dataset version; the formats are compared on its images.
         evaluation: Path of evaluation.json, from evaluate.
-        exported_model: Digest, formats, accuracy and place of the bundle.
+        exported_model: Digest, formats, accuracy and URI of the bundle.
         export_summary: Sizes, parity and latency.
         model_name: Name of the model in the bundle and its serving layout.
         split: Folder of the dataset that the samples are from.
-        release: Settings of the release by name, those of the bundle among them; the README lists
-            them.
+        release: Settings of the release by name; the README lists those of the bundle.
 
     Returns:
         Folder of the bundle.

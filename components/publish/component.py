@@ -20,33 +20,32 @@ def publish(
     keep: int = 0,
     run_id: str = "",
 ) -> NamedTuple("Published", [("destination", str), ("version", str)]):
-    """Publish a bundle: sealed with its verdict, signed, uploaded, and champion by compare-and-set.
+    """Publish a bundle: seal it with its verdict, sign and upload it, and make it the champion.
 
     Args:
         bundle: Folder of the bundle, from export.
-        published_model: Digest, formats, accuracy and place of the bundle, and whether it is the
+        published_model: Digest, formats, accuracy and URI of the bundle, and whether it is the
             champion.
-        publish_summary: Where it lies now, and what is in it.
-        evaluation: Path of evaluation.json, from evaluate: the gate's verdict beside it, and the
-            report, become part of the bundle; empty for none.
+        publish_summary: The same as a table.
+        evaluation: Path of evaluation.json, from evaluate; the gate's verdict and the report beside
+            it become part of the bundle; empty for none.
         model_name: Name of the model at the destination.
         destination: Where to upload to, as <destination>/<model_name>/<digest>/: gs://bucket/prefix,
-            s3:// or az://, file:///folder or a folder; empty for nowhere but the run.
-        champion: The gate's, if it has one. Where it is this model's, CHAMPION moves only if it
-            still names what the gate compared with; else if it names what it did when the step
-            began.
-        champion_version: The gate's output.
-        release: Settings of the release by name, those of signature and registry among them; the
-            README lists them.
-        attempt: Fingerprint of what was trained on and how, from changes: that this bundle came of
-            it is noted by it at the destination; empty for no note.
-        keep: Bundles at the destination that stay, of those with such a note: the newest, the
-            champion, the one it was compared with and what a service answers with; 0 for all.
-        run_id: Of the run.
+            s3:// or az://, file:///folder or a folder; empty to leave it in the run.
+        champion: The champion of the gate, if it has one. If it is of this model, CHAMPION moves
+            only if it still names the version that the gate compared with; otherwise only if it has
+            not changed since the step started.
+        champion_version: Output of the gate.
+        release: Settings of the release by name; the README lists those of signature and registry.
+        attempt: Fingerprint of data and settings, from changes, under which the bundle is recorded
+            at the destination; empty for no record.
+        keep: Number of recorded bundles that remain at the destination. The champion, the version
+            that it replaced and versions in service remain, too; 0 for all.
+        run_id: ID of the run.
 
     Returns:
         destination: URI of the uploaded bundle, or empty.
-        version: What the bundle is called there.
+        version: Version of the bundle.
     """
     inputs = dict(locals())
     from kfp_ddp.export.publish import run

@@ -10,18 +10,17 @@ def register(
     release: dict,
     version: str = "",
 ) -> str:
-    """Register a published bundle in Kubeflow Model Registry, and who is the champion.
+    """Register a published bundle and the champion in Kubeflow Model Registry.
 
     Args:
-        destination: Where bundles are uploaded to, as publish was given it.
+        destination: Where bundles are uploaded to, as for publish.
         model_name: Name of the model at the destination, and in the registry.
-        release: Settings of the release by name, of which those of the registry count; the README
-            lists them.
-        version: The bundle at the destination, the first twelve digits of its digest; empty for
-            what CHAMPION names.
+        release: Settings of the release by name; the README lists those of the registry.
+        version: Version of the bundle, the first twelve digits of its digest; empty for the
+            champion.
 
     Returns:
-        The version that is registered.
+        The registered version.
     """
     inputs = dict(locals())
     from kfp_ddp.models.registry import run

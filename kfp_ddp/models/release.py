@@ -1,4 +1,4 @@
-"""What a blessed model is published as, and where: settings that the steps after the gate share."""
+"""Settings of a release, which the steps after the gate share."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -31,25 +31,25 @@ class Variants(Settings):
     """Further model files, each evaluated on the complete split: fp16, int8 (calibrated on training
     images), resize (takes decoded images of any size, resizes and crops them)."""
     max_variant_drop: float = Field(0.02, ge=0, le=1)
-    """Accuracy that a further form may lose, a share; one that loses more is left out."""
+    """Largest loss of accuracy of a further form, as a share; one that loses more is left out."""
     calibration_images: int = Field(256, ge=1, le=10_000)
-    """Training images that int8 takes the ranges of its numbers from."""
+    """Number of training images that calibrate int8."""
 
 
 class Signing(Settings):
-    """With what the manifest of a bundle is signed."""
+    """The signature of a bundle."""
 
     patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
 
     sign_key: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret that holds a private key in PEM, on P-256, P-384, P-521 or
-    Ed25519: the bundle gets a signature by it, model.sig; empty for none."""
+    """Key of the bucket's secret with a private key in PEM, on P-256, P-384, P-521 or Ed25519, that
+    signs the bundle in model.sig; empty for no signature."""
     sign_password: str = Field("", pattern=KEY_NAME)
-    """Key of that secret that holds the password of sign_key; empty where it has none."""
+    """Key of that secret with the password of sign_key; empty for none."""
 
 
 class Registering(Settings):
-    """The registry of models that is told of a bundle."""
+    """The registry of models."""
 
     patterns: ClassVar = {
         KEY_NAME: KEY_NAME_MEANING,
@@ -57,45 +57,45 @@ class Registering(Settings):
     }
 
     registry: str = Field("", pattern=ADDRESS)
-    """Kubeflow Model Registry that is told of each bundle and of who is the champion, by the
-    address of its REST API, such as http://model-registry-service.kubeflow:8080; empty for none."""
+    """Address of the REST API of Kubeflow Model Registry, in which each bundle and the champion are
+    registered, such as http://model-registry-service.kubeflow:8080; empty for none."""
     registry_token: str = Field("", pattern=KEY_NAME)
-    """Key of the bucket's secret that holds a bearer token for it; empty for that of the pod's
-    service account, which is sent over https alone."""
+    """Key of the bucket's secret with a bearer token for it; empty for the token of the pod's
+    service account, which is sent over https only."""
     registry_author: str = Field("kfp-ddp", min_length=1, max_length=63)
-    """Who the registry has as owner of the model and author of its versions."""
+    """Owner of the model and author of its versions in the registry."""
 
 
 class Deployment(Settings):
-    """The service that answers with the model."""
+    """The service of the model."""
 
     patterns: ClassVar = {SERVICE: "the name of a service", AMOUNT: IN_WORDS[QUANTITY]}
 
     service: str = Field("", pattern=SERVICE)
-    """InferenceService of KServe that answers with the champion, made where it is not there: at
-    most 40 small letters, digits and dashes; empty for none."""
+    """InferenceService of KServe for the champion, created if missing: at most 40 small letters,
+    digits and dashes; empty for none."""
     service_runtime: Runtime = "kserve-tritonserver"
-    """What serves it: a ClusterServingRuntime of KServe, or kfp-ddp, our own server."""
+    """Its server: a ClusterServingRuntime of KServe, or kfp-ddp, our own server."""
     service_image: str = ""
     """Image of our own server, with this package and its extra serve."""
     service_account: str = ""
     """Kubernetes service account whose secrets let KServe read the bucket; empty for the default
     one."""
     service_replicas: int = Field(1, ge=1)
-    """Pods of the service, at least."""
+    """Minimum number of pods of the service."""
     service_cpu: str = Field("1", pattern=AMOUNT)
-    """CPUs that a pod of the service asks for and may use."""
+    """Request and limit of CPUs of a pod of the service."""
     service_memory: str = Field("2Gi", pattern=AMOUNT)
-    """Memory that a pod of the service asks for and may use."""
+    """Request and limit of memory of a pod of the service."""
     service_minutes: float = Field(15, gt=0)
-    """The longest wait for the service to be ready, in minutes; then it is taken back."""
+    """Timeout for the service to become ready, in minutes; then it is rolled back."""
     canary_percent: int = Field(10, ge=1, le=100)
-    """Share of the requests that a new model gets before it has answered the sample of its bundle;
-    where KServe runs without Knative it gets all."""
+    """Percentage of the requests that a new model gets while it is tested with the sample of its
+    bundle; all of them if KServe runs without Knative."""
     canary_requests: int = Field(3, ge=1, le=1000)
-    """How often in a row it has to answer the sample as the bundle says."""
+    """Required number of correct answers to the sample in a row."""
     canary_seconds: float = Field(10, gt=0)
-    """In which it has to answer once."""
+    """Timeout of one answer in seconds."""
 
     @model_validator(mode="after")
     def _ours_has_an_image(self) -> Self:
@@ -112,14 +112,10 @@ MODELS: tuple[type[Settings], ...] = (Variants, Signing, Registering, Deployment
 
 
 def part_of(release: Mapping[str, Any], model: type[M]) -> M:
-    """One of the parts of a release.
-
-    Args:
-        release: Settings of all parts by name.
-        model: Of the part.
+    """Return one part of a release, which has the settings of all parts by name.
 
     Raises:
-        InputError: a name that no part has, or a value of this one that cannot be used.
+        InputError: a name is unknown, or a value of this part is invalid.
     """
     parts = dict(zip(MODELS, split("release", release, *MODELS, own={}), strict=True))
     return model.create(**parts[model])
