@@ -20,7 +20,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
     kfp-ddp runs --state failed
     """
     from kfp_ddp.client.connection import open_client
-    from kfp_ddp.client.runs import document, ended, list_runs, started
+    from kfp_ddp.client.runs import document, ended, list_runs, shown_state, started
 
     with open_client(connection) as client:
         rows = list_runs(client, most, experiment, state)
@@ -37,13 +37,14 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     table = Table("", "id", "name", "state", "started", "duration", box=None, pad_edge=False)
     for run in rows:
-        mark, colour = MARKS.get(run.state or "PENDING", MARKS["RUNNING"])
+        state = shown_state(run)
+        mark, colour = MARKS.get(state, MARKS["RUNNING"])
         start = started(run)
         table.add_row(
             f"[{colour}]{mark}[/]",
             run.run_id[:8],
             run.display_name,
-            (run.state or "PENDING").lower(),
+            state.lower(),
             f"{start.astimezone():%Y-%m-%d %H:%M}" if start else "",
             duration(start, ended(run)),
         )
@@ -67,7 +68,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
     kfp-ddp status last --follow
     """
     from kfp_ddp.client.connection import open_client
-    from kfp_ddp.client.follow import Progress, check_success, tree, until_over
+    from kfp_ddp.client.follow import Cluster, check_success, tree, until_over
     from kfp_ddp.client.runs import document, find_run, spec_of
     from kfp_ddp.client.steps import documents, steps_of
 
@@ -75,14 +76,14 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
         current = find_run(client, run)
         if watch:
             current = until_over(client, connection, current.run_id, to_stderr=as_json)
-        steps = steps_of(current, spec_of(client, current))
-    progress = Progress(connection, current.run_id)
+        cluster = Cluster(client, connection, current.run_id)
+        steps = steps_of(current, spec_of(client, current), cluster.nodes())
     if as_json:
-        echo_json({**document(current, connection), "steps": documents(steps, progress)})
+        echo_json({**document(current, connection), "steps": documents(steps, cluster.progress)})
     elif not watch:
         from rich.console import Console
 
-        Console().print(tree(current, steps, progress))
+        Console().print(tree(current, steps, cluster.progress))
         click.echo(connection.run_page(current.run_id) or current.run_id)
     if watch:
         check_success(current)

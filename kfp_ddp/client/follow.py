@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from time import sleep
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from kfp_ddp.client import pods
-from kfp_ddp.client.runs import ended, spec_of, started
+from kfp_ddp.client.runs import ended, shown_state, spec_of, started
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
 from kfp_ddp.jobs.live_runs import KFP_RUN
 from kfp_ddp.jobs.progress import clock
-from kfp_ddp.k8s.api import Api, ApiError, core
+from kfp_ddp.k8s.api import Api, ApiError, Object, core
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from kfp_ddp.client.compat import Client
 
+T = TypeVar("T")
 POLL_SECONDS = 2.0
 SILENCE_SECONDS = 300.0
 """How long the server may fail to answer while a run is followed."""
@@ -35,6 +37,7 @@ MARKS = {
     "PENDING": ("·", "dim"),
     "SKIPPED": ("–", "dim"),
     "OMITTED": ("–", "dim"),
+    "UNKNOWN": ("?", "dim"),
 }
 """A mark and a colour for each state."""
 LABELS = {
@@ -46,6 +49,7 @@ LABELS = {
     "CANCELED": "cancelled",
     "SKIPPED": "skipped (condition is false)",
     "OMITTED": "not run",
+    "UNKNOWN": "not known: KFP did not record it, and its Workflow cannot be read",
 }
 ACTIVE = ("RUNNING", "PENDING")
 PROGRESS_LINE = re.compile(r"step \d+(/\d+)? · .*")
@@ -55,35 +59,45 @@ RETRY_SECONDS = 300.0
 """Pause after the cluster refused a request."""
 
 
-class Progress:
-    """Progress of a run's steps, from the logs of its pods, if the cluster can be reached."""
+class Cluster:
+    """The cluster of a run, read while it answers; a user watches, so nothing is retried."""
 
-    def __init__(self, connection: Connection, run_id: str) -> None:
-        self._connection, self._run_id = connection, run_id
+    def __init__(self, client: "Client", connection: Connection, run_id: str) -> None:
+        self._connection, self._multi_user = connection, client.multi_user
+        self._run_id = run_id
         self._api: Api | None = None
         self._not_before = 0.0
         self._lines: dict[str, tuple[float, str]] = {}
-        """By pod: the time of the last look, and its line."""
+        """By step: the time of the last look, and its line."""
 
-    def __call__(self, step: Step) -> str:
+    def nodes(self) -> list[Object]:
+        """Return the nodes of the run's Workflow; empty if they cannot be read."""
+        return self._read(lambda api: pods.list_nodes(api, self._run_id), [])
+
+    def progress(self, step: Step) -> str:
         """Return the newest line of progress, or why the pod waits; '' for neither."""
-        pod = step.pods[-1] if step.pods else ""
-        looked, line = self._lines.get(pod, (-PROGRESS_SECONDS, ""))
+        key = step.pods[-1] if step.pods else step.name
+        looked, line = self._lines.get(key, (-PROGRESS_SECONDS, ""))
         now = time.monotonic()
-        if not pod or now - looked < PROGRESS_SECONDS or now < self._not_before:
-            return line
-        try:
-            line = self._look(step)
-        except (ApiError, StorageError, InputError):
-            self._not_before = now + RETRY_SECONDS
-        self._lines[pod] = (now, line)
+        if step.start and now - looked >= PROGRESS_SECONDS:
+            line = self._read(lambda api: self._line(api, step), line)
+            self._lines[key] = (now, line)
         return line
 
-    def _look(self, step: Step) -> str:
-        api = self._api = self._api or pods.api_of(self._connection)
+    def _read(self, look: Callable[[Api], T], default: T) -> T:
+        if time.monotonic() < self._not_before:
+            return default
+        try:
+            self._api = self._api or pods.api_of(self._connection, self._multi_user)
+            return look(self._api)
+        except (ApiError, StorageError, InputError):
+            self._not_before = time.monotonic() + RETRY_SECONDS
+            return default
+
+    def _line(self, api: Api, step: Step) -> str:
         query = {"labelSelector": f"{KFP_RUN}={self._run_id}"}
         items = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
-        pod = pods.find_pod(items, step)  # without retries, since a user watches
+        pod = pods.find_pod(items, step)
         if pod is None:
             return ""
         if reason := pods.waiting_reason(pod):
@@ -99,13 +113,16 @@ class View(Protocol):
         """Show what is new."""
 
 
-def wait(seconds: float) -> None:
-    """Sleep between two polls."""
-    time.sleep(seconds)
-
-
-def follow(client: "Client", run_id: str, view: View) -> "V2beta1Run":
+def follow(
+    client: "Client", run_id: str, view: View, nodes: Callable[[], Sequence[Object]] = list
+) -> "V2beta1Run":
     """Show a run until it is over, and return it.
+
+    Args:
+        client: Of the server.
+        run_id: The run.
+        view: Shows it.
+        nodes: Returns the nodes of its Workflow; by default they cannot be read.
 
     Raises:
         ServerError: the server has not answered for minutes; the run may still go on.
@@ -121,12 +138,12 @@ def follow(client: "Client", run_id: str, view: View) -> "V2beta1Run":
             silent_since = silent_since or time.monotonic()
             if time.monotonic() - silent_since > SILENCE_SECONDS:
                 raise
-            wait(POLL_SECONDS)
+            sleep(POLL_SECONDS)
             continue
-        view.show(run, steps_of(run, spec))
+        view.show(run, steps_of(run, spec, nodes()))
         if run.state in OVER:
             return run
-        wait(POLL_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def until_over(
@@ -149,16 +166,16 @@ def until_over(
         SystemExit: 130 after an interrupt, with a line.
         KfpDdpError: as `follow`.
     """
-    progress = Progress(connection, run_id)
+    cluster = Cluster(client, connection, run_id)
     stream = sys.stderr if to_stderr else sys.stdout
     try:
         if silent:
             return follow(client, run_id, LineView(lambda _: None, lambda _: ""))
         if stream.isatty():
-            with TreeView(progress, stream) as view:
-                return follow(client, run_id, view)
-        lines = LineView(lambda line: print(line, file=stream, flush=True), progress)
-        return follow(client, run_id, lines)
+            with TreeView(cluster.progress, stream) as view:
+                return follow(client, run_id, view, cluster.nodes)
+        lines = LineView(lambda line: print(line, file=stream, flush=True), cluster.progress)
+        return follow(client, run_id, lines, cluster.nodes)
     except KeyboardInterrupt:
         print(f"the run continues: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
         raise SystemExit(130) from None
@@ -168,7 +185,7 @@ def check_success(run: "V2beta1Run") -> None:
     """Raise JobError for a run that ended without success."""
     if run.state != "SUCCEEDED":
         raise JobError(
-            f"{run.display_name} ended {run.state}: see kfp-ddp describe {run.run_id[:8]}"
+            f"{run.display_name} ended {shown_state(run)}: see kfp-ddp describe {run.run_id[:8]}"
         )
 
 
@@ -219,11 +236,12 @@ def tree(
     from rich.text import Text
     from rich.tree import Tree
 
-    mark, colour = MARKS.get(run.state or "PENDING", MARKS["RUNNING"])
+    state = shown_state(run)
+    mark, colour = MARKS.get(state, MARKS["RUNNING"])
     head = Text.assemble(
         (f"{mark} ", colour),
         (run.display_name, "bold"),
-        f"  {run.run_id[:8]}  {run.state or 'PENDING'}  {duration(started(run), ended(run))}",
+        f"  {run.run_id[:8]}  {state}  {duration(started(run), ended(run))}",
     )
     root = Tree(head, guide_style="dim")
     _add_branches(root, steps, progress)
@@ -253,6 +271,6 @@ def _describe(step: Step) -> str:
         text = "starting"
     if step.by_driver and step.state == "FAILED":
         text = "failed to start"
-    if step.start and step.end and step.state not in ("SKIPPED", "OMITTED"):
+    if step.start and step.end and step.state not in ("SKIPPED", "OMITTED", "UNKNOWN"):
         text = f"{text} {duration(step.start, step.end)}".strip()
     return text

@@ -1,17 +1,21 @@
 """The pods of a run on the cluster: of its steps and of its jobs."""
 
+import base64
+import gzip
+import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from kfp_ddp.client.connection import own_namespace
-from kfp_ddp.client.steps import Step
+from kfp_ddp.client.steps import DRIVER, Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.identity import RUN
+from kfp_ddp.jobs.identity import RUN, WORKFLOWS
 from kfp_ddp.jobs.live_runs import KFP_RUN
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
 from kfp_ddp.k8s.pods import waiting_reason as pod_waiting_reason
@@ -19,7 +23,8 @@ from kfp_ddp.k8s.pods import waiting_reason as pod_waiting_reason
 MAIN = "main"
 """The container of a step's pod that runs the program."""
 LOG_SECONDS = 60.0
-NODE = "workflows.argoproj.io/node-id"
+NODE_ID, NODE_NAME = "workflows.argoproj.io/node-id", "workflows.argoproj.io/node-name"
+ATTEMPTS = re.compile(r"\(\d+\)")
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,13 @@ class Event:
     last: datetime | None
 
 
-def api_of(connection: Connection) -> Api:
-    """Return the cluster's API in the namespace of the runs.
+def api_of(connection: Connection, multi_user: bool) -> Api:
+    """Return the cluster's API in the namespace of the runs; of a single user, that of KFP.
 
     Raises:
         InputError: no cluster is configured.
     """
-    namespace = connection.namespace or own_namespace(connection.context)
+    namespace = connection.namespace or (own_namespace(connection.context) if multi_user else "")
     try:
         return Api.connect(namespace or connection.kfp_namespace, connection.context)
     except InputError:
@@ -48,13 +53,33 @@ def api_of(connection: Connection) -> Api:
         ) from None
 
 
+def list_nodes(api: Api, run_id: str) -> list[Object]:
+    """Return the nodes of a run's Workflow; empty if it was deleted, or may not be read.
+
+    Raises:
+        ApiError: no answer.
+    """
+    path, query = custom(WORKFLOWS, api.namespace, "workflows"), {"labelSelector": _label(run_id)}
+    try:
+        items = api.call("GET", path, query=query)["items"]
+    except ApiError as error:
+        if error.status in (403, 404):
+            return []
+        raise
+    status = (items[0].get("status") or {}) if items else {}
+    nodes = status.get("nodes") or {}
+    if packed := status.get("compressedNodes"):  # of about 1 MB or more
+        nodes = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return list(nodes.values())
+
+
 def list_step_pods(api: Api, run_id: str) -> list[Object]:
     """Return the pods of a run's steps and of their drivers, oldest first.
 
     Raises:
         StorageError: they cannot be listed.
     """
-    return _list(api, f"{KFP_RUN}={run_id}")
+    return _list(api, _label(run_id))
 
 
 def list_job_pods(api: Api, run_id: str) -> list[Object]:
@@ -64,13 +89,12 @@ def list_job_pods(api: Api, run_id: str) -> list[Object]:
 
 def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
     """Return the newest pod of a step, or of its driver; None if it does not exist."""
-    nodes = [step.driver] if driver else list(reversed(step.pods))
-    for node in nodes:
-        for pod in pods:
-            own = annotation(pod, NODE)
-            if node and (own == node if own else _is_named_after(pod["metadata"]["name"], node)):
-                return pod
-    return None
+    if nodes := [step.driver] * bool(step.driver) if driver else step.pods:
+        by_node = {annotation(pod, NODE_ID): pod for pod in pods}
+        return next((by_node[node] for node in reversed(nodes) if node in by_node), None)
+    end = f".{step.name}{DRIVER}" if driver else f".{step.name}.executor"
+    names = ((pod, ATTEMPTS.sub("", annotation(pod, NODE_NAME))) for pod in reversed(pods))
+    return next((pod for pod, name in names if name.endswith(end)), None)
 
 
 def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
@@ -144,10 +168,8 @@ def _get(api: Api, path: str, query: dict[str, str]) -> Object:
         ) from None
 
 
-def _is_named_after(pod: str, node: str) -> bool:
-    """Return whether a pod's name starts with the node's workflow and ends with its number."""
-    workflow, _, number = node.rpartition("-")
-    return pod.startswith(f"{workflow}-") and pod.rpartition("-")[2] == number
+def _label(run_id: str) -> str:
+    return f"{KFP_RUN}={run_id}"
 
 
 def _event(name: str, item: Object) -> Event:

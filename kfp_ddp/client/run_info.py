@@ -13,13 +13,13 @@ from kfp_ddp.client import runs
 from kfp_ddp.client.claim_files import USER, open_claim
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.pods import api_of
+from kfp_ddp.client.pods import api_of, list_nodes
 from kfp_ddp.client.run_files import RunFiles, StoredFiles
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.core.config import Connection, config
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.document import defaults_of
 
@@ -126,24 +126,27 @@ class RunFinder:
         Raises:
             InputError: no cluster is configured.
         """
-        return api_of(self.connection)
+        return api_of(self.connection, self.client.multi_user)
 
     def _remote_run(self, run: "V2beta1Run") -> RunInfo:
         spec = runs.spec_of(self.client, run)
         parameters = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
+        nodes: list[Object] = []
+        with contextlib.suppress(KfpDdpError):
+            nodes = list_nodes(self.api(), run.run_id)
         return RunInfo(
             id=run.run_id,
             name=run.display_name,
             state=run.state or "PENDING",
             start=runs.started(run),
             end=runs.ended(run),
-            steps=steps_of(run, spec),
+            steps=steps_of(run, spec, nodes),
             files=lambda: self._files(run, parameters, spec),
             parameters=parameters,
             page=self.connection.run_page(run.run_id),
             pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
             root=_artifacts_uri(run).rstrip("/"),
-            cancelled=any(entry.state == "CANCELING" for entry in run.state_history or []),
+            cancelled=runs.is_cancelled(run),
             error=(run.error and run.error.message) or "",
         )
 

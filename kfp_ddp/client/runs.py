@@ -179,6 +179,17 @@ def ended(run: "V2beta1Run") -> datetime | None:
     return known_time(run.finished_at)
 
 
+def is_cancelled(run: "V2beta1Run") -> bool:
+    """Return whether a user cancelled a run, which KFP then calls FAILED."""
+    return any(entry.state == "CANCELING" for entry in run.state_history or [])
+
+
+def shown_state(run: "V2beta1Run") -> str:
+    """Return the state of a run for people."""
+    state = run.state or "PENDING"
+    return "CANCELED" if state == "FAILED" and is_cancelled(run) else state
+
+
 def known_time(moment: datetime | None) -> datetime | None:
     """Return a time of the server's; None if it is not set."""
     return moment if moment is not None and moment > NEVER else None

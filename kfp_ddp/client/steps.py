@@ -1,30 +1,36 @@
-"""The steps of a run: tasks, groups and iterations, from the nodes that a KFP server lists.
+"""The steps of a run: tasks, groups and iterations, from the nodes of its Argo Workflow.
 
-A server lists every node of the Argo workflow: for each task a driver, a wrapper and an executor,
-and for each of these its attempts. A node names its children by their ids only, and an id is a
-hash of the node's full name. So names are tried from the root down until the ids match. The
-Workflow itself has the tree, but many users may read only the KFP API.
+The Workflow has for each task a driver, a wrapper and an executor, and for each of these its
+attempts. Without the Workflow, the KFP API lists the same nodes by their display names: then all
+iterations of a loop are one step, and of a large Workflow some nodes are missing.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.client.pipelines import graph_of
+from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
 
-OVER = frozenset({"SUCCEEDED", "CACHED", "SKIPPED", "FAILED", "CANCELED", "OMITTED"})
+UNKNOWN = "UNKNOWN"
+ENDED = frozenset({"SUCCEEDED", "CACHED", "SKIPPED", "FAILED", "CANCELED", "OMITTED"})
+OVER = ENDED | {UNKNOWN}
 """States that do not change any more."""
 ATTEMPT = re.compile(r"\((\d+)\)$")
 ITERATION = re.compile(r"^iteration-iterations\((\d+):.*\)$")
 OF_A_LOOP = ("iteration-driver", "iteration-iterations")
 """Nodes of a loop that are not iterations."""
-HOOK = ".onExit"
-MOST_ATTEMPTS = 20
+GROUP = re.compile(r"root|iteration(-item)?|(exit-handler|condition(-branches)?|for-loop)-\d+")
+"""Names of what is not a task of a pipeline whose spec is not known."""
+HOOK, DRIVER = ".onExit", "-driver"
+URGENT = {state: at for at, state in enumerate(("FAILED", "RUNNING", "PENDING", "SUCCEEDED"))}
+STATES = {"Error": "FAILED", "": "PENDING", "RUNTIME_STATE_UNSPECIFIED": "OMITTED"}
 
 
 @dataclass(frozen=True)
@@ -36,14 +42,14 @@ class Step:
     title: str
     """The display name if the pipeline's spec is known, else the name."""
     state: str
-    """PENDING, RUNNING, SUCCEEDED, CACHED, FAILED, SKIPPED by a condition, CANCELED, or OMITTED
-    if it never started because another step failed."""
+    """PENDING, RUNNING, SUCCEEDED, CACHED, FAILED, SKIPPED by a condition, CANCELED, OMITTED if it
+    never started because another step failed, or UNKNOWN if KFP lost it and the run is over."""
     start: datetime | None = None
     end: datetime | None = None
     pods: tuple[str, ...] = ()
-    """Argo's ids of its pods, newest last; an id and the pod's name end with the same number."""
+    """Argo's ids of its pods, newest last; empty without the Workflow."""
     driver: str = ""
-    """Argo's id of its driver's pod."""
+    """Argo's id of its driver's pod; '' without the Workflow."""
     by_driver: bool = False
     """True if the state is that of its driver."""
     steps: tuple["Step", ...] = ()
@@ -67,32 +73,55 @@ class Leaf:
     """For output, such as trials/0/train."""
 
 
+class _Attempt(NamedTuple):
+    """An attempt of a node; number -1 is the node itself."""
+
+    id: str
+    state: str
+    start: datetime | None
+    end: datetime | None
+
+
 @dataclass
 class _Node:
-    """A node of the workflow with its attempts."""
+    """A node of the Workflow."""
 
-    name: str
-    display: str
-    attempts: dict[int, "V2beta1PipelineTaskDetail"] = field(default_factory=dict)
-    """By number; -1 is the node itself."""
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
     children: dict[str, "_Node"] = field(default_factory=dict)
 
 
-def steps_of(run: "V2beta1Run", spec: Mapping[str, Any] | None = None) -> tuple[Step, ...]:
+def steps_of(
+    run: "V2beta1Run", spec: Mapping[str, Any] | None = None, nodes: Sequence[Object] = ()
+) -> tuple[Step, ...]:
     """Return the steps of a run, in the order in which they run.
 
     Args:
         run: With its details.
         spec: The pipeline's spec, for display names and steps that have not started; by default
             the run's own.
+        nodes: Of its Workflow; empty if it cannot be read.
     """
-    details = (run.run_details and run.run_details.task_details) or []
-    root = _root(details)
-    steps = _steps_in(root.children["root"], _workflow(details)) if root else []
-    over = (run.state or "") in OVER
-    steps = [_final(step) for step in steps] if over else steps
     graph = graph_of(spec or run.pipeline_spec)
-    return tuple(_with_spec(steps, graph, "root", over)) if "root" in graph else tuple(steps)
+    components = (graph.get("root", {}), *graph.get("components", {}).values())
+    tasks = {name for one in components for name in one.get("dag", {}).get("tasks", {})}
+    over = (run.state or "") in OVER
+    missing = "OMITTED" if over else "PENDING"
+    if nodes:
+        steps = _steps_in(_tree(nodes))
+    else:
+        listed = _by_name((run.run_details and run.run_details.task_details) or [])
+        drivers = {name.removesuffix(DRIVER) for name in listed if name.endswith(DRIVER)}
+        names = {name for name in drivers if not GROUP.fullmatch(name)}
+        names |= tasks & (drivers | listed.keys())
+        steps = [_step(one, listed.get(one), listed.get(one + DRIVER)) for one in names]
+        steps.sort(key=_started)
+        if over and "root" in listed and _state(listed["root"]) not in OVER:
+            missing = UNKNOWN
+    steps = [_final(step, missing) for step in steps] if over else steps
+    if "root" not in graph:
+        return tuple(steps)
+    inside = _with_spec(steps, graph, "root", missing, flat=not nodes)
+    return (*inside, *(step for step in steps if not nodes and step.name not in tasks))
 
 
 def every_step(steps: Sequence[Step]) -> list[Step]:
@@ -133,115 +162,73 @@ def documents(
     ]
 
 
-def node_id(workflow: str, name: str) -> str:
-    """Return the id of an Argo node."""
-    return f"{workflow}-{_hash(name)}"
+def _tree(nodes: Sequence[Object]) -> _Node:
+    """Return the root of the pipeline with all nodes below it."""
+    groups: dict[str, dict[str, _Node]] = {}
+    owners: dict[str, tuple[int, _Node]] = {}
+    for node in nodes:
+        name, number = _attempt(node["displayName"])
+        own = groups.setdefault(node.get("boundaryID", ""), {}).setdefault(name, _Node())
+        own.attempts[number] = _Attempt(
+            node["id"],
+            STATES.get(phase := node.get("phase", ""), phase.upper()),
+            _moment(node.get("startedAt")),
+            _moment(node.get("finishedAt")),
+        )
+        owners[node["id"]] = number, own
+    for boundary in sorted(owners.keys() & groups, key=lambda one: owners[one][0]):  # newest last
+        owners[boundary][1].children |= groups[boundary]
+    workflow = next(iter(groups.get("", {}).values()), _Node())
+    return workflow.children.get("root", _Node())
 
 
-def _hash(text: str, value: int = 0x811C9DC5) -> int:
-    """FNV-1a of 32 bits; `value` is the hash of the text before this one."""
-    for byte in text.encode():
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return value
+def _by_name(details: "Sequence[V2beta1PipelineTaskDetail]") -> dict[str, _Node]:
+    """Return the nodes that the KFP API lists; of several iterations, that which failed or runs."""
+    nodes: dict[str, _Node] = {}
+    for detail in sorted(details, key=lambda one: URGENT.get(one.state, len(URGENT))):
+        name, number = _attempt(detail.display_name)
+        state = STATES.get(detail.state or "RUNTIME_STATE_UNSPECIFIED", detail.state)
+        attempt = _Attempt("", state, detail.start_time, detail.end_time)
+        nodes.setdefault(name, _Node()).attempts.setdefault(number, attempt)
+    return nodes
 
 
-def _ids(detail: "V2beta1PipelineTaskDetail") -> list[str]:
-    return [child.pod_name for child in detail.child_tasks or [] if child.pod_name]
+def _attempt(display: str) -> tuple[str, int]:
+    """Split a display name such as train(0) into the node's name and the attempt."""
+    attempt = ATTEMPT.search(display)
+    return (display[: attempt.start()], int(attempt[1])) if attempt else (display, -1)
 
 
-def _workflow(details: Sequence["V2beta1PipelineTaskDetail"]) -> str:
-    return next((one.rpartition("-")[0] for detail in details for one in _ids(detail)), "")
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
-def _root(details: Sequence["V2beta1PipelineTaskDetail"]) -> _Node | None:
-    """Return the tree of the workflow's nodes, or None before the pipeline's root has started."""
-    workflow = _workflow(details)
-    numbers = (one.rpartition("-")[2] for detail in details for one in _ids(detail))
-    listed = {int(number) for number in numbers if number.isdigit()}
-    names = {detail.display_name for detail in details}
-    suffixes = {attempt[0] for name in names if (attempt := ATTEMPT.search(name))}
-    displays = sorted({ATTEMPT.sub("", name) for name in names} - {workflow})
-    root = _Node(workflow, workflow)
-    nodes, frontier = {workflow: root}, [root]
-    while frontier:
-        parent = frontier.pop()
-        for form in (*sorted(suffixes, reverse=True), ""):  # the last attempt first
-            prefix = _hash(f"{parent.name}{form}.")
-            for display in displays:
-                if display in parent.children:
-                    continue
-                own = _hash(display, prefix)
-                if listed & {own, *(_hash(suffix, own) for suffix in suffixes)}:
-                    name = f"{parent.name}{form}.{display}"
-                    parent.children[display] = nodes[name] = _Node(name, display)
-                    frontier.append(nodes[name])
-    _attribute(details, nodes, workflow, suffixes)
-    return root if "root" in root.children else None
-
-
-def _attribute(
-    details: Sequence["V2beta1PipelineTaskDetail"],
-    nodes: Mapping[str, _Node],
-    workflow: str,
-    suffixes: set[str],
-) -> None:
-    """Assign each detail to its node: by its children, else by its start time."""
-    names = {node_id(workflow, name + s): name for name in nodes for s in ("", *suffixes)}
-    by_display: dict[str, list[_Node]] = {}
-    for node in nodes.values():
-        by_display.setdefault(node.display, []).append(node)
-    for detail in sorted(details, key=lambda one: (not one.child_tasks, one.display_name)):
-        candidates = by_display.get(ATTEMPT.sub("", detail.display_name), [])
-        children = [names[one] for one in _ids(detail) if one in names]
-        number = _attempt(detail)
-        if children:
-            own = [node for node in candidates if any(_leads(node, child) for child in children)]
-        else:
-            own = [node for node in candidates if _is_attempt(node, detail)]
-            own = own or [node for node in candidates if not node.attempts and number < 0]
-        if own:
-            own[0].attempts[number] = detail
-
-
-def _leads(node: _Node, child: str) -> bool:
-    """Return whether the child is in this node, or follows it."""
-    return child.startswith(node.name) or child.rpartition(".")[0] == node.name.rpartition(".")[0]
-
-
-def _is_attempt(node: _Node, detail: "V2beta1PipelineTaskDetail") -> bool:
-    """Return whether this is an attempt of the node, by their start times."""
-    own, number = node.attempts.get(-1), _attempt(detail)
-    if own is None or number < 0 or number in node.attempts:
-        return False
-    if number == 0:
-        return bool(own.start_time == detail.start_time)
-    before = node.attempts.get(number - 1)
-    return before is not None and before.end_time <= detail.start_time
-
-
-def _steps_in(group: _Node, workflow: str) -> list[Step]:
+def _steps_in(group: _Node) -> list[Step]:
     """Return the steps in a group, by their start."""
     steps: list[Step] = []
     for display, node in group.children.items():
         if display in OF_A_LOOP:
             continue
         if display.endswith(HOOK):
-            steps += _steps_in(node, workflow)
+            steps += _steps_in(node)
         elif iteration := ITERATION.match(display):
             steps += [
-                replace(step, name=iteration[1], title=iteration[1])
-                for step in _steps_in(node, workflow)
+                replace(step, name=iteration[1], title=iteration[1]) for step in _steps_in(node)
             ]
-        elif display.endswith("-driver"):
-            name = display.removesuffix("-driver")
+        elif display.endswith(DRIVER):
+            name = display.removesuffix(DRIVER)
             if name not in group.children:
-                steps.append(_step(name, None, node, workflow))
+                steps.append(_step(name, None, node))
         else:
-            steps.append(_step(display, node, group.children.get(f"{display}-driver"), workflow))
-    return sorted(steps, key=lambda step: (step.start is None, step.start, step.name))
+            steps.append(_step(display, node, group.children.get(f"{display}{DRIVER}")))
+    return sorted(steps, key=_started)
 
 
-def _step(name: str, node: _Node | None, driver: _Node | None, workflow: str) -> Step:
+def _started(step: Step) -> tuple[Any, ...]:
+    return step.start is None, step.start, step.name
+
+
+def _step(name: str, node: _Node | None, driver: _Node | None) -> Step:
     """Return the step of a task from its node and its driver's."""
     driver_state = _state(driver) if driver else ""
     by_driver = bool(driver) and (node is None or driver_state in ("FAILED", "RUNNING", "PENDING"))
@@ -255,92 +242,78 @@ def _step(name: str, node: _Node | None, driver: _Node | None, workflow: str) ->
         inner = _state(executor)
         if inner == "SKIPPED" or (inner == "PENDING" and state == "RUNNING"):
             state = "CACHED" if inner == "SKIPPED" else inner
-    start, end = _times(chosen)
+    first = chosen.attempts[min(chosen.attempts)]
     return Step(
         name=name,
         title=name,
         state=state,
-        start=start,
-        end=end if state in OVER else None,
-        pods=_pods(executor, workflow) if executor else (),
-        driver=next(iter(_pods(driver, workflow)), "") if driver else "",
+        start=first.start,
+        end=first.end if state in OVER else None,
+        pods=_pods(executor) if executor else (),
+        driver=_pods(driver)[-1] if driver else "",
         by_driver=by_driver and state != "OMITTED",
-        steps=() if executor or not node else tuple(_steps_in(node, workflow)),
+        steps=() if executor or not node else tuple(_steps_in(node)),
     )
 
 
-def _final(step: Step) -> Step:
-    """Return a step of a run that is over: steps that have not started are omitted."""
-    inner = tuple(_final(one) for one in step.steps)
-    return replace(step, state=step.state if step.state in OVER else "OMITTED", steps=inner)
+def _final(step: Step, missing: str) -> Step:
+    """Return a step of a run that is over: one that has not ended is not known, or was not run."""
+    inner = tuple(_final(one, missing) for one in step.steps)
+    return replace(step, state=step.state if step.state in OVER else missing, steps=inner)
 
 
 def _state(node: _Node) -> str:
     """Return the state of a node; while it runs, that of its last attempt."""
-    if not node.attempts:
-        return "PENDING"
     chosen = node.attempts[min(node.attempts)]
-    if chosen.state == "RUNNING":
-        chosen = node.attempts[max(node.attempts)]
-    return "OMITTED" if chosen.state in (None, "RUNTIME_STATE_UNSPECIFIED") else str(chosen.state)
+    return (node.attempts[max(node.attempts)] if chosen.state == "RUNNING" else chosen).state
 
 
-def _attempt(detail: "V2beta1PipelineTaskDetail") -> int:
-    attempt = ATTEMPT.search(detail.display_name)
-    return int(attempt[1]) if attempt else -1
-
-
-def _times(node: _Node) -> tuple[datetime | None, datetime | None]:
-    if not node.attempts:
-        return None, None
-    first = node.attempts[min(node.attempts)]
-    return first.start_time, first.end_time
-
-
-def _pods(node: _Node, workflow: str) -> tuple[str, ...]:
-    """Return the ids of a node's attempts, or its own id if it has no attempts."""
-    own = node.attempts.get(-1)
-    tried = {node_id(workflow, f"{node.name}({number})") for number in range(MOST_ATTEMPTS)}
-    listed = [one for one in _ids(own) if one in tried] if own else []
-    return tuple(listed) or (node_id(workflow, node.name),)
+def _pods(node: _Node) -> tuple[str, ...]:
+    """Return the ids of a node's attempts, newest last, or its own id if it has no attempts."""
+    numbers = sorted(number for number in node.attempts if number >= 0) or [-1]
+    return tuple(node.attempts[number].id for number in numbers)
 
 
 def _with_spec(
-    steps: Sequence[Step], spec: Mapping[str, Any], component: str, over: bool
+    steps: Sequence[Step], spec: Mapping[str, Any], component: str, missing: str, flat: bool
 ) -> Iterator[Step]:
-    """Yield the tasks of a component: known steps with their titles, and those not started."""
+    """Yield the tasks of a component: known steps with their titles, and those not started.
+
+    Args:
+        steps: Known steps of the component; with `flat`, those of the whole pipeline.
+        spec: Of the pipeline.
+        component: Its name in the spec.
+        missing: State of a task that is not known.
+        flat: The steps are not a tree.
+    """
     root = spec["root"] if component == "root" else spec["components"].get(component, {})
     tasks = root.get("dag", {}).get("tasks", {})
     known = {step.name: step for step in steps}
-    waiting = "OMITTED" if over else "PENDING"
     for name in _in_order(tasks):
-        step = known.pop(name, None) or Step(name, name, waiting)
+        step = known.pop(name, None) or Step(name, name, missing)
         title = tasks[name].get("taskInfo", {}).get("name") or name
         title = name if title.startswith(f"{name}: ") else title  # "name: details" is for the UI
         inner = tasks[name].get("componentRef", {}).get("name", "")
-        if "parameterIterator" in tasks[name] or "artifactIterator" in tasks[name]:
+        below = "OMITTED" if step.state in ENDED else missing
+        if not flat and ("parameterIterator" in tasks[name] or "artifactIterator" in tasks[name]):
             inside = tuple(
-                replace(one, steps=tuple(_with_spec(one.steps, spec, inner, one.state in OVER)))
+                replace(one, steps=tuple(_with_spec(one.steps, spec, inner, below, flat)))
                 for one in step.steps
             )
         else:
-            ended = over or step.state in OVER
-            inside = tuple(_with_spec(step.steps, spec, inner, ended))
+            inside = tuple(_with_spec(steps if flat else step.steps, spec, inner, below, flat))
         yield replace(step, title=title, steps=inside)
-    yield from known.values()
+    if not flat:
+        yield from known.values()
 
 
 def _in_order(tasks: Mapping[str, Any]) -> list[str]:
     """Return the names of tasks in topological order."""
+    after = {name: set(tasks[name].get("dependentTasks", ())) & set(tasks) for name in tasks}
+    order = TopologicalSorter(after)
+    order.prepare()
     ordered: list[str] = []
-
-    def add(name: str) -> None:
-        for before in sorted(tasks[name].get("dependentTasks", ())):
-            if before in tasks and before not in ordered:
-                add(before)
-        if name not in ordered:
-            ordered.append(name)
-
-    for name in sorted(tasks):
-        add(name)
+    while ready := sorted(order.get_ready()):
+        ordered += ready
+        order.done(*ready)
     return ordered

@@ -3,8 +3,10 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,10 @@ from click.testing import CliRunner, Result
 from kubernetes import client
 
 from kfp_ddp.cli import app
+from kfp_ddp.client import follow
+from kfp_ddp.client.pods import NODE_NAME
+from kfp_ddp.client.steps import Step
+from kfp_ddp.core.config import Connection
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
@@ -21,7 +27,6 @@ from tests.kfp_server.server import KfpServer, serving
 
 FAILED, RUN = "run_get_failed", "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
 WORKFLOW = "train-resnet-pxrp4"
-TRAIN, SYNC = f"{WORKFLOW}-3502054445", f"{WORKFLOW}-2775395171"
 LEAVE = f"""
 import sys; sys.path.insert(0, '/checkout')
 from pathlib import Path
@@ -30,17 +35,20 @@ run_output.task(Path('/work/{RUN}/train'), ('train', 'evaluate', 'export'), 90, 
 """
 
 
-def pod(grounds: Grounds, node: str, program: str, **more: Any) -> str:
-    """Start a pod as Argo names and labels that of a node; its name."""
-    workflow, _, number = node.rpartition("-")
-    name = f"{workflow}-system-container-impl-{number}"
+def pod(grounds: Grounds, step: str, program: str, **more: Any) -> str:
+    """Start a pod as Argo labels that of a step's executor; return its name."""
+    name = f"{WORKFLOW}-{step}"
     container = {"name": "main", "image": more.get("image", IMAGE), "command": ["python3", "-u"]}
     container["args"] = ["-c", program]
     container |= more.get("container", {})
     grounds.core.create_namespaced_pod(
         grounds.namespace,
         {
-            "metadata": {"name": name, "labels": {"pipeline/runid": more.get("run", RUN)}},
+            "metadata": {
+                "name": name,
+                "labels": {"pipeline/runid": more.get("run", RUN)},
+                "annotations": {NODE_NAME: f"{WORKFLOW}(0).root(0).{step}(0).executor(0)"},
+            },
             "spec": {
                 "restartPolicy": "Never",
                 "terminationGracePeriodSeconds": 0,
@@ -67,12 +75,12 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
         claim(ground, WORK)
         volume = {"name": "work", "persistentVolumeClaim": {"claimName": WORK}}
         mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
-        synced = pod(ground, SYNC, "print('600 files')")
+        synced = pod(ground, "data-sync", "print('600 files')")
         said = "print('step 1'); print('error: master-0: rank 1: no room'); raise SystemExit(1)"
-        trained = pod(ground, TRAIN, said)
+        trained = pod(ground, "train", said)
         left = pod(
             ground,
-            f"{WORKFLOW}-1",
+            "left",
             LEAVE.replace("/checkout", _checkout()),
             run="another",
             container=mount,
@@ -153,7 +161,7 @@ def test_a_pod_that_does_not_start_is_told_with_its_warnings(
     grounds: Grounds, server: KfpServer
 ) -> None:
     goes_on(server)
-    name = pod(grounds, f"{WORKFLOW}-3661753320", "", image="No/Such:1")
+    name = pod(grounds, "teardown", "", image="No/Such:1")
     try:
 
         def told() -> Any:
@@ -178,11 +186,10 @@ def test_following_ends_with_the_run_and_misses_no_line(
     run = goes_on(server)
     executor = "print('[KFP Executor now INFO]: Got executor_input:'); print('{'); print('}')\n"
     program = f"{executor}import time\nfor n in range(20): print('line', n); time.sleep(0.3)"
-    node = f"{WORKFLOW}-3661753320"
 
     def later() -> None:
         time.sleep(1)
-        over(grounds, pod(grounds, node, program))
+        over(grounds, pod(grounds, "teardown", program))
         run["state"] = "FAILED"
 
     thread = Thread(target=later)
@@ -192,6 +199,28 @@ def test_following_ends_with_the_run_and_misses_no_line(
     finally:
         thread.join()
     assert answer.stdout.splitlines() == [f"line {n}" for n in range(20)]
+
+
+def test_a_running_step_has_the_newest_line_of_progress_or_what_its_pod_waits_for(
+    grounds: Grounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "step 5/90 · loss 2.103 · 500 images/s · ETA 0:17"
+    lines = ("[rank0]:step 5/90: loss 2.1, 500 images/s", f"2026-11-22T10:00:00Z {line}", "saved")
+    program = f"print('{chr(92)}n'.join({lines!r})); import time; time.sleep(600)"
+    large = {"resources": {"requests": {"cpu": "500"}}}
+    names = [
+        pod(grounds, "writes", program, run="b"),
+        pod(grounds, "waits", "", run="b", container=large),
+    ]
+    monkeypatch.setattr(follow, "PROGRESS_SECONDS", 0.0)
+    client: Any = SimpleNamespace(multi_user=False)
+    cluster = follow.Cluster(client, Connection(namespace=grounds.namespace), "b")
+    writes, waits = (Step(name, name, "RUNNING", datetime.now(UTC)) for name in ("writes", "waits"))
+    until(lambda: cluster.progress(writes) == line, "the line of progress")
+    until(lambda: "Insufficient cpu" in cluster.progress(waits), "the reason")
+    assert cluster.nodes() == []
+    for name in names:
+        grounds.core.delete_namespaced_pod(name, grounds.namespace)
 
 
 def test_a_run_that_was_played_is_described_compared_and_brought(

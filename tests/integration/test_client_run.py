@@ -163,7 +163,7 @@ def test_the_exit_code_of_wait_is_that_of_the_run(
         server.put_run(run_id, state, {"preflight": state})
 
     for state, code in (("SUCCEEDED", 0), ("FAILED", 1)):
-        monkeypatch.setattr(follow, "wait", lambda _, to=state: end(kfp_server, to))
+        monkeypatch.setattr(follow, "sleep", lambda _, to=state: end(kfp_server, to))
         done = call("run", "gs://bucket/flowers", "--wait", "--json")
         assert json.loads(done.stdout)["state"] == state
         assert getattr(done.exception, "exit_code", 0) == code

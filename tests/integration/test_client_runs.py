@@ -129,7 +129,7 @@ def test_a_run_is_followed_through_faults_of_the_server(
     lines: list[str] = []
 
     def progress(step: Step) -> str:
-        return "step 3/9 · loss 0.5" if step.name == "train" and step.pods else ""
+        return "step 3/9 · loss 0.5" if step.name == "train" and step.start else ""
 
     def meanwhile() -> Iterator[None]:
         kfp_server.put_run(run_id, "RUNNING", {"preflight": "RUNNING"})
@@ -144,7 +144,7 @@ def test_a_run_is_followed_through_faults_of_the_server(
 
     steps = meanwhile()
     view = follow.LineView(lines.append, progress)
-    monkeypatch.setattr(follow, "wait", lambda _: next(steps))
+    monkeypatch.setattr(follow, "sleep", lambda _: next(steps))
     run = follow.follow(client, run_id, view)
     assert run.state == "SUCCEEDED"
     texts = [line.split(maxsplit=1)[1] for line in lines]
@@ -180,7 +180,7 @@ def test_on_a_terminal_the_tree_is_redrawn_in_place(
         kfp_server.put_run(run_id, "SUCCEEDED", DONE | {"train": "SUCCEEDED"})
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
-    monkeypatch.setattr(follow, "wait", end)
+    monkeypatch.setattr(follow, "sleep", end)
     with follow.TreeView(lambda _: "step 3/9 · loss 0.5", terminal) as view:
         follow.follow(client, run_id, view)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
@@ -200,7 +200,7 @@ def test_an_interrupt_or_a_silent_server_ends_the_following_only(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow, "wait", interrupt)
+    monkeypatch.setattr(follow, "sleep", interrupt)
     with pytest.raises(SystemExit) as ended:
         follow.until_over(client, Connection(), run_id)
     assert ended.value.code == 130

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.kfp_nodes import Nodes, States
+from tests.kfp_nodes import States, Workflow, details
 from tests.kfp_server import contract, faults
 from tests.kfp_server.catalog import Row
 from tests.kfp_server.refusal import RefusalError, gateway
@@ -81,8 +81,8 @@ class KfpServer:
         """Let a run be in a state, with its tasks in theirs: {"preflight": "SUCCEEDED"}."""
         spec = self.store.spec_of(run_id)
         workflow = f"{spec['pipelineInfo']['name']}-{run_id[:5]}"
-        nodes = Nodes(spec, run_id, workflow, over=state in OVER).lay(tasks)
-        self.store.runs[run_id]["run_details"] = {"task_details": nodes}
+        nodes = Workflow(spec, workflow, over=state in OVER).lay(tasks)
+        self.store.runs[run_id]["run_details"] = {"task_details": details(nodes, run_id)}
         self.store.set_state(run_id, state)
 
     def fault(self, operation: str) -> faults.Fault | None:

@@ -27,11 +27,10 @@ def described(folder: Path) -> Any:
     return json.loads(answer.stdout)
 
 
-def pod(name: str, **status: Any) -> dict[str, Any]:
-    """One, with annotations where `node` names Argo's id."""
-    node = status.pop("node", None)
-    annotations = {"workflows.argoproj.io/node-id": node} if node else {}
-    return {"metadata": {"name": name, "annotations": annotations}, "status": status}
+def pod(name: str, node: str = "", **status: Any) -> dict[str, Any]:
+    """Return a pod of the node with this id or name."""
+    key = "workflows.argoproj.io/node-" + ("name" if "." in node else "id")
+    return {"metadata": {"name": name, "annotations": {key: node}}, "status": status}
 
 
 def name_of(pod: dict[str, Any] | None) -> str:
@@ -100,13 +99,18 @@ def test_lines_of_the_executor_are_left_out(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
 
 
-def test_the_newest_pod_of_a_step_is_found() -> None:
-    names = ("wf-xyz-main-22", "wf-abc-main-1", "wf-abc-main-22", "wf-abc-3")
-    items = [pod(name) for name in names]
-    assert name_of(pods.find_pod(items, STEP)) == "wf-abc-main-22"
-    assert name_of(pods.find_pod(items, STEP, driver=True)) == "wf-abc-3"
-    assert pods.find_pod([pod("wf-abc-main-22", node="wf-abc-9")], STEP) is None
-    assert name_of(pods.find_pod([pod("any", node="wf-abc-22")], STEP)) == "any"
+def test_the_newest_pod_of_a_step_is_found_by_its_node() -> None:
+    nodes = {"other": "wf-xyz-22", "first": "wf-abc-1", "main": "wf-abc-22", "driver": "wf-abc-3"}
+    items = [pod(name, node) for name, node in nodes.items()]
+    assert name_of(pods.find_pod(items, STEP)) == "main"
+    assert name_of(pods.find_pod(items, STEP, driver=True)) == "driver"
+    assert pods.find_pod(items[:1], STEP) is None
+    flat = Step("train", "train", "FAILED")
+    group = "wf(0).root(0).exit-handler-1(0)"
+    ends = ("train-driver(0)", "train(0).executor(0)", "train(0).executor(1)", "data-train(0).exec")
+    items = [pod(end, f"{group}.{end}") for end in ends]
+    assert name_of(pods.find_pod(items, flat)) == "train(0).executor(1)"
+    assert name_of(pods.find_pod(items, flat, driver=True)) == "train-driver(0)"
 
 
 @pytest.mark.parametrize(

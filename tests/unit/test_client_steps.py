@@ -1,3 +1,7 @@
+"""Steps of a run, from the nodes of its Workflow or from those that the KFP API lists."""
+
+import base64
+import gzip
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,44 +11,13 @@ import pytest
 import yaml
 from kfp_server_api import ApiClient, V2beta1Run
 
-from kfp_ddp.client.steps import OVER, Step, every_step, leaves, node_id, steps_of
-from tests.kfp_nodes import Nodes
+from kfp_ddp.client.pods import list_nodes
+from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
+from tests.kfp_nodes import Node, Workflow, details
+from tests.kfp_server.server import RECORDED
 
-COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
-RECORDED = Path(__file__).parent / "recorded" / "kfp_api"
-
-
-def _run(answer: dict[str, Any]) -> V2beta1Run:
-    answer = {name: value for name, value in answer.items() if name != "pipeline_spec"}
-    data = type("Answer", (), {"data": json.dumps(answer)})
-    run = ApiClient().deserialize(data, "V2beta1Run")
-    assert isinstance(run, V2beta1Run)
-    return run
-
-
-def _recorded(name: str) -> V2beta1Run:
-    return _run(json.loads((RECORDED / f"{name}.json").read_text())["answer"])
-
-
-def _states(steps: tuple[Step, ...]) -> dict[str, str]:
-    return {step.name: step.state for step in every_step(steps)}
-
-
-def test_the_nodes_of_a_recorded_run_are_a_tree_of_steps() -> None:
-    assert node_id("train-resnet-pxrp4", "train-resnet-pxrp4(0)") == "train-resnet-pxrp4-277175473"
-    steps = steps_of(_recorded("run_get_failed"))
-    assert [step.name for step in steps] == ["preflight", "exit-handler-1", "teardown"]
-    omitted = dict.fromkeys(("evaluate", "gate", "condition-2"), "OMITTED")
-    done = dict.fromkeys(("preflight", "data-sync", "dataset-volume", "teardown"), "SUCCEEDED")
-    assert _states(steps) == done | omitted | {"exit-handler-1": "FAILED", "train": "FAILED"}
-    train = next(step for step in every_step(steps) if step.name == "train")
-    assert train.start == datetime(2026, 11, 21, 22, 52, 5, tzinfo=UTC)
-    assert train.end == datetime(2026, 11, 21, 22, 55, 35, tzinfo=UTC)
-    assert train.pods == ("train-resnet-pxrp4-3502054445",)
-    assert train.driver == "train-resnet-pxrp4-213436800"
-
-
-SPEC = next(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
+ROOT = Path(__file__).parents[2]
+SPEC = next(yaml.safe_load_all((ROOT / "compiled" / "train_resnet.yaml").read_text()))
 LOOP = {
     "root": {
         "dag": {
@@ -73,10 +46,85 @@ LOOP = {
 }
 
 
-def _laid(states: dict[str, Any], over: bool, spec: dict[str, Any] = SPEC) -> V2beta1Run:
-    details = Nodes(spec, "run-1", "train-resnet-pxrp4", over).lay(states)
+DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
+NAME = "train-resnet-pxrp4"
+
+
+def _run(answer: dict[str, Any]) -> V2beta1Run:
+    answer = {name: value for name, value in answer.items() if name != "pipeline_spec"}
+    data = type("Answer", (), {"data": json.dumps(answer)})
+    run = ApiClient().deserialize(data, "V2beta1Run")
+    assert isinstance(run, V2beta1Run)
+    return run
+
+
+def _recorded(path: Path) -> V2beta1Run:
+    return _run(json.loads(path.read_text())["answer"])
+
+
+def _states(steps: tuple[Step, ...]) -> dict[str, str]:
+    return {step.name: step.state for step in every_step(steps)}
+
+
+def _laid(
+    states: dict[str, Any], over: bool, spec: dict[str, Any] = SPEC
+) -> tuple[V2beta1Run, list[Node]]:
+    """Return a run of these states, and the nodes of its Workflow."""
+    nodes = Workflow(spec, NAME, over).lay(states)
     state = ("FAILED" if "FAILED" in str(states) else "SUCCEEDED") if over else "RUNNING"
-    return _run({"run_id": "run-1", "state": state, "run_details": {"task_details": details}})
+    listed = {"task_details": details(nodes, "run-1")}
+    return _run({"run_id": "run-1", "state": state, "run_details": listed}), nodes
+
+
+class _Api:
+    """Answers each request with one Workflow."""
+
+    namespace = "kubeflow"
+
+    def __init__(self, status: dict[str, Any]) -> None:
+        self.status = status
+
+    def call(self, *_: Any, **query: Any) -> dict[str, Any]:
+        assert query["query"] == {"labelSelector": "pipeline/runid=run-1"}
+        return {"items": [{"status": self.status}]}
+
+
+def test_recorded_nodes_of_a_failed_run_are_steps_in_the_pipelines_tree() -> None:
+    steps = steps_of(_recorded(RECORDED / "run_get_failed.json"), SPEC)
+    assert [step.name for step in steps] == ["preflight", "exit-handler-1", "teardown"]
+    states = _states(steps)
+    assert {name for name, state in states.items() if state == "SUCCEEDED"} == {*DONE, "teardown"}
+    assert (states["exit-handler-1"], states["train"]) == ("FAILED", "FAILED")
+    assert states["evaluate"] == states["condition-2"] == states["publish"] == "OMITTED"
+    train = next(step for step in every_step(steps) if step.name == "train")
+    assert train.start == datetime(2026, 11, 21, 22, 52, 5, tzinfo=UTC)
+    assert train.end == datetime(2026, 11, 21, 22, 55, 35, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("name", ["run_get_failed", "run_get_succeeded", "run_get_terminated"])
+def test_all_steps_of_a_finished_run_are_over(name: str) -> None:
+    steps = steps_of(_recorded(RECORDED / f"{name}.json"), SPEC)
+    assert set(_states(steps).values()) <= OVER - {"UNKNOWN"}
+
+
+def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
+    path = Path(__file__).parent / "recorded/kfp_api/run_get_succeeded_stale_details.json"
+    run = _recorded(path)
+    states = _states(steps_of(run, SPEC))
+    assert (states["export"], states["gate"]) == ("SUCCEEDED", "SUCCEEDED")
+    lost = ("publish", "deploy", "teardown", "condition-2", "exit-handler-1")
+    assert {name: states[name] for name in lost} == dict.fromkeys(lost, "UNKNOWN")
+    done = ("train", "evaluate", "export", "gate", "publish", "teardown")
+    nodes = Workflow(SPEC, NAME, over=True).lay(
+        DONE | dict.fromkeys(done, "SUCCEEDED") | {"condition-3": "SKIPPED"}
+    )
+    by_id = {node["id"]: node for node in nodes}
+    packed = base64.b64encode(gzip.compress(json.dumps(by_id).encode())).decode()
+    for status in ({"nodes": by_id}, {"compressedNodes": packed}):
+        api: Any = _Api(status)
+        states = _states(steps_of(run, SPEC, list_nodes(api, "run-1")))
+        assert {states[name] for name in done} == {"SUCCEEDED"}
+        assert (states["condition-3"], states["deploy"]) == ("SKIPPED", "OMITTED")
 
 
 @pytest.mark.parametrize(
@@ -93,53 +141,63 @@ def _laid(states: dict[str, Any], over: bool, spec: dict[str, Any] = SPEC) -> V2
 def test_the_state_of_a_step_is_that_of_its_driver_or_pod(
     node: str, state: str, by_driver: bool
 ) -> None:
-    step = steps_of(_laid({"preflight": node}, over=False))[0]
+    run, nodes = _laid({"preflight": node}, over=False)
+    step = steps_of(run, nodes=nodes)[0]
     assert (step.name, step.state, step.by_driver) == ("preflight", state, by_driver)
+    names = {one["id"]: one["name"] for one in nodes}
+    assert names[step.driver] == f"{NAME}(0).root(0).preflight-driver(0)"
+    if state == "RUNNING" and not by_driver:
+        assert [names[one] for one in step.pods] == [f"{NAME}(0).root(0).preflight(0).executor(0)"]
 
 
-def test_a_failed_driver_or_a_pending_pod_is_that_of_its_step() -> None:
-    run = _laid({"preflight": "SUCCEEDED", "data-sync": "UNDRIVEN"}, over=True)
-    sync = next(step for step in every_step(steps_of(run)) if step.name == "data-sync")
+@pytest.mark.parametrize("workflow", [True, False])
+def test_a_failed_driver_is_the_failure_of_its_step(workflow: bool) -> None:
+    run, nodes = _laid({"preflight": "SUCCEEDED", "data-sync": "UNDRIVEN"}, over=True)
+    steps = steps_of(run, nodes=nodes if workflow else [])
+    sync = next(step for step in every_step(steps) if step.name == "data-sync")
     assert (sync.state, sync.by_driver) == ("FAILED", True)
-    before = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
-    run = _laid(before | {"train": "PENDING"}, over=False)
-    assert _states(steps_of(run))["train"] == "PENDING"
 
 
-@pytest.mark.parametrize("name", ["run_get_failed", "run_get_succeeded", "run_get_terminated"])
-def test_all_steps_of_a_finished_run_are_over(name: str) -> None:
-    steps = steps_of(_recorded(name), SPEC)
-    assert set(_states(steps).values()) <= OVER
-
-
-def test_steps_that_have_not_started_are_pending_if_the_pipeline_is_known() -> None:
-    run = _laid({"preflight": "SUCCEEDED", "data-sync": "RUNNING"}, over=False)
+@pytest.mark.parametrize("workflow", [True, False])
+def test_steps_that_have_not_started_are_pending_if_the_pipeline_is_known(workflow: bool) -> None:
+    run, nodes = _laid({"preflight": "SUCCEEDED", "data-sync": "RUNNING"}, over=False)
+    nodes = nodes if workflow else []
     known = {"preflight": "SUCCEEDED", "exit-handler-1": "RUNNING", "data-sync": "RUNNING"}
-    assert _states(steps_of(run)) == known
+    tree = _states(steps_of(run, nodes=nodes))
+    assert tree == known if workflow else tree.items() <= known.items()
     names = ("dataset-volume", "train", "evaluate", "export", "gate", "condition-2", "publish")
     pending = dict.fromkeys((*names, "condition-3", "deploy", "teardown"), "PENDING")
-    steps = steps_of(run, SPEC)
+    steps = steps_of(run, SPEC, nodes)
     assert _states(steps) == known | pending
     titles = {step.name: step.title for step in every_step(steps)}
     assert (titles["exit-handler-1"], titles["condition-2"]) == ("training", "blessed")
+    assert [step.name for step in steps[1].steps][:3] == ["data-sync", "dataset-volume", "train"]
     run = _run({"run_id": "run-1", "state": "PENDING"})
     assert steps_of(run) == ()
     assert set(_states(steps_of(run, SPEC)).values()) == {"PENDING"}
 
 
 def test_a_false_condition_is_skipped_with_its_content() -> None:
-    states = dict.fromkeys(("preflight", "data-sync", "train", "gate", "teardown"), "SUCCEEDED")
-    states |= {"dataset-volume": "SUCCEEDED", "evaluate": "SUCCEEDED", "condition-2": "SKIPPED"}
-    names = _states(steps_of(_laid(states, over=True), SPEC))
-    assert (names["condition-2"], names["publish"], names["train"]) == (
-        *("SKIPPED", "OMITTED", "SUCCEEDED"),
-    )
+    done = dict.fromkeys(("train", "gate", "teardown", "evaluate"), "SUCCEEDED")
+    run, nodes = _laid(DONE | done | {"condition-2": "SKIPPED"}, over=True)
+    for states in (_states(steps_of(run, SPEC, nodes)), _states(steps_of(run, SPEC))):
+        assert (states["condition-2"], states["publish"], states["train"]) == (
+            *("SKIPPED", "OMITTED", "SUCCEEDED"),
+        )
+
+
+def test_a_repeated_step_has_the_pods_of_all_attempts() -> None:
+    _, nodes = _laid({"preflight": "RUNNING"}, over=False)
+    executor = next(one for one in nodes if one["displayName"] == "executor(0)")
+    again = executor | {"id": "again", "displayName": "executor(1)"}
+    (step,) = steps_of(_run({"run_id": "run-1", "state": "RUNNING"}), nodes=[*nodes, again])
+    assert step.pods == (executor["id"], "again")
 
 
 def test_iterations_of_a_loop_are_steps_with_unique_names() -> None:
     trials = [{"trial": "SUCCEEDED"}, {"trial": "FAILED"}, {"trial": "RUNNING"}]
-    run = _laid({"plan": "SUCCEEDED", "for-loop-1": trials}, over=False, spec=LOOP)
-    steps = steps_of(run, LOOP)
+    run, nodes = _laid({"plan": "SUCCEEDED", "for-loop-1": trials}, over=False, spec=LOOP)
+    steps = steps_of(run, LOOP, nodes)
     plan, loop, best = steps
     assert (plan.state, loop.title, best.state) == ("SUCCEEDED", "trials", "PENDING")
     assert [(one.name, one.steps[0].name, one.steps[0].state) for one in loop.steps] == [
@@ -153,3 +211,6 @@ def test_iterations_of_a_loop_are_steps_with_unique_names() -> None:
         *((f"trials/{number}/trial", f"{number}/trial") for number in range(3)),
         ("choose the best", "best"),
     ]
+    assert _states(steps_of(run, LOOP)) == {
+        "plan": "SUCCEEDED", "for-loop-1": "FAILED", "trial": "FAILED", "best": "PENDING"
+    }  # fmt: skip
